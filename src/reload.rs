@@ -46,10 +46,10 @@ pub struct Reloaded {
 /// All parts of one gateway that can be read again.
 #[derive(Default)]
 pub struct Reloads {
-    parts: Mutex<Vec<Part>>,
+    parts: Mutex<Vec<WatchedPart>>,
 }
 
-struct Part {
+struct WatchedPart {
     part: Arc<dyn Reload>,
     /// The files as they were when they were last read.
     read: Observed,
@@ -75,12 +75,12 @@ impl Reloads {
     /// Adds a part that has just read its files, and watches them from now on.
     pub fn add(&self, part: Arc<dyn Reload>) {
         let read = observe(&part.files());
-        self.parts.lock().push(Part { part, read, changing: None });
+        self.parts.lock().push(WatchedPart { part, read, changing: None });
     }
 
     /// Reads everything again, and logs what became of each part. Blocks for as long as the files take.
     pub fn reload_all(&self) -> Vec<Reloaded> {
-        self.parts.lock().iter_mut().map(Part::reload).collect()
+        self.parts.lock().iter_mut().map(WatchedPart::reload).collect()
     }
 
     /// Looks at the files every `interval` and reads those parts again of which a file changed and then held still for
@@ -99,11 +99,11 @@ impl Reloads {
 
     /// One look at all files; returns what was read again.
     fn look(&self) -> Vec<Reloaded> {
-        self.parts.lock().iter_mut().filter_map(Part::look).collect()
+        self.parts.lock().iter_mut().filter_map(WatchedPart::look).collect()
     }
 }
 
-impl Part {
+impl WatchedPart {
     fn look(&mut self) -> Option<Reloaded> {
         let now = observe(&self.part.files());
         if now == self.read {

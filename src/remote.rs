@@ -78,7 +78,7 @@ impl Client {
         &self,
         json: Bytes,
         headers: &[(HeaderName, HeaderValue)],
-    ) -> Result<Told, String> {
+    ) -> Result<HttpAnswer, String> {
         self.ask(Method::POST, json, headers).await
     }
 
@@ -102,7 +102,7 @@ impl Client {
         method: Method,
         body: Bytes,
         headers: &[(HeaderName, HeaderValue)],
-    ) -> Result<Told, String> {
+    ) -> Result<HttpAnswer, String> {
         loop {
             let idle = self.idle.lock().pop();
             let used = idle.is_some();
@@ -219,17 +219,17 @@ impl Reload for Service {
 }
 
 /// An answer.
-pub(crate) struct Told {
+pub(crate) struct HttpAnswer {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
 }
 
-async fn read(answer: hyper::Response<Incoming>) -> Result<Told, String> {
+async fn read(answer: hyper::Response<Incoming>) -> Result<HttpAnswer, String> {
     let (head, body) = answer.into_parts();
     let body = Limited::new(body, MAX_ANSWER).collect().await;
     let body = body.map_err(|error| format!("no whole answer: {error}"))?.to_bytes();
-    Ok(Told { status: head.status, headers: head.headers, body })
+    Ok(HttpAnswer { status: head.status, headers: head.headers, body })
 }
 
 #[cfg(test)]

@@ -119,7 +119,7 @@ struct Lists {
 
 /// A ban as it is kept.
 #[derive(Serialize, Deserialize)]
-struct Record {
+struct BanRecord {
     kind: String,
     value: String,
     reason: Box<str>,
@@ -276,7 +276,7 @@ impl Bans {
 
     fn write(&self) -> Result<(), StoreError> {
         let Some(directory) = &self.directory else { return Ok(()) };
-        let records: Vec<Record> = self.lists.read().rpc.iter().map(Record::of).collect();
+        let records: Vec<BanRecord> = self.lists.read().rpc.iter().map(BanRecord::of).collect();
         let text = serde_json::to_string_pretty(&records)
             .map_err(|error| StoreError::Unavailable(error.to_string()))?;
         directory.replace_file(KEPT, &text)
@@ -342,11 +342,11 @@ fn read_kept(path: &PathBuf) -> Result<Vec<Ban>, String> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         Err(error) => return Err(error.to_string()),
     };
-    let records: Vec<Record> = serde_json::from_str(&text).map_err(|error| error.to_string())?;
-    records.into_iter().map(Record::ban).collect()
+    let records: Vec<BanRecord> = serde_json::from_str(&text).map_err(|error| error.to_string())?;
+    records.into_iter().map(BanRecord::ban).collect()
 }
 
-impl Record {
+impl BanRecord {
     fn of(ban: &Ban) -> Self {
         Self {
             kind: ban.target.kind().to_owned(),

@@ -18,17 +18,17 @@ use super::remote::{RemoteAuthorizer, Unanswered, Wish};
 const REMEMBERED: usize = 8;
 const LONGEST: usize = 256;
 
-type Asking = Pin<Box<dyn Future<Output = Result<bool, Unanswered>> + Send>>;
+type AskingService = Pin<Box<dyn Future<Output = Result<bool, Unanswered>> + Send>>;
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Asked {
-    asking: Option<(Wish, Arc<RemoteAuthorizer>, Asking)>,
-    told: Vec<Told>,
+    asking: Option<(Wish, Arc<RemoteAuthorizer>, AskingService)>,
+    told: Vec<RememberedAnswer>,
     next: usize,
 }
 
-struct Told {
+struct RememberedAnswer {
     /// [`key`] of the topic or filter.
     key: Box<str>,
     qos: QoS,
@@ -51,8 +51,9 @@ impl Asked {
 
     fn find(&self, topic: &str, qos: QoS, retain: Option<bool>, now: Timestamp) -> Option<bool> {
         let key = key(topic);
-        let is_it =
-            |told: &&Told| *told.key == *key && (told.qos, told.retain) == (qos, retain) && now < told.until;
+        let is_it = |told: &&RememberedAnswer| {
+            *told.key == *key && (told.qos, told.retain) == (qos, retain) && now < told.until
+        };
         self.told.iter().find(is_it).map(|told| told.may)
     }
 
@@ -82,7 +83,7 @@ impl Asked {
             Wish::Publish { topic, qos, retain } => (topic, *qos, Some(*retain)),
             Wish::Subscribe { filter, qos } => (filter, *qos, None),
         };
-        let told = Told { key: key(topic).into(), qos, retain, may, until };
+        let told = RememberedAnswer { key: key(topic).into(), qos, retain, may, until };
         self.told.retain(|known| known.key != told.key || (known.qos, known.retain) != (qos, retain));
         if self.told.len() < REMEMBERED {
             self.told.push(told);

@@ -13,7 +13,7 @@ use super::{
     enhanced::{self, Refused, Scram, ScramDialogue, TokenDialogue},
     hashing::Hashing,
     passwords::PasswordFile,
-    remote::{GrpcHook, HttpHook, Said},
+    remote::{GrpcHook, HttpHook, LoginOutcome},
     tokens::Tokens,
 };
 use crate::{
@@ -316,14 +316,14 @@ impl Sources {
     }
 }
 
-impl From<Said> for Verdict {
-    fn from(said: Said) -> Self {
+impl From<LoginOutcome> for Verdict {
+    fn from(said: LoginOutcome) -> Self {
         match said {
-            Said::Allow(principal) => Self::Allow(principal),
-            Said::Deny => Self::Deny(Denied::NotAuthorized),
-            Said::Ignore => Self::Pass,
-            Said::Busy => Self::Deny(Denied::Busy),
-            Said::Unavailable => Self::Deny(Denied::Unavailable),
+            LoginOutcome::Allow(principal) => Self::Allow(principal),
+            LoginOutcome::Deny => Self::Deny(Denied::NotAuthorized),
+            LoginOutcome::Ignore => Self::Pass,
+            LoginOutcome::Busy => Self::Deny(Denied::Busy),
+            LoginOutcome::Unavailable => Self::Deny(Denied::Unavailable),
         }
     }
 }

@@ -8,7 +8,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 
 use super::{
-    Answering, Denied, Dialogue, Method, Principal, Progress, chain::Sources, passwords::PasswordFile,
+    Answering, AuthProgress, Denied, Dialogue, Method, Principal, chain::Sources, passwords::PasswordFile,
 };
 
 /// Name of the method whose data is a JSON Web Token.
@@ -68,13 +68,13 @@ impl ScramDialogue {
         Self { sources, common_name, stage: ScramStage::First }
     }
 
-    fn take(&mut self, data: &[u8]) -> Result<Progress, Denied> {
+    fn take(&mut self, data: &[u8]) -> Result<AuthProgress, Denied> {
         match std::mem::replace(&mut self.stage, ScramStage::Over) {
             ScramStage::First => {
                 let scram = self.sources.scram.as_ref().ok_or(Denied::NotAuthorized)?;
                 let (exchange, answer) = scram.start(data)?;
                 self.stage = ScramStage::Last(Box::new(exchange));
-                Ok(Progress::Challenge(answer.into()))
+                Ok(AuthProgress::Challenge(answer.into()))
             }
             ScramStage::Last(exchange) => match exchange.finish(data) {
                 Ok((user, proof)) => {
@@ -84,7 +84,7 @@ impl ScramDialogue {
                         common_name: self.common_name.take(),
                         ..Principal::default()
                     };
-                    Ok(Progress::Proved(Arc::new(principal), Some(proof.into())))
+                    Ok(AuthProgress::Proved(Arc::new(principal), Some(proof.into())))
                 }
                 Err(scram::ScramError::Wrong) => Err(Denied::BadCredentials),
                 Err(scram::ScramError::Malformed) => Err(Denied::NotAuthorized),
@@ -116,7 +116,7 @@ impl Dialogue for TokenDialogue {
             // There is no other step that could know whose it is.
             let proved = sources.verify_token(token, &client_id).await;
             let principal = proved.map_err(|denied| denied.unwrap_or(Denied::BadCredentials))?;
-            Ok(Progress::Proved(Arc::new(Principal { common_name, ..principal }), None))
+            Ok(AuthProgress::Proved(Arc::new(Principal { common_name, ..principal }), None))
         })
     }
 }

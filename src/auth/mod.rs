@@ -116,7 +116,7 @@ pub trait Authenticator: Send + Sync {
 
 /// What is said in an enhanced authentication to what a client has presented.
 #[derive(Debug)]
-pub enum Progress {
+pub enum AuthProgress {
     /// The client has to answer this.
     Challenge(Bytes),
     /// This is who it is; the data that tells the client so, if the method has any.
@@ -124,7 +124,7 @@ pub enum Progress {
 }
 
 /// A boxed answer in an enhanced authentication.
-pub type Answering = Pin<Box<dyn Future<Output = Result<Progress, Denied>> + Send>>;
+pub type Answering = Pin<Box<dyn Future<Output = Result<AuthProgress, Denied>> + Send>>;
 
 /// One enhanced authentication. Its packets are counted and its time is limited by the gateway.
 pub trait Dialogue: Send {

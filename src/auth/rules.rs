@@ -16,7 +16,7 @@ use std::{
 
 use access::{
     Author, Principal, Subject,
-    rules::{Asked, Explanation, Grant, Rules, Subscribing},
+    rules::{AccessQuestion, Explanation, Grant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
 use broker::{Account, ReservedTopics};
@@ -138,7 +138,7 @@ impl Authority {
     }
 
     /// Why somebody may do something by the rules of this moment, or may not.
-    pub(crate) fn explain(&self, subject: &Subject<'_>, asked: &Asked<'_>) -> Explanation {
+    pub(crate) fn explain(&self, subject: &Subject<'_>, asked: &AccessQuestion<'_>) -> Explanation {
         let program = match &self.decides {
             Decides::Rules(file) => {
                 return self.explain_own(file.rules.load().explain(subject, asked), subject, asked);
@@ -146,10 +146,10 @@ impl Authority {
             Decides::Program(program) => program,
         };
         let allowed = match *asked {
-            Asked::Publish { topic, qos, retain, bytes } => {
+            AccessQuestion::Publish { topic, qos, retain, bytes } => {
                 program.publish(subject, topic).permits(qos, retain, bytes).is_ok()
             }
-            Asked::Subscribe { filter } => {
+            AccessQuestion::Subscribe { filter } => {
                 !matches!(program.subscribe(subject, filter), Subscribing::Denied(_))
             }
         };
@@ -162,17 +162,22 @@ impl Authority {
     }
 
     /// What the gateway itself says about its topics, whatever the rules do.
-    fn explain_own(&self, rules: Explanation, subject: &Subject<'_>, asked: &Asked<'_>) -> Explanation {
+    fn explain_own(
+        &self,
+        rules: Explanation,
+        subject: &Subject<'_>,
+        asked: &AccessQuestion<'_>,
+    ) -> Explanation {
         let Explanation { allowed, line, mut lines } = rules;
         let own = |topic: &str| !allowed && line == 0 && self.reserved.owns(subject.client_id, topic);
         let (allowed, said) = match *asked {
-            Asked::Publish { topic, .. } if self.reserved.is_foreign(subject.client_id, topic) => {
+            AccessQuestion::Publish { topic, .. } if self.reserved.is_foreign(subject.client_id, topic) => {
                 (false, "denied: the topic is reserved, and not for this device")
             }
-            Asked::Publish { topic, .. } if own(topic) => {
+            AccessQuestion::Publish { topic, .. } if own(topic) => {
                 (true, "allowed: the topic is reserved for this device")
             }
-            Asked::Subscribe { filter } if own(filter) => {
+            AccessQuestion::Subscribe { filter } if own(filter) => {
                 (true, "allowed: its topics are reserved for this device")
             }
             _ => return Explanation { allowed, line, lines },
@@ -185,12 +190,16 @@ impl Authority {
     pub(crate) async fn ask_service(
         &self,
         subject: &Subject<'_>,
-        asked: &Asked<'_>,
+        asked: &AccessQuestion<'_>,
     ) -> Option<(bool, &'static str)> {
         let authorizer = self.authorizer.as_ref()?;
         let wish = match *asked {
-            Asked::Publish { topic, qos, retain, .. } => Wish::Publish { topic: topic.into(), qos, retain },
-            Asked::Subscribe { filter } => Wish::Subscribe { filter: filter.into(), qos: QoS::AtMostOnce },
+            AccessQuestion::Publish { topic, qos, retain, .. } => {
+                Wish::Publish { topic: topic.into(), qos, retain }
+            }
+            AccessQuestion::Subscribe { filter } => {
+                Wish::Subscribe { filter: filter.into(), qos: QoS::AtMostOnce }
+            }
         };
         Some(match authorizer.may(subject, &wish).await {
             Ok(true) => (true, "allowed: no rule names it, and the service of auth.grpc allows it"),
@@ -417,7 +426,7 @@ impl Gate for Receiving {
 
 #[cfg(test)]
 mod tests {
-    use access::{Principal, Subject, rules::Asked};
+    use access::{Principal, Subject, rules::AccessQuestion};
 
     use super::*;
 
@@ -438,9 +447,12 @@ mod tests {
             assert_eq!(authority.receive(&subject, topic).is_allowed(), allowed, "{topic}");
             let subscribing = authority.subscribe(&subject, topic);
             assert_eq!(!matches!(subscribing, Subscribing::Denied(_)), allowed, "{topic}");
-            let asked = Asked::Publish { topic, qos: QoS::AtLeastOnce, retain: false, bytes: 1 };
+            let asked = AccessQuestion::Publish { topic, qos: QoS::AtLeastOnce, retain: false, bytes: 1 };
             assert_eq!(authority.explain(&subject, &asked).allowed, allowed, "{topic}");
-            assert_eq!(authority.explain(&subject, &Asked::Subscribe { filter: topic }).allowed, allowed);
+            assert_eq!(
+                authority.explain(&subject, &AccessQuestion::Subscribe { filter: topic }).allowed,
+                allowed
+            );
         }
         assert!(authority.subscribe(&subject, "own/e/#") == Subscribing::DENIED);
         assert!(matches!(authority.subscribe(&subject, "own/+/a"), Subscribing::Denied(_)));

@@ -6,7 +6,7 @@
 use std::{fmt::Display, net::IpAddr};
 
 use gateway_core::{
-    log_limits::{Said, peer_limits},
+    log_limits::{LineKind, peer_limits},
     metrics::count,
 };
 
@@ -15,7 +15,7 @@ use crate::telemetry::AUDIT;
 
 /// A call.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Line<'a> {
+pub(crate) struct AuditLine<'a> {
     /// Who; `None` is nobody known.
     pub caller: Option<&'a Caller>,
     /// Of gRPC its path, of HTTP method and path.
@@ -27,9 +27,9 @@ pub(crate) struct Line<'a> {
 }
 
 /// A call that was denied, or a part of one.
-pub(crate) fn denied(line: Line<'_>, result: &dyn Display) {
+pub(crate) fn denied(line: AuditLine<'_>, result: &dyn Display) {
     let suppressed = match line.peer {
-        Some(peer) => peer_limits().pass(Said::Denied, peer),
+        Some(peer) => peer_limits().pass(LineKind::Denied, peer),
         None => Some(0),
     };
     match suppressed {
@@ -39,11 +39,15 @@ pub(crate) fn denied(line: Line<'_>, result: &dyn Display) {
 }
 
 /// An administrative call that was let through, with its outcome.
-pub(crate) fn done(line: Line<'_>, result: &dyn Display) {
+pub(crate) fn done(line: AuditLine<'_>, result: &dyn Display) {
     write(line, result, None);
 }
 
-fn write(Line { caller, method, target, peer }: Line<'_>, result: &dyn Display, suppressed: Option<u64>) {
+fn write(
+    AuditLine { caller, method, target, peer }: AuditLine<'_>,
+    result: &dyn Display,
+    suppressed: Option<u64>,
+) {
     tracing::info!(
         target: AUDIT,
         caller = caller.map_or("unknown", |caller| caller.grant.id.as_str()),

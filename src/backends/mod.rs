@@ -18,7 +18,7 @@ use tokio::sync::watch;
 use tracing::warn;
 
 use access::jwt::looks_like_token;
-use audit::Line;
+use audit::AuditLine;
 pub(crate) use certificate::CertificateNames;
 use jwt::Jwt;
 
@@ -269,7 +269,7 @@ impl Backends {
         if !self.bearers {
             return Ok(());
         }
-        let line = |caller| Line { caller, method: "GET /metrics", target: None, peer: Some(peer) };
+        let line = |caller| AuditLine { caller, method: "GET /metrics", target: None, peer: Some(peer) };
         match self.identify(authorization, None) {
             Ok(caller)
                 if caller.grant.scope.devices().is_none() && Roles::READ.include(caller.grant.role) =>

@@ -30,12 +30,12 @@ use gateway_core::{Properties, metrics::Row};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
 
-pub(crate) use self::status::State;
+pub(crate) use self::status::Reachability;
 use self::{
     inward::Door,
     mqtt::{Dial, MqttIn, MqttOut},
     outward::{Out, Outward, group_of, make_group},
-    status::{Seen, Status},
+    status::{BridgeReport, Status},
     webhook::Webhook,
 };
 #[cfg(feature = "kafka")]
@@ -224,7 +224,7 @@ fn run<O: Out + 'static>(tasks: &mut JoinSet<()>, outward: Outward<O>) {
 
 /// A bridge as it is shown, with the group that is its queue.
 pub(crate) struct Shown {
-    pub(crate) seen: Seen,
+    pub(crate) seen: BridgeReport,
     pub(crate) direction: Direction,
     /// Of a bridge out whose group is there.
     pub(crate) group: Option<Info>,

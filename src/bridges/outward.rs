@@ -20,18 +20,18 @@ use tracing::warn;
 
 use super::{
     status::{Failure, Reason, Refusal, Status},
-    work::Work,
+    work::BridgeBatch,
 };
 use crate::{
     config::{Bridge, WhenFull},
-    groups::{Definition, Filter, GroupError, Groups, Joining, Member, Order, Start},
+    groups::{Definition, Filter, GroupError, Groups, Joining, KeptOrder, LiveMember, Start},
 };
 
 /// The other side of a bridge that leads out.
 pub(super) trait Out: Send {
     /// Brings what is open in `work` to the other side, in order, and says of each message what became of it. Without an error
     /// nothing is left open. Cancelled, or failed, it is followed by [`Self::reset`].
-    fn deliver(&mut self, work: &mut Work) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn deliver(&mut self, work: &mut BridgeBatch) -> impl Future<Output = Result<(), Failure>> + Send;
 
     /// Looks after the other side while there is nothing to deliver. Returns when it is known to answer, or not to; never if
     /// nothing is to be done. Cancel safe.
@@ -74,7 +74,7 @@ fn definition(name: &str, bridge: &Bridge) -> Definition {
             min_qos: bridge.least_qos() as u8,
             ..Filter::default()
         },
-        order: Order::Device,
+        order: KeptOrder::Device,
         ack_deadline: millis(HOLD),
         max_attempts: 0,
         min_backoff: 1_000,
@@ -143,15 +143,15 @@ impl<O: Out> Outward<O> {
         let last = async {
             member.drain()?;
             while !member.next(Room { messages: 0, bytes: 0 }).await?.is_drained {}
-            Ok::<_, crate::groups::Ended>(())
+            Ok::<_, crate::groups::MemberEnd>(())
         };
         let _ = timeout(LAST, last).await;
         Ok(())
     }
 
     /// The next batch: what there is, and what comes within the time that is allowed for it. `None` at the end.
-    async fn take(&mut self, member: &mut Member) -> Result<Option<Work>, GroupError> {
-        let mut work = Work::default();
+    async fn take(&mut self, member: &mut LiveMember) -> Result<Option<BridgeBatch>, GroupError> {
+        let mut work = BridgeBatch::default();
         let mut until: Option<Instant> = None;
         loop {
             let messages = self.config.batch_messages.saturating_sub(work.len());
@@ -197,7 +197,7 @@ impl<O: Out> Outward<O> {
     }
 
     /// Brings a batch to the other side, however long that takes. False if the gateway ends before.
-    async fn carry(&mut self, member: &mut Member, work: &mut Work) -> Result<bool, GroupError> {
+    async fn carry(&mut self, member: &mut LiveMember, work: &mut BridgeBatch) -> Result<bool, GroupError> {
         loop {
             self.status.expired(work.expire(clock::now()));
             let sent = self.attempt(member, work).await?;
@@ -238,8 +238,8 @@ impl<O: Out> Outward<O> {
     /// One try, within the deadline.
     async fn attempt(
         &mut self,
-        member: &mut Member,
-        work: &mut Work,
+        member: &mut LiveMember,
+        work: &mut BridgeBatch,
     ) -> Result<Result<(), Failure>, GroupError> {
         let held = work.held();
         let mut sent = pin!(timeout(self.config.deadline.0, self.out.deliver(work)));

@@ -142,7 +142,7 @@ pub(crate) struct LastFailure {
 
 /// Whether the other side answers.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum State {
+pub(crate) enum Reachability {
     /// It was not reached yet.
     Starting,
     /// It answers.
@@ -152,10 +152,10 @@ pub(crate) enum State {
 }
 
 /// How a bridge is at one moment.
-pub(crate) struct Seen {
+pub(crate) struct BridgeReport {
     pub(crate) name: String,
     pub(crate) kind: &'static str,
-    pub(crate) state: State,
+    pub(crate) state: Reachability,
     pub(crate) carried: u64,
     pub(crate) bytes: u64,
     pub(crate) in_flight: u64,
@@ -191,20 +191,20 @@ impl Status {
     }
 
     /// How it is now. Its figures are read one after the other, not at one point in time.
-    pub(super) fn seen(&self) -> Seen {
+    pub(super) fn seen(&self) -> BridgeReport {
         let failures = Reason::ALL.iter().zip(&self.failures);
         let failures = failures.map(|(reason, count)| (reason.as_str(), count.load(Relaxed)));
         let (last, retry) = {
             let last = self.last.lock();
             (last.failure.clone(), last.retry)
         };
-        Seen {
+        BridgeReport {
             name: self.name.clone(),
             kind: self.kind,
             state: match self.state.load(Relaxed) {
-                UP => State::Up,
-                DOWN => State::Down,
-                _ => State::Starting,
+                UP => Reachability::Up,
+                DOWN => Reachability::Down,
+                _ => Reachability::Starting,
             },
             carried: self.carried.load(Relaxed),
             bytes: self.bytes.load(Relaxed),

@@ -16,11 +16,11 @@ use super::{
     mqtt::read_secret,
     outward::Out,
     status::{Failure, Reason},
-    work::{Fate, Item, Work},
+    work::{BridgeBatch, BridgeItem, Fate},
 };
 use crate::{
     config::WebhookBridge,
-    remote::{Client, Told},
+    remote::{Client, HttpAnswer},
     tls,
 };
 
@@ -47,7 +47,7 @@ struct Ready {
 }
 
 /// What came of one request.
-enum Answer {
+enum RequestOutcome {
     Taken,
     /// The service will never take this.
     Never(String),
@@ -68,12 +68,12 @@ impl Webhook {
         Self { log, ..self }
     }
 
-    fn body(&self, items: &[&Item]) -> Bytes {
+    fn body(&self, items: &[&BridgeItem]) -> Bytes {
         let messages: Vec<Value> = items.iter().map(|item| self.message(item)).collect();
         Bytes::from(json!({ "bridge": self.name, "messages": messages }).to_string())
     }
 
-    fn message(&self, item: &Item) -> Value {
+    fn message(&self, item: &BridgeItem) -> Value {
         let message: &SharedMessage = item.message();
         let mut fields = Map::new();
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
@@ -108,7 +108,7 @@ impl Webhook {
         fields.into()
     }
 
-    async fn post(&mut self, body: Bytes) -> Result<Answer, Failure> {
+    async fn post(&mut self, body: Bytes) -> Result<RequestOutcome, Failure> {
         let failed = |(key, text): (&str, String)| Failure::new(Reason::Denied, format!("{key}: {text}"));
         let ready = match self.client.take() {
             Some(ready) => ready,
@@ -135,7 +135,7 @@ impl Webhook {
 }
 
 impl Out for Webhook {
-    async fn deliver(&mut self, work: &mut Work) -> Result<(), Failure> {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), Failure> {
         loop {
             let open = work.open();
             if open.is_empty() {
@@ -143,16 +143,16 @@ impl Out for Webhook {
             }
             let count = open.len().min(self.most);
             let part = &open[..count];
-            let items: Vec<&Item> = part.iter().map(|&at| work.item(at)).collect();
+            let items: Vec<&BridgeItem> = part.iter().map(|&at| work.item(at)).collect();
             let body = self.body(&items);
             match self.post(body).await? {
-                Answer::Taken => {
+                RequestOutcome::Taken => {
                     part.iter().for_each(|&at| work.set(at, Fate::Done));
                     self.most = self.most.saturating_mul(2);
                 }
                 // One of them is at fault: halves tell which.
-                Answer::Never(_) if count > 1 => self.most = count.div_ceil(2),
-                Answer::Never(why) => {
+                RequestOutcome::Never(_) if count > 1 => self.most = count.div_ceil(2),
+                RequestOutcome::Never(why) => {
                     work.set(part[0], Fate::Refused(why));
                     self.most = self.most.saturating_mul(2);
                 }
@@ -200,10 +200,10 @@ fn sign(secret: &hmac::Key, time: u64, body: &[u8]) -> String {
 
 /// What an answer means. What does not depend on the messages (a token, a path, a service that is overloaded) heals some day, so
 /// it is tried again; what the service has read and does not want never will.
-fn understand(told: &Told) -> Result<Answer, Failure> {
+fn understand(told: &HttpAnswer) -> Result<RequestOutcome, Failure> {
     let status = told.status;
     if status.is_success() {
-        return Ok(Answer::Taken);
+        return Ok(RequestOutcome::Taken);
     }
     let text = format!("status {}", status.as_u16());
     match status {
@@ -219,7 +219,7 @@ fn understand(told: &Told) -> Result<Answer, Failure> {
             let after = told.headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
             Err(Failure { after: after.map(Duration::from_secs), ..Failure::new(Reason::Busy, text) })
         }
-        status if status.is_client_error() => Ok(Answer::Never(text)),
+        status if status.is_client_error() => Ok(RequestOutcome::Never(text)),
         _ => Err(Failure::new(Reason::Failed, text)),
     }
 }
@@ -244,9 +244,9 @@ mod tests {
             [(400, true), (413, true), (422, true), (401, false), (404, false), (429, false), (500, false)]
         {
             let status = StatusCode::from_u16(status).expect("a status");
-            let told = Told { status, headers: hyper::HeaderMap::new(), body: Bytes::new() };
+            let told = HttpAnswer { status, headers: hyper::HeaderMap::new(), body: Bytes::new() };
             let answer = understand(&told);
-            assert_eq!(matches!(answer, Ok(Answer::Never(_))), never, "{status}");
+            assert_eq!(matches!(answer, Ok(RequestOutcome::Never(_))), never, "{status}");
             assert_eq!(answer.is_err(), !never, "{status}");
         }
     }

@@ -20,12 +20,12 @@ pub(super) enum Fate {
 
 /// One message in hand.
 #[derive(Debug)]
-pub(super) struct Item {
+pub(super) struct BridgeItem {
     pub(super) delivery: Delivery,
     pub(super) fate: Fate,
 }
 
-impl Item {
+impl BridgeItem {
     pub(super) fn message(&self) -> &Arc<SharedMessage> {
         &self.delivery.record.message
     }
@@ -44,16 +44,16 @@ impl Item {
 
 /// Messages in the order in which they came, which is that of each device.
 #[derive(Debug, Default)]
-pub(super) struct Work {
-    items: Vec<Item>,
+pub(super) struct BridgeBatch {
+    items: Vec<BridgeItem>,
     bytes: usize,
 }
 
-impl Work {
+impl BridgeBatch {
     pub(super) fn add(&mut self, deliveries: Vec<Delivery>) {
         for delivery in deliveries {
             self.bytes += delivery.record.message.borrow().cost();
-            self.items.push(Item { delivery, fate: Fate::Open });
+            self.items.push(BridgeItem { delivery, fate: Fate::Open });
         }
     }
 
@@ -65,7 +65,7 @@ impl Work {
         self.bytes
     }
 
-    pub(super) fn item(&self, at: usize) -> &Item {
+    pub(super) fn item(&self, at: usize) -> &BridgeItem {
         &self.items[at]
     }
 
@@ -98,7 +98,7 @@ impl Work {
 
     /// Takes those that are done: their deliveries, how many, and the bytes of their payloads.
     pub(super) fn take_done(&mut self) -> (Ranges, usize, usize) {
-        let done = |item: &&Item| item.fate == Fate::Done;
+        let done = |item: &&BridgeItem| item.fate == Fate::Done;
         let all = ranges(self.items.iter().filter(done));
         let count = self.items.iter().filter(done).count();
         let bytes = self.items.iter().filter(done).map(|item| item.message().payload.len()).sum();
@@ -122,6 +122,6 @@ impl Work {
     }
 }
 
-fn ranges<'a>(items: impl Iterator<Item = &'a Item>) -> Ranges {
+fn ranges<'a>(items: impl Iterator<Item = &'a BridgeItem>) -> Ranges {
     Ranges::of(items.map(|item| IdRange { first: item.delivery.id, last: item.delivery.id }))
 }

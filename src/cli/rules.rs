@@ -11,7 +11,7 @@ use std::{
 
 use access::{
     Method, Principal, Subject,
-    rules::{Asked, Rules, import_mosquitto},
+    rules::{AccessQuestion, Rules, import_mosquitto},
 };
 use gateway_core::{QoS, TopicError, TopicFilter, TopicName};
 
@@ -57,17 +57,17 @@ fn test(test: &RulesTest) -> Result<ExitCode, Box<dyn Error>> {
     Ok(if explanation.allowed { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-fn asked(test: &RulesTest) -> Result<Asked<'_>, TopicError> {
+fn asked(test: &RulesTest) -> Result<AccessQuestion<'_>, TopicError> {
     let topic = test.topic.as_str();
     match test.action {
         RulesAction::Subscribe => {
             TopicFilter::check(topic)?;
-            Ok(Asked::Subscribe { filter: topic })
+            Ok(AccessQuestion::Subscribe { filter: topic })
         }
         RulesAction::Publish => {
             TopicName::check(topic)?;
             let qos = QoS::from_bits(test.qos).unwrap_or_default();
-            Ok(Asked::Publish { topic, qos, retain: test.retain, bytes: test.size.0 })
+            Ok(AccessQuestion::Publish { topic, qos, retain: test.retain, bytes: test.size.0 })
         }
     }
 }

@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use store::tool::{self, Progress, StoreReport};
+use store::tool::{self, StoreReport, ToolProgress};
 
 use crate::config::StoreCommand;
 
@@ -44,10 +44,10 @@ fn line(report: &StoreReport, command: &StoreCommand) -> String {
 }
 
 /// A bar that is drawn over itself; nothing where that cannot be.
-fn show(progress: Progress) {
+fn show(progress: ToolProgress) {
     const WIDTH: u64 = 40;
     if stderr().is_terminal() {
-        let Progress { store, done, total } = progress;
+        let ToolProgress { store, done, total } = progress;
         let filled = (done * WIDTH / total.max(1)).min(WIDTH) as usize;
         let bar = "#".repeat(filled) + &".".repeat(WIDTH as usize - filled);
         let _ = write!(stderr(), "\r{store:<10} [{bar}] {done}/{total}\x1b[K");

@@ -8,8 +8,8 @@
 //!    a device's reply is acknowledged, also one that comes when the end is being written already. Until then it has not ended,
 //!    and if it cannot be written it goes on.
 //!
-//! Invariants: a command ends once ([`Entry::ending`] is taken by the first who ends it); nothing scans all commands: those of a
-//! device and those that are due are found by index; no commit is ended under the table's lock.
+//! Invariants: a command ends once (the `ending` of its `CommandEntry` is taken by the first who ends it); nothing scans all
+//! commands: those of a device and those that are due are found by index; no commit is ended under the table's lock.
 
 use std::{
     sync::{
@@ -19,7 +19,7 @@ use std::{
     time::Duration,
 };
 
-use broker::{Account, Charge, MemoryKind, Shortage, Taken};
+use broker::{Account, Charge, MemoryKind, ReservedOutcome, Shortage};
 use bytes::Bytes;
 use gateway_core::{Commit, Message, QoS, ReceiptState, Refused, Timestamp, clock, metrics::count};
 use parking_lot::Mutex;
@@ -34,10 +34,10 @@ use super::{
     Digest, Failure, Spec,
     desk::{answer, correlates},
     ending::Ending,
-    machine::{Machine, Progress, State, Step, Times},
+    machine::{AttemptProgress, CommandState, CommandStep, Machine, Times},
     random, random_id,
-    record::Record,
-    table::{Changes, Entry, Table, Writing, cost},
+    record::CommandRecord,
+    table::{Changes, CommandEntry, CommandTable, Writing, cost},
     topics::Address,
 };
 
@@ -95,7 +95,7 @@ pub(crate) enum CancelError {
     NotFound,
     /// It has ended so.
     #[error("the command has ended")]
-    Ended(State),
+    Ended(CommandState),
     /// The disk does not take it.
     #[error("the store does not take it")]
     Store,
@@ -104,7 +104,7 @@ pub(crate) enum CancelError {
 /// Why a command does not end now.
 enum NotEnded {
     Unknown,
-    Ended(State),
+    Ended(CommandState),
     /// Something of it is being written: asked again after that.
     Busy(Arc<Commit>),
 }
@@ -121,7 +121,7 @@ pub(super) struct Parcel {
 /// All stored commands.
 pub(crate) struct Book {
     options: BookOptions,
-    pub(super) table: Mutex<Table>,
+    pub(super) table: Mutex<CommandTable>,
     charge: Mutex<Charge>,
     store: Arc<dyn PublisherStore>,
     active: AtomicUsize,
@@ -133,7 +133,7 @@ fn key(number: u64) -> Bytes {
     Bytes::copy_from_slice(&number.to_be_bytes())
 }
 
-fn put(number: u64, record: &Record) -> PublisherChange {
+fn put(number: u64, record: &CommandRecord) -> PublisherChange {
     PublisherChange { table: PublisherTable::Commands, key: key(number), value: Some(record.encode()) }
 }
 
@@ -144,16 +144,16 @@ impl Book {
         store: Arc<dyn PublisherStore>,
         account: &Arc<Account>,
     ) -> Result<Arc<Self>, StoreError> {
-        let mut table = Table::default();
+        let mut table = CommandTable::default();
         let mut charge = Charge::new(account, MemoryKind::Commands);
         let mut damaged = Vec::new();
         let mut active = 0;
         store.restore(PublisherTable::Commands, &mut |key, value| {
             let number = <[u8; 8]>::try_from(&key[..]).ok().map(u64::from_be_bytes);
-            let Some((number, record)) = number.zip(Record::decode(&value)) else {
+            let Some((number, record)) = number.zip(CommandRecord::decode(&value)) else {
                 return damaged.push(key);
             };
-            let entry = Entry::new(record, Writing::Nothing);
+            let entry = CommandEntry::new(record, Writing::Nothing);
             charge.force(charge.bytes() + entry.bytes);
             let due = (!entry.record.machine.state.is_final()).then_some(Timestamp(0));
             active += usize::from(due.is_some());
@@ -203,7 +203,7 @@ impl Book {
         spec: Spec,
         times: Times,
         content: Digest,
-    ) -> Result<Arc<Record>, StartError> {
+    ) -> Result<Arc<CommandRecord>, StartError> {
         let id = match id {
             Some(id) => id,
             None => random_id().map_err(|_: Failure| StartError::Random)?,
@@ -223,7 +223,7 @@ impl Book {
                 }
             } else {
                 let machine = Machine::new(times, spec.qos == QoS::AtMostOnce);
-                let record = Record {
+                let record = CommandRecord {
                     id,
                     spec,
                     content,
@@ -252,7 +252,11 @@ impl Book {
         Ok(Arc::new(entry.record.clone()))
     }
 
-    fn insert(&self, table: &mut Table, record: Record) -> Result<(u64, Arc<Commit>), StartError> {
+    fn insert(
+        &self,
+        table: &mut CommandTable,
+        record: CommandRecord,
+    ) -> Result<(u64, Arc<Commit>), StartError> {
         let most = &self.options;
         if self.active() >= most.max_active {
             return Err(StartError::TooMany("commands.max_active"));
@@ -266,7 +270,7 @@ impl Book {
             return Err(StartError::Store);
         }
         let commit = Commit::new();
-        let entry = Entry::new(record, Writing::Start(Arc::clone(&commit)));
+        let entry = CommandEntry::new(record, Writing::Start(Arc::clone(&commit)));
         {
             let mut charge = self.charge.lock();
             if !self.make_room(table, &mut charge, entry.bytes, most.max_bytes) {
@@ -287,7 +291,7 @@ impl Book {
 
     /// Whether `bytes` more are at most `most`. Those that have ended make room; after a start with a lower bound, that is more
     /// than one step's.
-    fn make_room(&self, table: &mut Table, charge: &mut Charge, bytes: usize, most: usize) -> bool {
+    fn make_room(&self, table: &mut CommandTable, charge: &mut Charge, bytes: usize, most: usize) -> bool {
         let fits = |charge: &Charge| charge.bytes() + bytes <= most;
         for _ in 0..FORGOTTEN {
             let Some(&(_, oldest)) = table.ended.first().filter(|_| !fits(charge)) else { break };
@@ -297,14 +301,14 @@ impl Book {
     }
 
     /// A command has so many bytes now. It has been let in: what is above the bounds is no more than a device may send.
-    fn recount(&self, entry: &mut Entry, bytes: usize) {
+    fn recount(&self, entry: &mut CommandEntry, bytes: usize) {
         let mut charge = self.charge.lock();
         let total = charge.bytes() + bytes - std::mem::replace(&mut entry.bytes, bytes);
         charge.force(total);
     }
 
     /// Removes a command that has ended, or was never begun.
-    fn forget(&self, table: &mut Table, charge: &mut Charge, number: u64) {
+    fn forget(&self, table: &mut CommandTable, charge: &mut Charge, number: u64) {
         let bytes = table.remove(number);
         let left = charge.bytes().saturating_sub(bytes);
         charge.set(left);
@@ -332,14 +336,14 @@ impl Book {
     }
 
     /// One command.
-    pub(crate) fn get(&self, id: &str) -> Option<Arc<Record>> {
+    pub(crate) fn get(&self, id: &str) -> Option<Arc<CommandRecord>> {
         let table = self.table.lock();
         let entry = table.commands.get(table.ids.get(id)?)?;
         (!matches!(entry.writing, Writing::Start(_))).then(|| Arc::new(entry.record.clone()))
     }
 
     /// The state of a command, and its changes until it ends; no changes if it has.
-    pub(crate) fn watch(&self, id: &str) -> Option<(Arc<Record>, Option<Changes>)> {
+    pub(crate) fn watch(&self, id: &str) -> Option<(Arc<CommandRecord>, Option<Changes>)> {
         let mut table = self.table.lock();
         let number = *table.ids.get(id)?;
         let entry = table.commands.get_mut(&number)?;
@@ -358,11 +362,11 @@ impl Book {
     ///
     /// # Errors
     /// It is not cancelled.
-    pub(crate) async fn cancel(self: &Arc<Self>, id: &str) -> Result<Arc<Record>, CancelError> {
+    pub(crate) async fn cancel(self: &Arc<Self>, id: &str) -> Result<Arc<CommandRecord>, CancelError> {
         let number = *self.table.lock().ids.get(id).ok_or(CancelError::NotFound)?;
         loop {
             let (tell, told) = oneshot::channel();
-            let ended = self.end(number, Ending::of(State::Cancelled), move |result| {
+            let ended = self.end(number, Ending::of(CommandState::Cancelled), move |result| {
                 let _ = tell.send(result);
             });
             match ended {
@@ -434,9 +438,9 @@ impl Book {
         let was_out = entry.record.machine.is_out();
         let device = Arc::clone(&entry.record.spec.device);
         count(|c| match ended.machine.state {
-            State::Replied => c.commands_ended_replied.add(1),
-            State::TimedOut => c.commands_ended_timed_out.add(1),
-            State::Cancelled => c.commands_ended_cancelled.add(1),
+            CommandState::Replied => c.commands_ended_replied.add(1),
+            CommandState::TimedOut => c.commands_ended_timed_out.add(1),
+            CommandState::Cancelled => c.commands_ended_cancelled.add(1),
             _ => c.commands_ended_refused.add(1),
         });
         entry.record = *ended;
@@ -480,7 +484,7 @@ impl Book {
         device: &str,
         address: &Address<'_>,
         message: &Message<'_>,
-    ) -> Option<Taken> {
+    ) -> Option<ReservedOutcome> {
         loop {
             let (number, ending) = {
                 let table = self.table.lock();
@@ -492,11 +496,11 @@ impl Book {
                 }
                 if entry.record.machine.state.is_final() {
                     count_superfluous(entry.record.machine.state);
-                    return Some(Taken::Taken);
+                    return Some(ReservedOutcome::Taken);
                 }
                 if !correlates(address, message, &entry.record.correlation) {
                     count(|c| c.commands_replies_correlation.add(1));
-                    return Some(Taken::Taken);
+                    return Some(ReservedOutcome::Taken);
                 }
                 let ending = match &entry.writing {
                     Writing::End(ended, commit) => Some((ended.machine.state, Arc::clone(commit))),
@@ -512,12 +516,12 @@ impl Book {
                     }
                     pass(part, result);
                 });
-                return Some(Taken::Taken);
+                return Some(ReservedOutcome::Taken);
             }
             let reply = answer(address, message);
             if !self.store.accepts() {
                 count(|c| c.refused_store.add(1));
-                return Some(Taken::Refused(Shortage::Store));
+                return Some(ReservedOutcome::Refused(Shortage::Store));
             }
             {
                 let mut table = self.table.lock();
@@ -525,14 +529,14 @@ impl Book {
                 let most = self.options.max_bytes.saturating_mul(2);
                 if !self.make_room(&mut table, &mut charge, reply.cost(), most) {
                     count(|c| c.memory_commands.add(1));
-                    return Some(Taken::Refused(Shortage::Memory));
+                    return Some(ReservedOutcome::Refused(Shortage::Memory));
                 }
             }
             let part = message.plain_part();
             let unused = part.clone();
-            let ending = Ending { state: State::Replied, code: None, reply: Some(reply) };
+            let ending = Ending { state: CommandState::Replied, code: None, reply: Some(reply) };
             if self.end(number, ending, move |result| pass(part, result)).is_ok() {
-                return Some(Taken::Taken);
+                return Some(ReservedOutcome::Taken);
             }
             // Somebody else has begun to end it just now.
             pass(unused, Ok(()));
@@ -572,16 +576,16 @@ impl Book {
                     continue;
                 }
                 match entry.record.machine.step(now) {
-                    Step::Expire => {
-                        over.push((number, Ending::of(State::TimedOut)));
+                    CommandStep::Expire => {
+                        over.push((number, Ending::of(CommandState::TimedOut)));
                         table.schedule(number, None);
                     }
-                    Step::Refuse(code) => {
+                    CommandStep::Refuse(code) => {
                         over.push((number, Ending::refused(code)));
                         table.schedule(number, None);
                     }
-                    Step::Wait(until) => table.schedule(number, Some(until)),
-                    Step::Send => {
+                    CommandStep::Wait(until) => table.schedule(number, Some(until)),
+                    CommandStep::Send => {
                         let (device, expire) =
                             (Arc::clone(&entry.record.spec.device), entry.record.machine.times.expire);
                         if let Some(of_device) = table.devices.get_mut(&device) {
@@ -595,7 +599,7 @@ impl Book {
             let mut charge = self.charge.lock();
             let keep = self.options.keep.as_millis() as u64;
             let mut removed = 0;
-            let is_over = |table: &Table| table.ended.len() > self.options.max_kept;
+            let is_over = |table: &CommandTable| table.ended.len() > self.options.max_kept;
             while removed < most
                 && let Some(&(ended, number)) = table.ended.first()
                 && (ended.plus_millis(keep) <= now || is_over(table))
@@ -628,7 +632,7 @@ impl Book {
         let ready = of_device.ready.iter().take(room);
         let parcels = ready.filter_map(|number| {
             let entry = table.commands.get(number)?;
-            let Record { id, spec, correlation, machine, .. } = &entry.record;
+            let CommandRecord { id, spec, correlation, machine, .. } = &entry.record;
             matches!(entry.writing, Writing::Nothing).then(|| Parcel {
                 number: *number,
                 id: id.clone(),
@@ -698,7 +702,7 @@ impl Book {
         let table = &mut *guard;
         let Some(entry) = table.commands.get_mut(&number) else { return };
         entry.record.machine.put_off(clock::now());
-        let Step::Wait(at) = entry.record.machine.step(clock::now()) else { return };
+        let CommandStep::Wait(at) = entry.record.machine.step(clock::now()) else { return };
         let device = Arc::clone(&entry.record.spec.device);
         if let Some(of_device) = table.devices.get_mut(&device) {
             of_device.ready.remove(&number);
@@ -714,7 +718,7 @@ impl Book {
     }
 
     /// Writes a command's state, which nobody waits for.
-    fn note(&self, table: &Table, number: u64) {
+    fn note(&self, table: &CommandTable, number: u64) {
         if let Some(entry) = table.commands.get(&number)
             // Its end is written already.
             && !matches!(entry.writing, Writing::End(..))
@@ -733,7 +737,7 @@ impl Book {
         let progress = entry.record.machine.progress(attempt, receipt, now);
         let is_out = entry.record.machine.is_out();
         let device = Arc::clone(&entry.record.spec.device);
-        if progress == Progress::Changed {
+        if progress == AttemptProgress::Changed {
             entry.record.updated = now;
             entry.tell();
         }
@@ -744,16 +748,16 @@ impl Book {
             table.schedule(
                 number,
                 Some(match step {
-                    Step::Wait(at) => at,
-                    Step::Send | Step::Expire | Step::Refuse(_) => now,
+                    CommandStep::Wait(at) => at,
+                    CommandStep::Send | CommandStep::Expire | CommandStep::Refuse(_) => now,
                 }),
             );
         }
-        if progress == Progress::Changed {
+        if progress == AttemptProgress::Changed {
             self.note(table, number);
         }
         drop(guard);
-        if let Progress::Refused(code) = progress {
+        if let AttemptProgress::Refused(code) = progress {
             self.refuse(number, code);
         }
         self.changed.notify_one();
@@ -771,9 +775,9 @@ fn pass(part: Option<Arc<Commit>>, result: Result<(), Refused>) {
 }
 
 /// Counts a reply to a command that has ended so.
-fn count_superfluous(state: State) {
+fn count_superfluous(state: CommandState) {
     count(|c| match state {
-        State::Replied => c.commands_replies_duplicate.add(1),
+        CommandState::Replied => c.commands_replies_duplicate.add(1),
         _ => c.commands_replies_late.add(1),
     });
 }

@@ -13,14 +13,14 @@ use std::{
 };
 
 use ahash::RandomState;
-use broker::{Account, Broker, Charge, MemoryKind, Reserved, Shortage, Taken, Turn};
+use broker::{Account, Broker, Charge, MemoryKind, Reserved, ReservedOutcome, Shortage, Turn};
 use bytes::Bytes;
 use gateway_core::{ClientId, Message, Properties, metrics::count};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use super::{
-    Answer, Book, CommandsOptions, Failure, RANDOM, Reply, STATUS, Spec,
+    Book, CommandsOptions, DeviceReply, Failure, RANDOM, STATUS, SendReply, Spec,
     topics::{Address, number},
 };
 
@@ -36,38 +36,38 @@ pub(crate) struct Desk {
     pub(super) book: OnceLock<Arc<Book>>,
     calls: Mutex<Calls>,
     /// Those who wait until a device has a connection, by device.
-    waiting: Mutex<HashMap<Arc<str>, Waiting, RandomState>>,
+    waiting: Mutex<HashMap<Arc<str>, DeviceWaiters, RandomState>>,
     /// How many there are.
     waiters: AtomicUsize,
 }
 
 #[derive(Default)]
 struct Calls {
-    open: HashMap<Box<str>, Open, RandomState>,
+    open: HashMap<Box<str>, OpenCommand, RandomState>,
     per_device: HashMap<Arc<str>, usize, RandomState>,
-    ended: Ended,
+    ended: RecentlyEnded,
 }
 
 /// Those who wait for one device: how many, and how they are told.
-type Waiting = (usize, Arc<Notify>);
+type DeviceWaiters = (usize, Arc<Notify>);
 
 /// A command that waits for its reply.
-struct Open {
+struct OpenCommand {
     device: Arc<str>,
     correlation: [u8; RANDOM],
     /// None once it has its reply.
-    caller: Option<oneshot::Sender<Reply>>,
+    caller: Option<oneshot::Sender<SendReply>>,
 }
 
 /// How commands have ended lately, by a hash of device and id.
 #[derive(Default)]
-struct Ended {
+struct RecentlyEnded {
     known: HashMap<u64, bool, RandomState>,
     order: VecDeque<u64>,
     hasher: RandomState,
 }
 
-impl Ended {
+impl RecentlyEnded {
     fn note(&mut self, device: &str, id: &str, replied: bool) {
         let key = self.hasher.hash_one((device, id));
         if self.known.insert(key, replied).is_none() {
@@ -91,7 +91,7 @@ pub(super) struct Ticket {
     desk: Arc<Desk>,
     pub(super) id: String,
     pub(super) correlation: [u8; RANDOM],
-    pub(super) reply: oneshot::Receiver<Reply>,
+    pub(super) reply: oneshot::Receiver<SendReply>,
     _charge: Charge,
 }
 
@@ -176,7 +176,7 @@ impl Desk {
             return Err(Failure::TooMany("commands.max_outstanding_per_device"));
         }
         *of_device += 1;
-        let open = Open { device: Arc::clone(&spec.device), correlation, caller: Some(caller) };
+        let open = OpenCommand { device: Arc::clone(&spec.device), correlation, caller: Some(caller) };
         calls.open.insert(id.as_str().into(), open);
         drop(calls);
         Ok(Ticket { desk: Arc::clone(self), id, correlation, reply, _charge: charge })
@@ -198,19 +198,19 @@ impl Desk {
         address: &Address<'_>,
         message: &Message<'_>,
         account: &Arc<Account>,
-    ) -> Option<Taken> {
+    ) -> Option<ReservedOutcome> {
         let mut calls = self.calls.lock();
         let open = calls.open.get_mut(address.id).filter(|open| &*open.device == device)?;
         if open.caller.is_none() {
             count(|c| c.commands_replies_duplicate.add(1));
-            return Some(Taken::Taken);
+            return Some(ReservedOutcome::Taken);
         }
         if !correlates(address, message, &open.correlation) {
             count(|c| c.commands_replies_correlation.add(1));
-            return Some(Taken::Taken);
+            return Some(ReservedOutcome::Taken);
         }
         let Some(reply) = reply(address, message, account) else {
-            return Some(Taken::Refused(Shortage::Memory));
+            return Some(ReservedOutcome::Refused(Shortage::Memory));
         };
         let caller = open.caller.take()?;
         drop(calls);
@@ -219,7 +219,7 @@ impl Desk {
             // The call ended at this very moment.
             Err(_) => count(|c| c.commands_replies_late.add(1)),
         }
-        Some(Taken::Taken)
+        Some(ReservedOutcome::Taken)
     }
 
     /// Counts a reply that nobody waits for.
@@ -243,9 +243,9 @@ pub(super) fn correlates(address: &Address<'_>, message: &Message<'_>, correlati
 }
 
 /// The answer that a message is.
-pub(super) fn answer(address: &Address<'_>, message: &Message<'_>) -> Answer {
+pub(super) fn answer(address: &Address<'_>, message: &Message<'_>) -> DeviceReply {
     let properties = message.properties.cloned();
-    Answer {
+    DeviceReply {
         payload: Bytes::copy_from_slice(message.payload),
         status: status(address, properties.as_deref()),
         properties,
@@ -254,14 +254,14 @@ pub(super) fn answer(address: &Address<'_>, message: &Message<'_>) -> Answer {
 }
 
 /// The same on the memory account; `None` without memory for it.
-fn reply(address: &Address<'_>, message: &Message<'_>, account: &Arc<Account>) -> Option<Reply> {
+fn reply(address: &Address<'_>, message: &Message<'_>, account: &Arc<Account>) -> Option<SendReply> {
     let mut charge = Charge::new(account, MemoryKind::Commands);
     let answer = answer(address, message);
     if !charge.set(answer.cost()) {
         count(|c| c.memory_commands.add(1));
         return None;
     }
-    Some(Reply { answer, _charge: charge })
+    Some(SendReply { answer, _charge: charge })
 }
 
 impl Reserved for Desk {
@@ -269,11 +269,11 @@ impl Reserved for Desk {
         self.options.topics.prefix()
     }
 
-    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, _turn: &mut Turn) -> Taken {
+    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, _turn: &mut Turn) -> ReservedOutcome {
         let device = message.origin.client_id.map_or("", ClientId::as_str);
         let Some(address) = self.options.topics.read(rest) else {
             count(|c| c.commands_replies_malformed.add(1));
-            return Taken::Taken;
+            return ReservedOutcome::Taken;
         };
         if let Some(taken) = self.give(device, &address, message, broker.account()) {
             return taken;
@@ -282,7 +282,7 @@ impl Reserved for Desk {
             return taken;
         }
         self.drop_reply(device, address.id);
-        Taken::Taken
+        ReservedOutcome::Taken
     }
 
     fn connected(&self, device: &ClientId) {

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, task::Waker};
 
-use broker::{Account, Taken};
+use broker::{Account, ReservedOutcome};
 use gateway_core::{ClientId, Commit, OriginKind, ReceiptState, Refused, clock};
 use parking_lot::Mutex;
 use store::{PublisherChange, PublisherStore, PublisherTable, StoreError, StoreHealth};
@@ -10,14 +10,14 @@ use store::{PublisherChange, PublisherStore, PublisherTable, StoreError, StoreHe
 use super::{topics::Address, *};
 
 /// Changes that the disk has been given, with the part of the commit that waits for them.
-type Submitted = (Vec<PublisherChange>, Option<Arc<Commit>>);
+type SubmittedChanges = (Vec<PublisherChange>, Option<Arc<Commit>>);
 
 /// A store whose disk does what the test says. Records stay when a book is gone.
 #[derive(Default)]
 struct Disk {
     records: Mutex<BTreeMap<Bytes, Bytes>>,
     /// What waits for a disk that stands still; `None` while it writes.
-    stalled: Mutex<Option<Vec<Submitted>>>,
+    stalled: Mutex<Option<Vec<SubmittedChanges>>>,
 }
 
 impl Disk {
@@ -41,7 +41,7 @@ impl Disk {
             .for_each(|part| part.refuse());
     }
 
-    fn keep(&self, (changes, commit): Submitted) {
+    fn keep(&self, (changes, commit): SubmittedChanges) {
         for PublisherChange { key, value, .. } in changes {
             match value {
                 Some(value) => self.records.lock().insert(key, value),
@@ -121,7 +121,7 @@ impl World {
         Self::on(self.disk)
     }
 
-    async fn start(&self, id: &str) -> Result<Arc<Record>, StartError> {
+    async fn start(&self, id: &str) -> Result<Arc<CommandRecord>, StartError> {
         let spec = Spec {
             device: "d".into(),
             name: "reboot".to_owned(),
@@ -144,7 +144,7 @@ impl World {
         self.start(id).await.unwrap();
         let (number, attempt) = self.send(clock::now()).unwrap();
         self.book.progress(number, attempt, &ACKED);
-        assert_eq!(self.state(id), Some(State::Delivered));
+        assert_eq!(self.state(id), Some(CommandState::Delivered));
     }
 
     /// The device answers a command at QoS 1: the commit of its PUBACK.
@@ -154,13 +154,13 @@ impl World {
         let mut message = Message::new("cmd", b"done", clock::now(), origin);
         message.qos = QoS::AtLeastOnce;
         let taken = self.book.take("d", &Address { id, status: Some(200) }, &message);
-        assert_eq!(taken, Some(Taken::Taken));
+        assert_eq!(taken, Some(ReservedOutcome::Taken));
         let commit = Arc::clone(message.commit().expect("QoS 1"));
         commit.done();
         commit
     }
 
-    fn state(&self, id: &str) -> Option<State> {
+    fn state(&self, id: &str) -> Option<CommandState> {
         self.book.get(id).map(|record| record.machine.state())
     }
 }
@@ -180,15 +180,19 @@ async fn a_reply_sent_again_is_acknowledged_with_the_first() {
     let (first, again) = (world.reply("c"), world.reply("c"));
     assert_eq!((result(&first), result(&again)), (None, None), "nothing is on disk");
     let world = world.crashed();
-    assert_eq!(world.state("c"), Some(State::Delivered), "so the device must not have forgotten its reply");
+    assert_eq!(
+        world.state("c"),
+        Some(CommandState::Delivered),
+        "so the device must not have forgotten its reply"
+    );
 
     world.disk.stall();
     let (first, again) = (world.reply("c"), world.reply("c"));
     world.disk.write();
     assert_eq!((result(&first), result(&again)), (Some(Ok(())), Some(Ok(()))));
-    assert_eq!(world.state("c"), Some(State::Replied));
+    assert_eq!(world.state("c"), Some(CommandState::Replied));
     assert_eq!(result(&world.reply("c")), Some(Ok(())), "what is on disk is nothing to wait for");
-    assert_eq!(world.crashed().state("c"), Some(State::Replied));
+    assert_eq!(world.crashed().state("c"), Some(CommandState::Replied));
 }
 
 /// The failure: a reply that comes while the command is being cancelled is acknowledged and dropped; the disk refuses the
@@ -206,9 +210,9 @@ async fn a_reply_is_not_dropped_for_an_end_that_is_refused() {
     world.disk.refuse();
     assert_eq!(result(&early), Some(Err(Refused)));
     assert_eq!(cancelling.await.unwrap(), Err(CancelError::Store));
-    assert_eq!(world.state("c"), Some(State::Delivered));
+    assert_eq!(world.state("c"), Some(CommandState::Delivered));
     assert_eq!(result(&world.reply("c")), Some(Ok(())));
-    assert_eq!(world.crashed().state("c"), Some(State::Replied));
+    assert_eq!(world.crashed().state("c"), Some(CommandState::Replied));
 }
 
 /// The failure: a start that the disk refuses leaves something behind: a place among the active ones, memory, or its id.
@@ -234,7 +238,7 @@ async fn a_start_that_is_refused_leaves_nothing() {
     assert_eq!(world.book.active(), 0);
     assert_eq!(world.account.held(broker::MemoryKind::Commands), 0);
     world.delivered("c").await;
-    assert_eq!(world.crashed().state("c"), Some(State::Delivered));
+    assert_eq!(world.crashed().state("c"), Some(CommandState::Delivered));
 }
 
 /// The failure: the end of a command whose time is over is refused by the disk, and told all the same, or never tried again.
@@ -247,16 +251,16 @@ async fn an_expiry_that_is_refused_is_tried_again() {
     let over = times().expire.plus_millis(1);
     world.disk.stall();
     world.book.tick(over, 100);
-    assert_eq!(world.state("c"), Some(State::Delivered), "it has not ended before that is on disk");
+    assert_eq!(world.state("c"), Some(CommandState::Delivered), "it has not ended before that is on disk");
     world.disk.refuse();
     assert!(watching.try_recv().is_err(), "nobody is told of an end that is not one");
-    assert_eq!((world.state("c"), world.book.active()), (Some(State::Delivered), 1));
+    assert_eq!((world.state("c"), world.book.active()), (Some(CommandState::Delivered), 1));
     let next = world.book.tick(clock::now(), 100).expect("it is due again");
     assert!(next <= later(), "and soon");
     world.book.tick(over, 100);
-    assert_eq!(watching.try_recv().unwrap().machine.state(), State::TimedOut);
+    assert_eq!(watching.try_recv().unwrap().machine.state(), CommandState::TimedOut);
     assert_eq!(world.book.active(), 0);
-    assert_eq!(world.crashed().state("c"), Some(State::TimedOut));
+    assert_eq!(world.crashed().state("c"), Some(CommandState::TimedOut));
 }
 
 /// The failure: the device does not take a command, the disk refuses that end, and the command keeps its place among those that
@@ -273,11 +277,11 @@ async fn a_refusal_that_is_not_written_is_tried_again() {
     assert_eq!(world.book.active(), 1);
     world.start("next").await.unwrap();
     assert_eq!(world.send(later()).map(|(number, _)| number), Some(number + 1), "the device's place is free");
-    assert_eq!(world.state("c"), Some(State::Refused));
+    assert_eq!(world.state("c"), Some(CommandState::Refused));
     let world = world.crashed();
     assert_eq!(
         world.book.get("c").map(|record| (record.machine.state(), record.code)),
-        Some((State::Refused, Some(0x87)))
+        Some((CommandState::Refused, Some(0x87)))
     );
 }
 

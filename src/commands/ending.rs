@@ -2,27 +2,27 @@
 
 use gateway_core::clock;
 
-use super::{Answer, machine::State, record::Record};
+use super::{DeviceReply, machine::CommandState, record::CommandRecord};
 
 /// How a command is to end.
 pub(super) struct Ending {
-    pub(super) state: State,
+    pub(super) state: CommandState,
     pub(super) code: Option<u8>,
-    pub(super) reply: Option<Answer>,
+    pub(super) reply: Option<DeviceReply>,
 }
 
 impl Ending {
-    pub(super) fn of(state: State) -> Self {
+    pub(super) fn of(state: CommandState) -> Self {
         Self { state, code: None, reply: None }
     }
 
     /// The device does not take it, with this reason code.
     pub(super) fn refused(code: u8) -> Self {
-        Self { state: State::Refused, code: Some(code), reply: None }
+        Self { state: CommandState::Refused, code: Some(code), reply: None }
     }
 
     /// The record of a command that ends so, now.
-    pub(super) fn apply(self, record: &Record) -> Record {
+    pub(super) fn apply(self, record: &CommandRecord) -> CommandRecord {
         let mut ended = record.clone();
         ended.machine.end(self.state);
         ended.updated = clock::now();

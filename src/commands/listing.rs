@@ -4,7 +4,7 @@ use std::{ops::Bound, sync::Arc};
 
 use parking_lot::MutexGuard;
 
-use super::{Book, Record, table::Writing};
+use super::{Book, CommandRecord, table::Writing};
 
 /// Commands that one page looks at, whether its caller may see them or not.
 const LOOKED_AT: usize = 10_000;
@@ -20,8 +20,8 @@ impl Book {
         active_only: bool,
         before: Option<u64>,
         most: usize,
-        wanted: impl Fn(&Record) -> bool,
-    ) -> (Vec<(u64, Arc<Record>)>, Option<u64>) {
+        wanted: impl Fn(&CommandRecord) -> bool,
+    ) -> (Vec<(u64, Arc<CommandRecord>)>, Option<u64>) {
         let mut end = before.map_or(Bound::Unbounded, Bound::Excluded);
         let (mut found, mut looked) = (Vec::new(), 0);
         loop {

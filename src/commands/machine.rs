@@ -11,7 +11,7 @@ use gateway_core::{DropReason, ReceiptState, Timestamp};
 
 /// How far a command came.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum State {
+pub(crate) enum CommandState {
     Queued,
     Sent,
     Delivered,
@@ -21,7 +21,7 @@ pub(crate) enum State {
     Refused,
 }
 
-impl State {
+impl CommandState {
     /// All, as they are numbered on disk.
     pub(super) const ALL: [Self; 7] = [
         Self::Queued,
@@ -52,7 +52,7 @@ pub(crate) struct Times {
 
 /// What is to be done with a command now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Step {
+pub(crate) enum CommandStep {
     /// Its time is over.
     Expire,
     /// The device does not take it, with this reason code.
@@ -65,7 +65,7 @@ pub(crate) enum Step {
 
 /// What the progress of an attempt is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Progress {
+pub(crate) enum AttemptProgress {
     /// Nothing that others see.
     Nothing,
     /// Its state is another.
@@ -82,7 +82,7 @@ const PACKET_TOO_LARGE: u8 = 0x95;
 /// The state of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Machine {
-    pub(super) state: State,
+    pub(super) state: CommandState,
     pub(super) attempts: u32,
     pub(super) times: Times,
     /// When it is to be sent next; never if it waits for the reply only.
@@ -99,24 +99,32 @@ impl Machine {
     /// A new one.
     pub(crate) fn new(times: Times, unacknowledged: bool) -> Self {
         let next = Some(times.start);
-        Self { state: State::Queued, attempts: 0, times, next, out: None, unacknowledged, refused: None }
+        Self {
+            state: CommandState::Queued,
+            attempts: 0,
+            times,
+            next,
+            out: None,
+            unacknowledged,
+            refused: None,
+        }
     }
 
     /// A command that an earlier process left. What it had sent and nobody acknowledged is sent again.
     pub(super) fn restored(
-        state: State,
+        state: CommandState,
         attempts: u32,
         times: Times,
         next: Option<Timestamp>,
         unacknowledged: bool,
     ) -> Self {
-        let is_lost = state == State::Sent && !unacknowledged;
-        let (state, next) = if is_lost { (State::Queued, Some(times.start)) } else { (state, next) };
+        let is_lost = state == CommandState::Sent && !unacknowledged;
+        let (state, next) = if is_lost { (CommandState::Queued, Some(times.start)) } else { (state, next) };
         Self { state, attempts, times, next, out: None, unacknowledged, refused: None }
     }
 
     /// How far it came.
-    pub(crate) fn state(&self) -> State {
+    pub(crate) fn state(&self) -> CommandState {
         self.state
     }
 
@@ -141,17 +149,17 @@ impl Machine {
     }
 
     /// What is to be done at this time.
-    pub(crate) fn step(&self, now: Timestamp) -> Step {
+    pub(crate) fn step(&self, now: Timestamp) -> CommandStep {
         if let Some(code) = self.refused {
-            return Step::Refuse(code);
+            return CommandStep::Refuse(code);
         }
         if now >= self.times.expire {
-            return Step::Expire;
+            return CommandStep::Expire;
         }
         match self.next.filter(|_| self.out.is_none()) {
-            Some(next) if next <= now => Step::Send,
-            Some(next) => Step::Wait(next.min(self.times.expire)),
-            None => Step::Wait(self.times.expire),
+            Some(next) if next <= now => CommandStep::Send,
+            Some(next) => CommandStep::Wait(next.min(self.times.expire)),
+            None => CommandStep::Wait(self.times.expire),
         }
     }
 
@@ -178,9 +186,14 @@ impl Machine {
     }
 
     /// The progress of an attempt. That of an earlier attempt no longer counts.
-    pub(crate) fn progress(&mut self, attempt: u32, receipt: &ReceiptState, now: Timestamp) -> Progress {
+    pub(crate) fn progress(
+        &mut self,
+        attempt: u32,
+        receipt: &ReceiptState,
+        now: Timestamp,
+    ) -> AttemptProgress {
         if self.out != Some(attempt) || self.state.is_final() {
-            return Progress::Nothing;
+            return AttemptProgress::Nothing;
         }
         if receipt.rejected > 0 {
             return self.refuse(receipt.code.unwrap_or_default());
@@ -193,27 +206,27 @@ impl Machine {
                 Some(DropReason::QueueFull | DropReason::Memory) => self.put_off(now),
                 _ => self.next = Some(now),
             }
-            if self.state == State::Sent {
-                self.state = State::Queued;
+            if self.state == CommandState::Sent {
+                self.state = CommandState::Queued;
             }
         } else if receipt.acked > 0 {
             self.out = None;
-            self.state = if self.unacknowledged { State::Sent } else { State::Delivered };
+            self.state = if self.unacknowledged { CommandState::Sent } else { CommandState::Delivered };
             self.next = self.times.retry.map(|retry| now.plus_millis(retry));
-        } else if receipt.sent > 0 && self.state == State::Queued {
-            self.state = State::Sent;
+        } else if receipt.sent > 0 && self.state == CommandState::Queued {
+            self.state = CommandState::Sent;
         }
-        if self.state == before { Progress::Nothing } else { Progress::Changed }
+        if self.state == before { AttemptProgress::Nothing } else { AttemptProgress::Changed }
     }
 
-    fn refuse(&mut self, code: u8) -> Progress {
+    fn refuse(&mut self, code: u8) -> AttemptProgress {
         self.out = None;
         self.refused = Some(code);
-        Progress::Refused(code)
+        AttemptProgress::Refused(code)
     }
 
     /// It ends; nothing changes any more.
-    pub(crate) fn end(&mut self, state: State) {
+    pub(crate) fn end(&mut self, state: CommandState) {
         self.state = state;
         self.out = None;
         self.next = None;
@@ -243,16 +256,19 @@ mod tests {
     #[test]
     fn a_command_is_sent_once_and_then_waits_for_its_reply() {
         let mut machine = machine(None);
-        assert_eq!(machine.step(at(9)), Step::Wait(at(10)));
-        assert_eq!(machine.step(at(10)), Step::Send);
+        assert_eq!(machine.step(at(9)), CommandStep::Wait(at(10)));
+        assert_eq!(machine.step(at(10)), CommandStep::Send);
         let attempt = machine.sent_out();
-        assert_eq!(machine.step(at(11)), Step::Wait(at(1_000)), "the session has it");
-        assert_eq!(machine.progress(attempt, &SENT, at(12)), Progress::Changed);
-        assert_eq!(machine.progress(attempt, &SENT, at(13)), Progress::Nothing);
+        assert_eq!(machine.step(at(11)), CommandStep::Wait(at(1_000)), "the session has it");
+        assert_eq!(machine.progress(attempt, &SENT, at(12)), AttemptProgress::Changed);
+        assert_eq!(machine.progress(attempt, &SENT, at(13)), AttemptProgress::Nothing);
         let acked = ReceiptState { acked: 1, ..SENT };
-        assert_eq!(machine.progress(attempt, &acked, at(14)), Progress::Changed);
-        assert_eq!((machine.state, machine.step(at(15))), (State::Delivered, Step::Wait(at(1_000))));
-        assert_eq!(machine.step(at(1_000)), Step::Expire);
+        assert_eq!(machine.progress(attempt, &acked, at(14)), AttemptProgress::Changed);
+        assert_eq!(
+            (machine.state, machine.step(at(15))),
+            (CommandState::Delivered, CommandStep::Wait(at(1_000)))
+        );
+        assert_eq!(machine.step(at(1_000)), CommandStep::Expire);
     }
 
     #[test]
@@ -260,19 +276,22 @@ mod tests {
         let mut machine = machine(Some(100));
         let first = machine.sent_out();
         machine.progress(first, &SENT, at(20));
-        assert_eq!(machine.progress(first, &lost(DropReason::SessionEnded), at(30)), Progress::Changed);
-        assert_eq!((machine.state, machine.step(at(30))), (State::Queued, Step::Send));
+        assert_eq!(
+            machine.progress(first, &lost(DropReason::SessionEnded), at(30)),
+            AttemptProgress::Changed
+        );
+        assert_eq!((machine.state, machine.step(at(30))), (CommandState::Queued, CommandStep::Send));
         let second = machine.sent_out();
         let acked = ReceiptState { acked: 1, ..SENT };
-        assert_eq!(machine.progress(first, &acked, at(40)), Progress::Nothing);
-        assert_eq!(machine.progress(second, &acked, at(50)), Progress::Changed);
+        assert_eq!(machine.progress(first, &acked, at(40)), AttemptProgress::Nothing);
+        assert_eq!(machine.progress(second, &acked, at(50)), AttemptProgress::Changed);
         // Delivered and not answered: again after the interval.
-        assert_eq!(machine.step(at(149)), Step::Wait(at(150)));
-        assert_eq!(machine.step(at(150)), Step::Send);
+        assert_eq!(machine.step(at(149)), CommandStep::Wait(at(150)));
+        assert_eq!(machine.step(at(150)), CommandStep::Send);
         let third = machine.sent_out();
-        assert_eq!(machine.progress(third, &lost(DropReason::QueueFull), at(200)), Progress::Nothing);
-        assert_eq!((machine.state, machine.attempts), (State::Delivered, 3), "it was delivered once");
-        assert_eq!(machine.step(at(201)), Step::Wait(at(1_000)));
+        assert_eq!(machine.progress(third, &lost(DropReason::QueueFull), at(200)), AttemptProgress::Nothing);
+        assert_eq!((machine.state, machine.attempts), (CommandState::Delivered, 3), "it was delivered once");
+        assert_eq!(machine.step(at(201)), CommandStep::Wait(at(1_000)));
     }
 
     #[test]
@@ -280,7 +299,7 @@ mod tests {
         let mut machine = machine(None);
         let attempt = machine.sent_out();
         assert!(machine.take_back(attempt) && !machine.take_back(attempt));
-        assert_eq!((machine.attempts, machine.step(at(20))), (0, Step::Send));
+        assert_eq!((machine.attempts, machine.step(at(20))), (0, CommandStep::Send));
         let first = machine.sent_out();
         machine.progress(first, &lost(DropReason::SessionEnded), at(20));
         assert!(!machine.take_back(first), "it came back by itself");
@@ -291,28 +310,28 @@ mod tests {
         let mut machine = machine(None);
         let attempt = machine.sent_out();
         let rejected = ReceiptState { rejected: 1, code: Some(0x87), ..SENT };
-        assert_eq!(machine.progress(attempt, &rejected, at(20)), Progress::Refused(0x87));
+        assert_eq!(machine.progress(attempt, &rejected, at(20)), AttemptProgress::Refused(0x87));
         assert_eq!(
             (machine.step(at(21)), machine.is_out()),
-            (Step::Refuse(0x87), false),
+            (CommandStep::Refuse(0x87), false),
             "until that is on disk"
         );
-        machine.end(State::Refused);
-        assert_eq!(machine.progress(attempt, &SENT, at(30)), Progress::Nothing);
+        machine.end(CommandState::Refused);
+        assert_eq!(machine.progress(attempt, &SENT, at(30)), AttemptProgress::Nothing);
         let mut large = self::machine(None);
         let attempt = large.sent_out();
         let dropped = lost(DropReason::TooLarge);
-        assert_eq!(large.progress(attempt, &dropped, at(20)), Progress::Refused(PACKET_TOO_LARGE));
+        assert_eq!(large.progress(attempt, &dropped, at(20)), AttemptProgress::Refused(PACKET_TOO_LARGE));
     }
 
     #[test]
     fn a_crash_repeats_what_was_on_its_way_but_nothing_delivered() {
         let times = Times { start: at(10), expire: at(1_000), retry: None };
-        let sent = Machine::restored(State::Sent, 2, times, Some(at(10)), false);
-        assert_eq!((sent.state, sent.step(at(20))), (State::Queued, Step::Send));
-        let delivered = Machine::restored(State::Delivered, 1, times, None, false);
-        assert_eq!(delivered.step(at(20)), Step::Wait(at(1_000)));
-        let gone = Machine::restored(State::Sent, 1, times, None, true);
-        assert_eq!(gone.step(at(20)), Step::Wait(at(1_000)), "at QoS 0 it was all that there is");
+        let sent = Machine::restored(CommandState::Sent, 2, times, Some(at(10)), false);
+        assert_eq!((sent.state, sent.step(at(20))), (CommandState::Queued, CommandStep::Send));
+        let delivered = Machine::restored(CommandState::Delivered, 1, times, None, false);
+        assert_eq!(delivered.step(at(20)), CommandStep::Wait(at(1_000)));
+        let gone = Machine::restored(CommandState::Sent, 1, times, None, true);
+        assert_eq!(gone.step(at(20)), CommandStep::Wait(at(1_000)), "at QoS 0 it was all that there is");
     }
 }

@@ -44,8 +44,8 @@ use thiserror::Error;
 
 pub(crate) use book::{Book, BookOptions, CancelError, StartError};
 pub(crate) use desk::Desk;
-pub(crate) use machine::{State, Times};
-pub(crate) use record::Record;
+pub(crate) use machine::{CommandState, Times};
+pub(crate) use record::CommandRecord;
 pub(crate) use topics::Topics;
 
 /// What a request is told by from another.
@@ -81,7 +81,7 @@ impl Spec {
 
 /// What a device answered.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Answer {
+pub(crate) struct DeviceReply {
     /// Payload.
     pub(crate) payload: Bytes,
     /// Properties.
@@ -92,7 +92,7 @@ pub(crate) struct Answer {
     pub(crate) at: Timestamp,
 }
 
-impl Answer {
+impl DeviceReply {
     /// Bytes held for it on the memory account.
     fn cost(&self) -> usize {
         self.payload.len() + self.properties.as_ref().map_or(0, |properties| properties.cost())
@@ -101,15 +101,15 @@ impl Answer {
 
 /// The answer to a call of Send.
 #[derive(Debug)]
-pub(crate) struct Reply {
-    pub(crate) answer: Answer,
+pub(crate) struct SendReply {
+    pub(crate) answer: DeviceReply,
     /// Its bytes on the memory account.
     _charge: Charge,
 }
 
 /// How far a command came that has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Stage {
+pub(crate) enum SendStage {
     /// It has not left the gateway.
     Queued,
     /// Handed to the operating system.
@@ -156,7 +156,7 @@ pub(crate) struct Failed {
     /// Why.
     pub(crate) why: Failure,
     /// How far.
-    pub(crate) stage: Stage,
+    pub(crate) stage: SendStage,
 }
 
 /// Bounds.

@@ -7,15 +7,15 @@ use bytes::Bytes;
 use gateway_core::{Properties, QoS, Timestamp};
 
 use super::{
-    Answer, Digest, RANDOM, Spec,
-    machine::{Machine, State, Times},
+    DeviceReply, Digest, RANDOM, Spec,
+    machine::{CommandState, Machine, Times},
 };
 
 const VERSION: u8 = 1;
 
 /// What is written of a command.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Record {
+pub(crate) struct CommandRecord {
     pub(crate) id: String,
     pub(crate) spec: Spec,
     pub(super) content: Digest,
@@ -24,12 +24,12 @@ pub(crate) struct Record {
     pub(crate) updated: Timestamp,
     pub(crate) machine: Machine,
     pub(crate) code: Option<u8>,
-    pub(crate) reply: Option<Answer>,
+    pub(crate) reply: Option<DeviceReply>,
 }
 
-struct Writer(Vec<u8>);
+struct RecordWriter(Vec<u8>);
 
-impl Writer {
+impl RecordWriter {
     fn byte(&mut self, value: u8) {
         self.0.push(value);
     }
@@ -112,10 +112,10 @@ impl<'a> Reader<'a> {
     }
 }
 
-impl Record {
+impl CommandRecord {
     pub(super) fn encode(&self) -> Bytes {
         let Self { id, spec, content, correlation, created, updated, machine, code, reply } = self;
-        let mut writer = Writer(Vec::with_capacity(256 + spec.payload.len()));
+        let mut writer = RecordWriter(Vec::with_capacity(256 + spec.payload.len()));
         writer.byte(VERSION);
         writer.bytes(id.as_bytes());
         writer.bytes(spec.device.as_bytes());
@@ -128,11 +128,11 @@ impl Record {
         for time in [created, updated, &machine.times.start, &machine.times.expire] {
             writer.number(time.0);
         }
-        writer.maybe(machine.times.retry, Writer::number);
+        writer.maybe(machine.times.retry, RecordWriter::number);
         writer.maybe(machine.next, |writer, at| writer.number(at.0));
         writer.number(u64::from(machine.attempts));
         writer.byte(machine.state as u8);
-        writer.maybe(*code, Writer::byte);
+        writer.maybe(*code, RecordWriter::byte);
         writer.maybe(reply.as_ref(), |writer, reply| {
             writer.bytes(&reply.payload);
             writer.properties(reply.properties.as_deref());
@@ -160,11 +160,11 @@ impl Record {
         let times = Times { start, expire, retry: reader.maybe(Reader::number)? };
         let next = reader.maybe(Reader::time)?;
         let attempts = u32::try_from(reader.number()?).ok()?;
-        let state = *State::ALL.get(usize::from(reader.byte()?))?;
+        let state = *CommandState::ALL.get(usize::from(reader.byte()?))?;
         let machine = Machine::restored(state, attempts, times, next, spec.qos == QoS::AtMostOnce);
         let code = reader.maybe(Reader::byte)?;
         let reply = reader.maybe(|reader| {
-            Some(Answer {
+            Some(DeviceReply {
                 payload: Bytes::copy_from_slice(reader.bytes()?),
                 properties: reader.properties()?,
                 status: u32::try_from(reader.number()?).ok()?,
@@ -189,7 +189,7 @@ impl Record {
 mod tests {
     use super::*;
 
-    fn record() -> Record {
+    fn record() -> CommandRecord {
         let properties = Properties {
             payload_format: Some(1),
             content_type: Some("text/plain".to_owned()),
@@ -200,8 +200,8 @@ mod tests {
         let times = Times { start: Timestamp(1), expire: Timestamp(9), retry: Some(5) };
         let mut machine = Machine::new(times, false);
         machine.sent_out();
-        machine.end(State::Replied);
-        Record {
+        machine.end(CommandState::Replied);
+        CommandRecord {
             id: "id".to_owned(),
             spec: Spec {
                 device: "d".into(),
@@ -216,7 +216,7 @@ mod tests {
             updated: Timestamp(2),
             machine,
             code: Some(0x87),
-            reply: Some(Answer {
+            reply: Some(DeviceReply {
                 payload: Bytes::from_static(b"done"),
                 properties: Some(Arc::new(properties)),
                 status: 200,
@@ -229,12 +229,12 @@ mod tests {
     fn a_record_is_read_as_it_was_written_and_a_cut_one_not_at_all() {
         let full = record();
         let bytes = full.encode();
-        assert_eq!(Record::decode(&bytes), Some(full.clone()));
+        assert_eq!(CommandRecord::decode(&bytes), Some(full.clone()));
         for end in 0..bytes.len() {
-            assert_eq!(Record::decode(&bytes[..end]), None, "{end} bytes");
+            assert_eq!(CommandRecord::decode(&bytes[..end]), None, "{end} bytes");
         }
-        assert_eq!(Record::decode(&[&bytes[..], b"x"].concat()), None);
-        let plain = Record { code: None, reply: None, ..full };
-        assert_eq!(Record::decode(&plain.encode()), Some(plain));
+        assert_eq!(CommandRecord::decode(&[&bytes[..], b"x"].concat()), None);
+        let plain = CommandRecord { code: None, reply: None, ..full };
+        assert_eq!(CommandRecord::decode(&plain.encode()), Some(plain));
     }
 }

@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Commands, Failed, Failure, Reply, Spec, Stage, after, desk::Ticket};
+use super::{Commands, Failed, Failure, SendReply, SendStage, Spec, after, desk::Ticket};
 
 /// How often one is sent again because its session has ended.
 const MOST_ATTEMPTS: usize = 16;
@@ -39,8 +39,8 @@ impl Commands {
         wait_for_device: Option<Duration>,
         deadline: Instant,
         shutdown: &watch::Receiver<bool>,
-    ) -> Result<Reply, Failed> {
-        let mut stage = Stage::Queued;
+    ) -> Result<SendReply, Failed> {
+        let mut stage = SendStage::Queued;
         let opened = self.desk.open(spec, self.broker.account());
         let mut ticket = opened.map_err(|why| self.failed(why, stage))?;
         count(|c| c.commands_sent.add(1));
@@ -55,7 +55,7 @@ impl Commands {
         ended.map_err(|why| self.failed(why, stage))
     }
 
-    fn failed(&self, why: Failure, stage: Stage) -> Failed {
+    fn failed(&self, why: Failure, stage: SendStage) -> Failed {
         count(|c| match why {
             Failure::Offline => c.commands_failed_offline.add(1),
             Failure::TimedOut => c.commands_failed_timeout.add(1),
@@ -72,8 +72,8 @@ impl Commands {
         ticket: &mut Ticket,
         wait_for_device: Option<Duration>,
         deadline: Instant,
-        stage: &mut Stage,
-    ) -> Result<Reply, Failure> {
+        stage: &mut SendStage,
+    ) -> Result<SendReply, Failure> {
         let now = clock::now();
         let expires = after(now, deadline.saturating_duration_since(Instant::now()));
         let first_by = wait_for_device.map(|span| (Instant::now() + span).min(deadline));
@@ -137,15 +137,15 @@ impl Commands {
 }
 
 /// Waits until it is clear what becomes of an attempt, and notes how far it came. Cancel safe.
-async fn follow(receipt: &Receipt, qos: QoS, stage: &mut Stage) -> Attempt {
+async fn follow(receipt: &Receipt, qos: QoS, stage: &mut SendStage) -> Attempt {
     let mut seen = ReceiptState::default();
     loop {
         seen = receipt.wait(|state| *state != seen).await;
         if seen.sent > 0 {
-            *stage = (*stage).max(Stage::Sent);
+            *stage = (*stage).max(SendStage::Sent);
         }
         if seen.acked > 0 && qos > QoS::AtMostOnce {
-            *stage = Stage::Delivered;
+            *stage = SendStage::Delivered;
         }
         if seen.rejected > 0 {
             return Attempt::Failed(Failure::Refused(seen.code.unwrap_or_default()));

@@ -9,13 +9,13 @@ use ahash::RandomState;
 use gateway_core::{Commit, Timestamp};
 use tokio::{sync::broadcast, task::AbortHandle};
 
-use super::{Answer, Record};
+use super::{CommandRecord, DeviceReply};
 
 /// Bytes counted for a command besides what it holds.
 const OVERHEAD: usize = 768;
 
 /// Changes of a command, until it ends.
-pub(crate) type Changes = broadcast::Receiver<Arc<Record>>;
+pub(crate) type Changes = broadcast::Receiver<Arc<CommandRecord>>;
 
 /// What a command waits for.
 pub(super) enum Writing {
@@ -23,16 +23,16 @@ pub(super) enum Writing {
     /// Its start.
     Start(Arc<Commit>),
     /// Its end: the record that it becomes.
-    End(Box<Record>, Arc<Commit>),
+    End(Box<CommandRecord>, Arc<Commit>),
 }
 
-pub(super) struct Entry {
-    pub(super) record: Record,
+pub(super) struct CommandEntry {
+    pub(super) record: CommandRecord,
     pub(super) bytes: usize,
     pub(super) writing: Writing,
     /// When it is looked at next.
     pub(super) due: Option<Timestamp>,
-    pub(super) watchers: Option<broadcast::Sender<Arc<Record>>>,
+    pub(super) watchers: Option<broadcast::Sender<Arc<CommandRecord>>>,
     /// Follows the attempt that a session has.
     pub(super) follower: Option<AbortHandle>,
 }
@@ -51,8 +51,8 @@ pub(super) struct OfDevice {
 }
 
 #[derive(Default)]
-pub(super) struct Table {
-    pub(super) commands: HashMap<u64, Entry, RandomState>,
+pub(super) struct CommandTable {
+    pub(super) commands: HashMap<u64, CommandEntry, RandomState>,
     pub(super) ids: HashMap<Box<str>, u64, RandomState>,
     pub(super) devices: HashMap<Arc<str>, OfDevice, RandomState>,
     pub(super) numbers: BTreeSet<u64>,
@@ -71,12 +71,12 @@ pub(super) struct Table {
     pub(super) last: u64,
 }
 
-pub(super) fn cost(record: &Record) -> usize {
-    let reply = record.reply.as_ref().map_or(0, Answer::cost);
+pub(super) fn cost(record: &CommandRecord) -> usize {
+    let reply = record.reply.as_ref().map_or(0, DeviceReply::cost);
     OVERHEAD + record.id.len() + record.spec.cost() + reply
 }
 
-impl Table {
+impl CommandTable {
     /// Looks at a command at this time, or never.
     pub(super) fn schedule(&mut self, number: u64, at: Option<Timestamp>) {
         let Some(entry) = self.commands.get_mut(&number) else { return };
@@ -88,7 +88,7 @@ impl Table {
         }
     }
 
-    pub(super) fn insert(&mut self, number: u64, entry: Entry) {
+    pub(super) fn insert(&mut self, number: u64, entry: CommandEntry) {
         let of_device = self.devices.entry(Arc::clone(&entry.record.spec.device)).or_default();
         of_device.all.insert(number);
         if entry.record.machine.state.is_final() {
@@ -160,8 +160,8 @@ impl Table {
     }
 }
 
-impl Entry {
-    pub(super) fn new(record: Record, writing: Writing) -> Self {
+impl CommandEntry {
+    pub(super) fn new(record: CommandRecord, writing: Writing) -> Self {
         let bytes = cost(&record);
         Self { record, bytes, writing, due: None, watchers: None, follower: None }
     }

@@ -1,6 +1,6 @@
 //! The desk: which replies are taken, and what becomes of the others.
 
-use broker::{BrokerConfig, Levels, Taken, Turn};
+use broker::{BrokerConfig, Levels, ReservedOutcome, Turn};
 use gateway_core::{ClientId, OriginKind, clock};
 
 use super::*;
@@ -40,7 +40,7 @@ impl Bench {
     }
 
     /// What a device says to a topic after its name.
-    fn say(&self, device: &str, rest: &str, properties: Option<Properties>) -> Taken {
+    fn say(&self, device: &str, rest: &str, properties: Option<Properties>) -> ReservedOutcome {
         let client_id = ClientId::new(device);
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot: 0 };
         let properties = properties.map(Arc::new);
@@ -77,7 +77,11 @@ fn a_reply_needs_the_id_and_the_correlation_or_a_status_level() {
         ("d", id.clone(), correlated(&data, None)),
     ];
     for (device, rest, properties) in wrong {
-        assert_eq!(bench.say(device, &rest, properties), Taken::Taken, "acknowledged: {device} {rest}");
+        assert_eq!(
+            bench.say(device, &rest, properties),
+            ReservedOutcome::Taken,
+            "acknowledged: {device} {rest}"
+        );
         assert!(ticket.reply.try_recv().is_err(), "{device} {rest}");
     }
     bench.say("d", &format!("{id}/reply"), correlated(&data, Some("404")));
@@ -282,7 +286,7 @@ async fn a_reply_takes_the_room_of_commands_that_have_ended() {
         let message = Message::new("cmd", &payload, Timestamp(7), origin);
         let address = topics::Address { id: &id, status: Some(0) };
         let taken = book.take(&device, &address, &message);
-        assert_eq!(taken, Some(Taken::Taken), "reply {number}");
-        assert_eq!(book.get(&id).map(|record| record.machine.state()), Some(State::Replied));
+        assert_eq!(taken, Some(ReservedOutcome::Taken), "reply {number}");
+        assert_eq!(book.get(&id).map(|record| record.machine.state()), Some(CommandState::Replied));
     }
 }

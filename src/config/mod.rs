@@ -60,7 +60,7 @@ pub use flags::{
 pub use groups::Groups;
 pub use grpc_hook::{AuthGrpc, HookEvent};
 pub use quic::Quic;
-pub use record_topic::{Record, RecordTopic};
+pub use record_topic::{RecordFields, RecordTopic};
 pub use remote::{OnError, RemoteLimits};
 pub use replication::Replication;
 pub use secret::Secret;

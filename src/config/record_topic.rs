@@ -4,7 +4,7 @@ use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
-use super::template::{Part, parts};
+use super::template::{TemplatePart, parts};
 
 /// A piece of a [`RecordTopic`].
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ enum Piece {
 pub struct RecordTopic(Vec<Piece>);
 
 /// What a record has to fill in.
-pub trait Record {
+pub trait RecordFields {
     /// Its topic in Kafka.
     fn topic(&self) -> &str;
     /// The number of its partition.
@@ -40,7 +40,7 @@ pub trait Record {
 
 impl RecordTopic {
     /// The topic of a record; `None` if the record lacks a value that the topic needs.
-    pub fn fill(&self, record: &impl Record) -> Option<String> {
+    pub fn fill(&self, record: &impl RecordFields) -> Option<String> {
         let mut topic = String::new();
         for piece in &self.0 {
             match piece {
@@ -67,11 +67,11 @@ impl FromStr for RecordTopic {
     fn from_str(text: &str) -> Result<Self, String> {
         let piece = |part| {
             Ok(match part {
-                Part::Text(text) => Piece::Text(text.to_owned()),
-                Part::Place("topic") => Piece::Topic,
-                Part::Place("key") => Piece::Key,
-                Part::Place("partition") => Piece::Partition,
-                Part::Place(name) => match (name.strip_prefix("header:"), name.parse()) {
+                TemplatePart::Text(text) => Piece::Text(text.to_owned()),
+                TemplatePart::Place("topic") => Piece::Topic,
+                TemplatePart::Place("key") => Piece::Key,
+                TemplatePart::Place("partition") => Piece::Partition,
+                TemplatePart::Place(name) => match (name.strip_prefix("header:"), name.parse()) {
                     (Some(header), _) if !header.is_empty() => Piece::Header(header.to_owned()),
                     (None, Ok(number @ 1..=128)) => Piece::Level(number),
                     _ => {
@@ -117,7 +117,7 @@ mod tests {
 
     struct Plain(Option<&'static str>);
 
-    impl Record for Plain {
+    impl RecordFields for Plain {
         fn topic(&self) -> &str {
             "plant.north"
         }

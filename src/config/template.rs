@@ -45,10 +45,10 @@ impl FromStr for Template {
     fn from_str(text: &str) -> Result<Self, String> {
         let piece = |part| {
             Ok(match part {
-                Part::Text(text) => Piece::Text(text.to_owned()),
-                Part::Place("client_id") => Piece::ClientId,
-                Part::Place("topic") => Piece::Topic,
-                Part::Place(number) => match number.parse() {
+                TemplatePart::Text(text) => Piece::Text(text.to_owned()),
+                TemplatePart::Place("client_id") => Piece::ClientId,
+                TemplatePart::Place("topic") => Piece::Topic,
+                TemplatePart::Place(number) => match number.parse() {
                     Ok(number @ 1..=128) => Piece::Level(number),
                     _ => {
                         let known = "use {client_id}, {topic}, or {1} and so on for a level of the topic";
@@ -62,7 +62,7 @@ impl FromStr for Template {
 }
 
 /// Text, or the name of a place.
-pub(super) enum Part<'a> {
+pub(super) enum TemplatePart<'a> {
     Text(&'a str),
     Place(&'a str),
 }
@@ -71,20 +71,20 @@ pub(super) enum Part<'a> {
 ///
 /// # Errors
 /// A brace that is not closed, with `example` of how to write it.
-pub(super) fn parts<'a>(text: &'a str, example: &str) -> Result<Vec<Part<'a>>, String> {
+pub(super) fn parts<'a>(text: &'a str, example: &str) -> Result<Vec<TemplatePart<'a>>, String> {
     let mut parts = Vec::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('{') {
         if !before.is_empty() {
-            parts.push(Part::Text(before));
+            parts.push(TemplatePart::Text(before));
         }
         let closed = after.split_once('}');
         let (name, behind) = closed.ok_or_else(|| format!("lacks a }}; write it like {example}"))?;
-        parts.push(Part::Place(name));
+        parts.push(TemplatePart::Place(name));
         rest = behind;
     }
     if !rest.is_empty() {
-        parts.push(Part::Text(rest));
+        parts.push(TemplatePart::Text(rest));
     }
     Ok(parts)
 }

@@ -13,19 +13,19 @@ pub(super) struct Occupancy<K> {
     bounds: Bounds,
     connections: usize,
     handshakes: usize,
-    held: HashMap<Address, Held>,
+    held: HashMap<Address, AddressUse>,
     guests: BTreeMap<u64, Guest<K>>,
     /// Guests in their handshake who owe us bytes.
-    silent: Order,
+    silent: GuestOrder,
     /// Guests beyond it who ask for nothing.
-    idle: Order,
+    idle: GuestOrder,
     next: u64,
     rates: Rates,
 }
 
 /// What one address holds.
 #[derive(Debug, Default)]
-struct Held {
+struct AddressUse {
     connections: usize,
     handshakes: usize,
 }
@@ -44,12 +44,12 @@ struct Guest<K> {
 
 /// Guests by age, also those of one address.
 #[derive(Debug, Default)]
-struct Order {
+struct GuestOrder {
     all: BTreeSet<u64>,
     by_address: BTreeSet<(Option<Address>, u64)>,
 }
 
-impl Order {
+impl GuestOrder {
     fn insert(&mut self, address: Option<Address>, id: u64) {
         self.all.insert(id);
         self.by_address.insert((address, id));
@@ -77,8 +77,8 @@ impl<K> Occupancy<K> {
             handshakes: 0,
             held: HashMap::new(),
             guests: BTreeMap::new(),
-            silent: Order::default(),
-            idle: Order::default(),
+            silent: GuestOrder::default(),
+            idle: GuestOrder::default(),
             next: 0,
             rates: Rates::new(bounds.rate_per_address),
         }
@@ -250,8 +250,8 @@ impl<K> Occupancy<K> {
 
     /// Everybody.
     pub(super) fn close(&mut self) -> Vec<K> {
-        self.silent = Order::default();
-        self.idle = Order::default();
+        self.silent = GuestOrder::default();
+        self.idle = GuestOrder::default();
         self.guests.values_mut().filter_map(|guest| guest.knock.take()).collect()
     }
 
@@ -269,7 +269,7 @@ impl<K> Occupancy<K> {
         self.guests.get(&id).is_some_and(|guest| guest.since + self.bounds.patience <= now)
     }
 
-    fn change(&mut self, address: Option<Address>, change: impl FnOnce(&mut Held)) {
+    fn change(&mut self, address: Option<Address>, change: impl FnOnce(&mut AddressUse)) {
         let Some(address) = address else { return };
         let Some(held) = self.held.get_mut(&address) else { return };
         change(held);

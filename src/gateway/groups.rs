@@ -15,32 +15,32 @@ use store::{
 use super::StartError;
 use crate::{
     config::Config,
-    groups::{Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Marker, Wants},
+    groups::{Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Marker, MessageFilter},
 };
 
 /// The engines.
 #[derive(Clone)]
-pub(super) struct Opened {
+pub(super) struct OpenedGroups {
     pub(super) log: Arc<EmbeddedLog>,
     pub(super) state: Arc<EmbeddedGroupState>,
     memory: usize,
 }
 
 /// Opens both in the data directory. Blocks on the disk.
-pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
+pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedGroups, StartError> {
     let (waiting, cache) = config.log_memory();
     let options = LogOptions { max_waiting_bytes: waiting.0, cache_bytes: cache.0, ..LogOptions::default() };
     let log = Arc::new(EmbeddedLog::open(directory, &options)?);
     // Records of groups are small: what members have outstanding bounds them.
     let options = DurableOptions { max_waiting_bytes: waiting.0, ..DurableOptions::default() };
     let state = Arc::new(EmbeddedGroupState::open(directory, &options)?);
-    Ok(Opened { log, state, memory: waiting.0 + cache.0 })
+    Ok(OpenedGroups { log, state, memory: waiting.0 + cache.0 })
 }
 
 /// How often groups look for what they need not keep.
 const UPKEEP: Duration = Duration::from_secs(1);
 
-impl Opened {
+impl OpenedGroups {
     /// Brings the groups back, so that from now on messages are appended for them.
     pub(super) async fn start(&self, config: &Config, broker: &Broker) -> Result<Arc<Groups>, StartError> {
         let options = GroupsOptions {
@@ -96,7 +96,7 @@ impl Marker for Marking {
         self.0.set_full(group, full);
     }
 
-    fn matcher(&self, filter: &Filter) -> Arc<Wants> {
+    fn matcher(&self, filter: &Filter) -> Arc<MessageFilter> {
         let filter = build(filter);
         Arc::new(move |message| filter.matches(message))
     }
@@ -139,7 +139,7 @@ const OF_GROUPS: [OfGroup; 8] = [
     }),
 ];
 
-impl Opened {
+impl OpenedGroups {
     /// The log, and each group: as many as groups.max_groups allows.
     pub(super) fn figures(&self, groups: &Groups) -> Vec<Row> {
         let memory = self.log.memory();

@@ -20,11 +20,11 @@ use crate::{abuse::Bans, bridges::BridgesStatus, commands::Book, groups::Groups,
 pub(super) struct StoreWatch {
     pub(super) durable: Option<Durable>,
     /// The engines of consumer groups, and the groups once they have begun.
-    pub(super) engines: Option<groups::Opened>,
+    pub(super) engines: Option<groups::OpenedGroups>,
     pub(super) groups: OnceLock<Arc<Groups>>,
     /// Stored commands, once there are any.
     pub(super) book: OnceLock<Arc<Book>>,
-    pub(super) shadows: Option<shadows::Opened>,
+    pub(super) shadows: Option<shadows::OpenedShadows>,
     /// Latest values on this disk: all, or those that the database did not take.
     pub(super) latest: Option<Arc<EmbeddedLatest>>,
     pub(super) set_aside: Vec<PathBuf>,
@@ -76,8 +76,8 @@ impl StoreWatch {
     /// The health of all stores on this disk that others wait for, by name.
     fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
         let durable = self.durable.as_ref().map(Durable::health).into_iter().flatten();
-        let groups = self.engines.as_ref().map(groups::Opened::health).into_iter().flatten();
-        durable.chain(groups).chain(self.shadows.as_ref().and_then(shadows::Opened::health))
+        let groups = self.engines.as_ref().map(groups::OpenedGroups::health).into_iter().flatten();
+        durable.chain(groups).chain(self.shadows.as_ref().and_then(shadows::OpenedShadows::health))
     }
 
     /// Whether the store of consumer groups answers. One whose disk takes nothing does: groups read on, and it tries again with

@@ -15,7 +15,7 @@ use crate::{config::Config, tls};
 const PROBE: Duration = Duration::from_secs(2);
 
 /// Latest values, not yet running.
-pub(super) struct Opened {
+pub(super) struct OpenedLatest {
     pub(super) latest: Arc<Latest>,
     /// History of the topics that have one.
     pub(super) history: Option<Arc<History>>,
@@ -26,7 +26,7 @@ pub(super) struct Opened {
 }
 
 /// Opens what is in the data directory; a database is connected to later, by the first write or read.
-pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
+pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedLatest, StartError> {
     let options = LatestOptions {
         flush_interval: config.latest.flush_interval.0,
         max_bytes: config.latest.max_bytes.0,
@@ -40,7 +40,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
         none if none.is_empty() => {
             let store = embedded(config, directory)?;
             let latest = Latest::new(Arc::clone(&store) as _, options);
-            Ok(Opened { latest, history: None, shadows: None, on_disk: Some(store) })
+            Ok(OpenedLatest { latest, history: None, shadows: None, on_disk: Some(store) })
         }
         contact_points => open_database(config, directory, contact_points, options),
     }
@@ -57,7 +57,7 @@ fn open_database(
     directory: &Arc<DataDir>,
     contact_points: Vec<String>,
     options: LatestOptions,
-) -> Result<Opened, StartError> {
+) -> Result<OpenedLatest, StartError> {
     let database = &config.database;
     let server_id = match database.server_id.as_str() {
         "" => server_id(directory)?,
@@ -81,7 +81,12 @@ fn open_database(
     let store = ScyllaLatest::new(database_options(config, contact_points, server_id)?)?;
     let history = history::open(config, &store, &options);
     let shadows = Some(Arc::new(ScyllaShadows::new(&store)));
-    Ok(Opened { latest: Latest::with_spill(Arc::new(store), spill, options), history, shadows, on_disk })
+    Ok(OpenedLatest {
+        latest: Latest::with_spill(Arc::new(store), spill, options),
+        history,
+        shadows,
+        on_disk,
+    })
 }
 
 fn database_options(

@@ -129,7 +129,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         Some(directory) if config.store.enabled => Some(stores::open(&config, directory)?),
         _ => None,
     };
-    let durable = stores.as_ref().map(stores::Opened::watched);
+    let durable = stores.as_ref().map(stores::OpenedStores::watched);
     let records = durable.as_ref().map(|durable| Arc::clone(&durable.publisher) as Arc<dyn PublisherStore>);
     let engines = match &directory {
         Some(directory) if config.has_groups() => Some(groups::open(&config, directory)?),
@@ -143,9 +143,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let watch = Arc::new(StoreWatch {
         set_aside: aside
             .into_iter()
-            .chain(stores.iter().flat_map(stores::Opened::set_aside))
-            .chain(engines.iter().filter_map(groups::Opened::set_aside))
-            .chain(shadows.iter().filter_map(shadows::Opened::set_aside))
+            .chain(stores.iter().flat_map(stores::OpenedStores::set_aside))
+            .chain(engines.iter().filter_map(groups::OpenedGroups::set_aside))
+            .chain(shadows.iter().filter_map(shadows::OpenedShadows::set_aside))
             .collect(),
         durable,
         engines: engines.clone(),
@@ -179,11 +179,11 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         latest: latest.clone(),
         history: history.clone(),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
-        log: engines.as_ref().map(groups::Opened::for_broker),
+        log: engines.as_ref().map(groups::OpenedGroups::for_broker),
         reserved: desk
             .iter()
             .map(commands::reserved)
-            .chain(shadows.iter().map(shadows::Opened::reserved))
+            .chain(shadows.iter().map(shadows::OpenedShadows::reserved))
             .collect(),
         durability: stores::rules(&config),
         judge_will: authority.clone().map(judge_will),

@@ -13,7 +13,7 @@ use crate::{
 
 /// The shadows, and the store of those that are on this disk.
 #[derive(Clone)]
-pub(super) struct Opened {
+pub(super) struct OpenedShadows {
     pub(super) shadows: Arc<Shadows>,
     on_disk: Option<Arc<EmbeddedShadows>>,
 }
@@ -23,15 +23,15 @@ pub(super) fn open(
     config: &Config,
     directory: &Arc<DataDir>,
     database: Option<Arc<ScyllaShadows>>,
-) -> Result<Opened, StartError> {
+) -> Result<OpenedShadows, StartError> {
     if let Some(store) = database {
-        return Ok(Opened { shadows: Shadows::new(store, options_of(config)), on_disk: None });
+        return Ok(OpenedShadows { shadows: Shadows::new(store, options_of(config)), on_disk: None });
     }
     // What waits is on the memory account before it comes here.
     let options = DurableOptions { map_size: 64 << 20, ..DurableOptions::default() };
     let on_disk = Arc::new(EmbeddedShadows::open(directory, &options)?);
     let store: Arc<dyn ShadowStore> = Arc::clone(&on_disk) as _;
-    Ok(Opened { shadows: Shadows::new(store, options_of(config)), on_disk: Some(on_disk) })
+    Ok(OpenedShadows { shadows: Shadows::new(store, options_of(config)), on_disk: Some(on_disk) })
 }
 
 /// How long a request may wait for those before it.
@@ -48,7 +48,7 @@ fn options_of(config: &Config) -> ShadowOptions {
     }
 }
 
-impl Opened {
+impl OpenedShadows {
     /// What hears from devices.
     pub(super) fn reserved(&self) -> Arc<dyn Reserved> {
         Arc::new(DeviceShadows(Arc::clone(&self.shadows)))

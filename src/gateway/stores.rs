@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// The stores, not yet read.
-pub(super) struct Opened {
+pub(super) struct OpenedStores {
     pub(super) stores: Stores,
     sessions: Arc<EmbeddedSessions>,
     queues: Arc<EmbeddedQueues>,
@@ -30,7 +30,7 @@ pub(super) struct Opened {
 const AT_HAND: usize = 1024;
 
 /// Opens the stores in the data directory. Called in the runtime that the broker gives its reading to.
-pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, StartError> {
+pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedStores, StartError> {
     let waiting = config.limits.waiting_for_disk().0;
     let durable = DurableOptions { max_waiting_bytes: waiting / 6, ..DurableOptions::default() };
     let small =
@@ -54,7 +54,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<Opened, 
         retained: Arc::clone(&retained) as _,
         runtime: Handle::current(),
     };
-    Ok(Opened { stores, sessions, queues, retained, publisher })
+    Ok(OpenedStores { stores, sessions, queues, retained, publisher })
 }
 
 /// Which messages are acknowledged when.
@@ -66,7 +66,7 @@ pub(super) fn rules(config: &Config) -> DurabilityRules {
     }
 }
 
-impl Opened {
+impl OpenedStores {
     /// The stores as those who look after them need them.
     pub(super) fn watched(&self) -> Durable {
         Durable {

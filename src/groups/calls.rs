@@ -5,9 +5,9 @@ use std::time::Duration;
 use groups::{AckId, AckResult, Nack, Room};
 
 use super::{
-    Batch, Ended, GroupError, Groups, Joining, Member,
+    Batch, GroupError, Groups, Joining, LiveMember, MemberEnd,
     live::{Inner, Live},
-    member::Held,
+    member::MemberMemory,
 };
 
 /// How long a call of Fetch reads for more than it has at once.
@@ -30,8 +30,8 @@ impl Groups {
         room: Room,
         wait: Duration,
     ) -> Result<Batch, GroupError> {
-        let held = Held::take(&self.marker)?;
-        let mut member = Member::join(&self.find(group)?, joining, true, held)?;
+        let held = MemberMemory::take(&self.marker)?;
+        let mut member = LiveMember::join(&self.find(group)?, joining, true, held)?;
         // If filling takes longer than this, what is there is the answer, even for a caller that does not want to wait.
         if let Ok(filled) = tokio::time::timeout(GATHER, member.fill(room)).await {
             filled?;
@@ -41,7 +41,7 @@ impl Groups {
                 let batch = member.next(room).await?;
                 // What is revoked of a member without a stream nobody can be told.
                 if !batch.deliveries.is_empty() || !batch.gaps.is_empty() {
-                    return Ok::<_, Ended>(batch);
+                    return Ok::<_, MemberEnd>(batch);
                 }
             }
         };

@@ -49,7 +49,7 @@ pub enum WhenFull {
 
 /// What messages keep their order among each other, as it is kept.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Order {
+pub enum KeptOrder {
     /// Those of a device.
     #[default]
     Device,
@@ -67,7 +67,7 @@ pub struct Definition {
     /// What it gets.
     pub filter: Filter,
     /// Fixed at its creation.
-    pub order: Order,
+    pub order: KeptOrder,
     /// How long a delivered message may stay unacknowledged.
     pub ack_deadline: u64,
     /// Deliveries before a message is given up; 0 is no limit.
@@ -95,9 +95,9 @@ impl Definition {
     pub fn config(&self) -> GroupConfig {
         GroupConfig {
             order_key: match self.order {
-                Order::Device => OrderKey::Device,
-                Order::DeviceTopic => OrderKey::DeviceTopic,
-                Order::None => OrderKey::None,
+                KeptOrder::Device => OrderKey::Device,
+                KeptOrder::DeviceTopic => OrderKey::DeviceTopic,
+                KeptOrder::None => OrderKey::None,
             },
             ack_deadline: Duration::from_millis(self.ack_deadline),
             max_attempts: self.max_attempts,
@@ -110,7 +110,7 @@ impl Definition {
 
 /// A group as it is kept: what was asked for, and what the gateway added.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct Kept {
+pub(super) struct KeptDefinition {
     pub(super) definition: Definition,
     /// Changes with each change of the definition.
     pub(super) etag: u64,
@@ -130,7 +130,7 @@ pub(super) struct Kept {
     pub(super) former: Formers,
 }
 
-impl Kept {
+impl KeptDefinition {
     pub(super) fn created(&self) -> Timestamp {
         Timestamp(self.created)
     }

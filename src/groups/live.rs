@@ -26,15 +26,15 @@ use tracing::warn;
 
 use super::{
     Filter, GroupError, Marker,
-    definition::{Definition, Kept},
+    definition::{Definition, KeptDefinition},
     letters::Letters,
-    member::Held,
+    member::MemberMemory,
     reach::Reach,
     waypoints::Waypoints,
 };
 
 /// Whether a message that was appended before the group was made would have been its.
-pub type Wants = dyn Fn(&Message<'_>) -> bool + Send + Sync;
+pub type MessageFilter = dyn Fn(&Message<'_>) -> bool + Send + Sync;
 
 /// One group.
 pub(super) struct Live {
@@ -51,7 +51,7 @@ pub(super) struct Live {
     dying: Notify,
     /// Deadlines may have come nearer.
     pub(super) timer: Notify,
-    written: watch::Sender<Written>,
+    written: watch::Sender<WrittenUpTo>,
     /// It is being deleted, or the gateway stops.
     pub(super) ended: AtomicBool,
     /// Messages of the group that were appended, since the log began.
@@ -81,7 +81,7 @@ impl Owner {
 
 /// How far the writer is.
 #[derive(Debug, Clone, Copy, Default)]
-struct Written {
+struct WrittenUpTo {
     /// The last write that is done.
     done: u64,
     /// The next has failed, and is tried again.
@@ -90,8 +90,8 @@ struct Written {
 
 pub(super) struct Inner {
     pub(super) logic: Group,
-    pub(super) kept: Kept,
-    pub(super) wants: Arc<Wants>,
+    pub(super) kept: KeptDefinition,
+    pub(super) wants: Arc<MessageFilter>,
     pub(super) reach: Arc<Reach>,
     /// The filter by which messages are to be marked once this write is done, if it is another than now.
     pub(super) unmarked: Option<(u64, Filter)>,
@@ -100,7 +100,7 @@ pub(super) struct Inner {
     pub(super) letters: Letters,
     wakers: HashMap<u64, Vec<Waker>, RandomState>,
     /// Memory of members without a stream, for what was read for them and not fetched yet.
-    pub(super) ahead: HashMap<u64, Held, RandomState>,
+    pub(super) ahead: HashMap<u64, MemberMemory, RandomState>,
     /// The number of the next write.
     write: u64,
     /// How many there were before this process.
@@ -139,8 +139,8 @@ impl Live {
         owner: Owner,
         (log, state, marker): (Arc<dyn PartitionedLog>, Arc<dyn GroupState>, Arc<dyn Marker>),
         clock: fn() -> Timestamp,
-        kept: Kept,
-        wants: Arc<Wants>,
+        kept: KeptDefinition,
+        wants: Arc<MessageFilter>,
         logic: Group,
         letters: Letters,
         (counts, first): (Counts, Option<Expect>),
@@ -240,7 +240,7 @@ impl Live {
     /// nobody knows for how long.
     pub(super) async fn written(&self, number: u64) -> Result<(), GroupError> {
         let mut written = self.written.subscribe();
-        let over = |written: &Written| written.done >= number || written.stuck || self.is_ended();
+        let over = |written: &WrittenUpTo| written.done >= number || written.stuck || self.is_ended();
         let now = *written.wait_for(over).await.map_err(|_| GroupError::Gone)?;
         if now.done >= number {
             Ok(())
@@ -322,7 +322,7 @@ impl Live {
                 pause = (pause * 2).min(Duration::from_secs(5));
             }
             self.mark(write.number);
-            self.written.send_replace(Written { done: write.number, stuck: false });
+            self.written.send_replace(WrittenUpTo { done: write.number, stuck: false });
             let wakers: Vec<Waker> = {
                 let mut inner = self.inner.lock();
                 for (partition, floor) in write.floors {
@@ -373,7 +373,7 @@ impl Live {
             }
             // The copies wait in memory for the disk: no more of them until it has these.
             let number = self.with(|inner| Self::wait_number(inner));
-            let over = |written: &Written| written.done >= number || self.is_ended();
+            let over = |written: &WrittenUpTo| written.done >= number || self.is_ended();
             if self.written.subscribe().wait_for(over).await.is_err() {
                 return;
             }
@@ -443,7 +443,7 @@ impl Live {
     }
 
     /// Changes the definition. What is published is judged by its filter once the write of the returned number is done.
-    pub(super) fn redefine(&self, definition: Definition, wants: Arc<Wants>) -> u64 {
+    pub(super) fn redefine(&self, definition: Definition, wants: Arc<MessageFilter>) -> u64 {
         self.with(|inner| {
             inner.logic.set_config(definition.config());
             let is_other = inner.replace_filter(&definition.filter);
@@ -462,7 +462,7 @@ impl Live {
 }
 
 /// What is written at once.
-struct Write {
+struct StateWrite {
     number: u64,
     changes: Vec<StateChange>,
     floors: Vec<(Partition, u64)>,
@@ -492,7 +492,7 @@ impl Inner {
         }
     }
 
-    fn take_write(&mut self) -> Option<Write> {
+    fn take_write(&mut self) -> Option<StateWrite> {
         if self.changes.is_empty() && !self.logic.has_changes() {
             return None;
         }
@@ -506,7 +506,7 @@ impl Inner {
         changes.push(StateChange { expect, ..self.counts_change() });
         let number = self.write;
         self.write += 1;
-        Some(Write { number, changes, floors })
+        Some(StateWrite { number, changes, floors })
     }
 
     /// How much is settled. Part of every write.
@@ -528,7 +528,7 @@ impl Inner {
     }
 }
 
-pub(super) fn definition_change(kept: &Kept) -> StateChange {
+pub(super) fn definition_change(kept: &KeptDefinition) -> StateChange {
     let json = serde_json::to_vec(kept).unwrap_or_default();
     put(Bytes::from_static(DEFINITION), Bytes::from(json))
 }

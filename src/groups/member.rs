@@ -10,8 +10,8 @@ use std::{
 
 use access::backends::Scope;
 use groups::{
-    Answer, Credit, Delivery, Gap, IdRange, MAX_AHEAD, MemberKey, MemberOptions, Nack, Ranges, Read, Room,
-    Taken,
+    Credit, Delivery, Gap, IdRange, MAX_AHEAD, MemberKey, MemberOptions, Nack, Ranges, Read, Room,
+    SettlingAnswer, TakenDeliveries,
 };
 use store::{BoxFuture, ReadLimit, Reading, Slice, StoreError};
 use thiserror::Error;
@@ -48,7 +48,7 @@ pub struct Batch {
     /// Messages.
     pub deliveries: Vec<Delivery>,
     /// Answers to its acknowledgements, which are on disk.
-    pub answers: Vec<Answer>,
+    pub answers: Vec<SettlingAnswer>,
     /// It asked for no more, and everything is settled and answered.
     pub is_drained: bool,
 }
@@ -66,7 +66,7 @@ impl Batch {
 
 /// Why a member gets nothing more.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum Ended {
+pub enum MemberEnd {
     /// Another stream has its name, or its lease has ended.
     #[error("another stream has taken the member's name")]
     Fenced,
@@ -92,12 +92,12 @@ pub struct Joining<'a> {
 }
 
 /// Memory set aside: for a member, as long as it has a stream or a call, or something was read for its next call.
-pub struct Held {
+pub struct MemberMemory {
     marker: Arc<dyn Marker>,
     bytes: usize,
 }
 
-impl Held {
+impl MemberMemory {
     /// # Errors
     /// [`GroupError::Memory`].
     pub(super) fn take(marker: &Arc<dyn Marker>) -> Result<Self, GroupError> {
@@ -114,7 +114,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for MemberMemory {
     fn drop(&mut self) {
         self.marker.release(self.bytes);
     }
@@ -125,12 +125,12 @@ enum Looked {
     /// This, which the member has not been held against yet.
     Judge(Arc<Reach>),
     /// What the member got, and what is to be read for it.
-    Taken(Taken, Vec<Read>),
+    Taken(TakenDeliveries, Vec<Read>),
 }
 
 /// A member with a stream, or one call of Fetch. Dropped, its stream has ended: what it has is given back, at once or after
 /// its lease.
-pub struct Member {
+pub struct LiveMember {
     live: Arc<Live>,
     key: MemberKey,
     name: String,
@@ -142,23 +142,23 @@ pub struct Member {
     fetches: bool,
     reads: Vec<(Read, BoxFuture<'static, Result<Slice, StoreError>>)>,
     /// Answers, each with the number of the write that it waits for.
-    answers: VecDeque<(u64, Answer)>,
+    answers: VecDeque<(u64, SettlingAnswer)>,
     /// Ranges in `answers`.
     unanswered: usize,
     /// Told when some of them were taken.
     answered: Arc<Notify>,
     /// There until the end.
-    held: Option<Held>,
+    held: Option<MemberMemory>,
 }
 
-impl Member {
+impl LiveMember {
     /// # Errors
     /// [`GroupError::TooManyMembers`].
     pub(super) fn join(
         live: &Arc<Live>,
         Joining { name, lease, credit, scope }: Joining<'_>,
         fetches: bool,
-        held: Held,
+        held: MemberMemory,
     ) -> Result<Self, GroupError> {
         let now = (live.clock)();
         let options = MemberOptions { name, lease, credit, fetches };
@@ -198,8 +198,8 @@ impl Member {
     /// What there is for the member, within `room`; never empty. Wakes when there is something.
     ///
     /// # Errors
-    /// [`Ended`], and from then on always.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Result<Batch, Ended>> {
+    /// [`MemberEnd`], and from then on always.
+    pub fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Result<Batch, MemberEnd>> {
         let mut batch = Batch::default();
         for _ in 0..ROUNDS {
             let progressed = self.look(cx.waker(), room, &mut batch)?;
@@ -219,12 +219,12 @@ impl Member {
     /// reads, and a call that took what the first has brought would give up the others. Takes nothing. Cancel safe.
     ///
     /// # Errors
-    /// [`Ended`].
-    pub(super) async fn fill(&mut self, room: Room) -> Result<(), Ended> {
+    /// [`MemberEnd`].
+    pub(super) async fn fill(&mut self, room: Room) -> Result<(), MemberEnd> {
         poll_fn(|cx| {
             for _ in 0..ROUNDS {
                 if self.live.is_ended() {
-                    return Poll::Ready(Err(Ended::GroupGone));
+                    return Poll::Ready(Err(MemberEnd::GroupGone));
                 }
                 let (key, limit) = (self.key, MOST_READS - self.reads.len());
                 let looked = self.live.with(|inner| {
@@ -232,7 +232,7 @@ impl Member {
                     let is_enough = ahead.messages >= room.messages || ahead.bytes >= room.bytes;
                     if is_enough { Ok(None) } else { inner.logic.wants(key, limit).map(Some) }
                 });
-                let wanted = looked.map_err(|groups::Gone| Ended::Fenced)?;
+                let wanted = looked.map_err(|groups::Gone| MemberEnd::Fenced)?;
                 let Some(reads) = wanted else { return Poll::Ready(Ok(())) };
                 let brought = self.begin(reads);
                 if !(self.poll_reads(cx) || brought) {
@@ -248,15 +248,15 @@ impl Member {
     /// [`Self::poll_next`] as a future. Cancel safe.
     ///
     /// # Errors
-    /// [`Ended`].
-    pub async fn next(&mut self, room: Room) -> Result<Batch, Ended> {
+    /// [`MemberEnd`].
+    pub async fn next(&mut self, room: Room) -> Result<Batch, MemberEnd> {
         poll_fn(|cx| self.poll_next(cx, room)).await
     }
 
     /// Takes what is there. True if reads brought something at once, and it is worth looking again.
-    fn look(&mut self, waker: &Waker, room: Room, batch: &mut Batch) -> Result<bool, Ended> {
+    fn look(&mut self, waker: &Waker, room: Room, batch: &mut Batch) -> Result<bool, MemberEnd> {
         if self.live.is_ended() {
-            return Err(Ended::GroupGone);
+            return Err(MemberEnd::GroupGone);
         }
         let now = (self.live.clock)();
         let limit = MOST_READS - self.reads.len();
@@ -272,13 +272,13 @@ impl Member {
             let reads = if taken.deliveries.is_empty() { inner.logic.wants(key, limit)? } else { Vec::new() };
             Ok::<_, groups::Gone>(Looked::Taken(taken, reads))
         });
-        let (taken, reads) = match looked.map_err(|groups::Gone| Ended::Fenced)? {
+        let (taken, reads) = match looked.map_err(|groups::Gone| MemberEnd::Fenced)? {
             Looked::Taken(taken, reads) => (taken, reads),
             Looked::Judge(reach) if reach.is_within(&self.scope) => {
                 self.reach = Some(reach);
                 return Ok(true);
             }
-            Looked::Judge(_) => return Err(Ended::OutOfScope),
+            Looked::Judge(_) => return Err(MemberEnd::OutOfScope),
         };
         if !taken.deliveries.is_empty() {
             // The first deadline may be nearer than any before.
@@ -348,8 +348,8 @@ impl Member {
     /// Acknowledges. The answer comes with [`Self::poll_next`], once it is on disk.
     ///
     /// # Errors
-    /// [`Ended`].
-    pub fn acknowledge(&mut self, ranges: &Ranges) -> Result<(), Ended> {
+    /// [`MemberEnd`].
+    pub fn acknowledge(&mut self, ranges: &Ranges) -> Result<(), MemberEnd> {
         let (key, live) = (self.key, &self.live);
         let (number, answer) = live
             .with(|inner| {
@@ -360,7 +360,7 @@ impl Member {
                 }
                 Ok::<_, groups::Gone>((number, answer))
             })
-            .map_err(|groups::Gone| Ended::Fenced)?;
+            .map_err(|groups::Gone| MemberEnd::Fenced)?;
         match self.answers.back_mut() {
             // Those of one write are one.
             Some((last, before)) if *last == number && size(before) + size(&answer) <= MERGED => {
@@ -386,13 +386,13 @@ impl Member {
     /// Gives back. Others come to the group's lock in between.
     ///
     /// # Errors
-    /// [`Ended`].
-    pub fn nack(&self, ranges: &Ranges, nack: &Nack) -> Result<(), Ended> {
+    /// [`MemberEnd`].
+    pub fn nack(&self, ranges: &Ranges, nack: &Nack) -> Result<(), MemberEnd> {
         let now = (self.live.clock)();
         let mut left = ranges.clone();
         loop {
             let step = self.live.with(|inner| inner.logic.nack(self.key, &left, nack, now, STEP));
-            left = step.map_err(|groups::Gone| Ended::Fenced)?;
+            left = step.map_err(|groups::Gone| MemberEnd::Fenced)?;
             if left.is_empty() {
                 break;
             }
@@ -404,8 +404,8 @@ impl Member {
     /// Keeps so long, from now on.
     ///
     /// # Errors
-    /// [`Ended`].
-    pub fn extend(&self, ranges: &Ranges, time: Duration) -> Result<(), Ended> {
+    /// [`MemberEnd`].
+    pub fn extend(&self, ranges: &Ranges, time: Duration) -> Result<(), MemberEnd> {
         let now = (self.live.clock)();
         self.act(|inner, key| inner.logic.extend(key, ranges, time, now))
     }
@@ -413,28 +413,31 @@ impl Member {
     /// Changes how much may be unacknowledged.
     ///
     /// # Errors
-    /// [`Ended`].
-    pub fn set_credit(&self, credit: Credit) -> Result<(), Ended> {
+    /// [`MemberEnd`].
+    pub fn set_credit(&self, credit: Credit) -> Result<(), MemberEnd> {
         self.act(|inner, key| inner.logic.set_credit(key, credit))
     }
 
     /// Asks for no more. The stream may end with the batch that is [drained](Batch::is_drained).
     ///
     /// # Errors
-    /// [`Ended`].
-    pub fn drain(&self) -> Result<(), Ended> {
+    /// [`MemberEnd`].
+    pub fn drain(&self) -> Result<(), MemberEnd> {
         let now = (self.live.clock)();
         self.act(|inner, key| inner.logic.drain(key, now))
     }
 
-    fn act(&self, act: impl FnOnce(&mut Inner, MemberKey) -> Result<(), groups::Gone>) -> Result<(), Ended> {
-        let result = self.live.with(|inner| act(inner, self.key)).map_err(|groups::Gone| Ended::Fenced);
+    fn act(
+        &self,
+        act: impl FnOnce(&mut Inner, MemberKey) -> Result<(), groups::Gone>,
+    ) -> Result<(), MemberEnd> {
+        let result = self.live.with(|inner| act(inner, self.key)).map_err(|groups::Gone| MemberEnd::Fenced);
         self.live.timer.notify_one();
         result
     }
 }
 
-impl Drop for Member {
+impl Drop for LiveMember {
     fn drop(&mut self) {
         if self.live.is_ended() {
             return;
@@ -460,7 +463,7 @@ impl Drop for Member {
 }
 
 /// What an answer counts for.
-fn size(answer: &Answer) -> usize {
+fn size(answer: &SettlingAnswer) -> usize {
     1 + answer.ok.len() + answer.lost.len()
 }
 

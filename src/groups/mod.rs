@@ -43,18 +43,18 @@ use store::{
 use thiserror::Error;
 use tokio::{sync::oneshot, task::JoinSet};
 
-pub use definition::{Definition, Filter, Order, WhenFull};
+pub use definition::{Definition, Filter, KeptOrder, WhenFull};
 pub use letters::DeadLetter;
-pub use live::Wants;
-pub use member::{Batch, Ended, Held, Joining, Member};
+pub use live::MessageFilter;
+pub use member::{Batch, Joining, LiveMember, MemberEnd, MemberMemory};
 pub use reach::{Reach, in_scope, message_in_scope};
 
 use self::{
-    definition::Kept,
+    definition::KeptDefinition,
     letters::Letters,
     live::{Counts, DEFINITION, Inner, Live, Owner, definition_change, load_counts, load_progress, put},
     reach::Formers,
-    watching::Table,
+    watching::GroupTable,
 };
 
 /// What marks messages for groups as they are appended, and has the account of memory: the broker.
@@ -66,7 +66,7 @@ pub trait Marker: Send + Sync {
     /// Messages that the group wants are refused from now on, or no longer.
     fn set_full(&self, group: GroupId, full: bool);
     /// The same filter, for messages that were appended before the group was made.
-    fn matcher(&self, filter: &Filter) -> Arc<Wants>;
+    fn matcher(&self, filter: &Filter) -> Arc<MessageFilter>;
     /// Sets bytes aside for a member; false if there are not enough.
     fn hold(&self, bytes: usize) -> bool;
     /// They are free again.
@@ -143,12 +143,12 @@ impl From<StateError> for GroupError {
     }
 }
 
-impl From<Ended> for GroupError {
-    fn from(ended: Ended) -> Self {
+impl From<MemberEnd> for GroupError {
+    fn from(ended: MemberEnd) -> Self {
         match ended {
-            Ended::Fenced => Self::Fenced,
-            Ended::GroupGone => Self::Gone,
-            Ended::OutOfScope => Self::OutOfScope,
+            MemberEnd::Fenced => Self::Fenced,
+            MemberEnd::GroupGone => Self::Gone,
+            MemberEnd::OutOfScope => Self::OutOfScope,
         }
     }
 }
@@ -220,7 +220,7 @@ pub struct PendingPage {
     /// The last that was looked at, if there are more behind it.
     pub last: Option<(Partition, u64)>,
     /// Memory for them.
-    _held: Held,
+    _held: MemberMemory,
 }
 
 /// All groups of the gateway.
@@ -229,7 +229,7 @@ pub struct Groups {
     state: Arc<dyn GroupState>,
     marker: Arc<dyn Marker>,
     options: GroupsOptions,
-    table: Arc<Table>,
+    table: Arc<GroupTable>,
     names: RwLock<BTreeMap<String, Arc<Live>>>,
     /// Held by who makes, changes or deletes a group.
     changing: tokio::sync::Mutex<Registry>,
@@ -262,7 +262,7 @@ impl Groups {
         marker: Arc<dyn Marker>,
         options: GroupsOptions,
     ) -> Result<Arc<Self>, GroupError> {
-        let table = Arc::new(Table::default());
+        let table = Arc::new(GroupTable::default());
         log.watch(Arc::clone(&table) as _);
         let next = state.read(NOBODY, Bytes::from_static(NEXT), None, 1).await?;
         let next =
@@ -299,7 +299,8 @@ impl Groups {
             }
             return Ok(());
         };
-        let mut kept: Kept = serde_json::from_slice(&definition.value).map_err(|_| GroupError::Damaged)?;
+        let mut kept: KeptDefinition =
+            serde_json::from_slice(&definition.value).map_err(|_| GroupError::Damaged)?;
         if kept.born.len() != PARTITIONS || kept.start.len() != PARTITIONS {
             return Err(GroupError::Damaged);
         }
@@ -341,7 +342,7 @@ impl Groups {
         &self,
         id: GroupId,
         owner: Owner,
-        kept: Kept,
+        kept: KeptDefinition,
         progress: Vec<(Partition, Progress)>,
         letters: Letters,
         counts: (Counts, Option<Expect>),
@@ -424,7 +425,7 @@ impl Groups {
         let epoch = self.acquire(id).await?;
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
         let (name, filter) = (definition.name.clone(), definition.filter.clone());
-        let kept = Kept {
+        let kept = KeptDefinition {
             definition,
             etag: 1,
             created: (self.options.clock)().0,
@@ -627,17 +628,17 @@ impl Groups {
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`], [`GroupError::Memory`].
-    pub fn open(&self, group: &str, joining: Joining<'_>) -> Result<Member, GroupError> {
-        let held = Held::take(&self.marker)?;
-        Member::join(&self.find(group)?, joining, false, held)
+    pub fn open(&self, group: &str, joining: Joining<'_>) -> Result<LiveMember, GroupError> {
+        let held = MemberMemory::take(&self.marker)?;
+        LiveMember::join(&self.find(group)?, joining, false, held)
     }
 
     /// Sets memory aside for a consumer in this process that keeps what it was delivered.
     ///
     /// # Errors
     /// [`GroupError::Memory`].
-    pub fn set_aside(&self, bytes: usize) -> Result<Held, GroupError> {
-        Held::take_bytes(&self.marker, bytes)
+    pub fn set_aside(&self, bytes: usize) -> Result<MemberMemory, GroupError> {
+        MemberMemory::take_bytes(&self.marker, bytes)
     }
 
     /// The number of the log, which is drawn when it is made and kept.

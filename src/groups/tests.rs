@@ -53,7 +53,7 @@ impl Marker for Everything {
             groups.remove(&group)
         };
     }
-    fn matcher(&self, _filter: &Filter) -> Arc<Wants> {
+    fn matcher(&self, _filter: &Filter) -> Arc<MessageFilter> {
         Arc::new(|message| !message.topic.starts_with("other/"))
     }
     fn hold(&self, bytes: usize) -> bool {
@@ -98,7 +98,7 @@ impl Fixture {
         self.log.append(partition, &Arc::from([group]), message.share(), None).expect("room");
     }
 
-    fn open(&self, group: &str, name: &str, lease: Duration) -> Member {
+    fn open(&self, group: &str, name: &str, lease: Duration) -> LiveMember {
         self.groups.open(group, joining(name, lease)).expect("a member")
     }
 }
@@ -138,7 +138,7 @@ fn definition(name: &str) -> Definition {
     Definition {
         name: name.to_owned(),
         filter: Filter::default(),
-        order: Order::Device,
+        order: KeptOrder::Device,
         ack_deadline: 30_000,
         max_attempts: 3,
         min_backoff: 1_000,
@@ -157,7 +157,7 @@ fn joining(name: &str, lease: Duration) -> Joining<'_> {
 }
 
 /// The next messages, at least one.
-async fn messages(member: &mut Member) -> Vec<Delivery> {
+async fn messages(member: &mut LiveMember) -> Vec<Delivery> {
     loop {
         let batch = timeout(LONG, member.next(ROOM)).await.expect("in time").expect("a member");
         if !batch.deliveries.is_empty() {
@@ -166,7 +166,7 @@ async fn messages(member: &mut Member) -> Vec<Delivery> {
     }
 }
 
-async fn some(member: &mut Member, count: usize) -> Vec<Delivery> {
+async fn some(member: &mut LiveMember, count: usize) -> Vec<Delivery> {
     let mut all = Vec::new();
     while all.len() < count {
         all.extend(messages(member).await);
@@ -175,7 +175,7 @@ async fn some(member: &mut Member, count: usize) -> Vec<Delivery> {
 }
 
 /// The next answer: what is fine, and what is lost.
-async fn answer(member: &mut Member) -> (Ranges, Ranges) {
+async fn answer(member: &mut LiveMember) -> (Ranges, Ranges) {
     loop {
         let batch = timeout(LONG, member.next(ROOM)).await.expect("in time").expect("a member");
         if let Some(answer) = batch.answers.into_iter().next() {
@@ -282,7 +282,7 @@ async fn a_member_that_comes_back_in_time_keeps_what_it_had() {
     assert_eq!(some(&mut a, of_a).await.len(), of_a);
     let another = fixture.open("g", "a", lease);
     let fenced = timeout(LONG, a.next(ROOM)).await.expect("in time").expect_err("fenced");
-    assert_eq!(fenced, Ended::Fenced);
+    assert_eq!(fenced, MemberEnd::Fenced);
     drop((a, another));
     b.acknowledge(&ids(1, of_b as u64)).expect("a member");
     assert_eq!(some(&mut b, of_a).await.len(), of_a, "the lease is over");
@@ -446,7 +446,7 @@ async fn a_group_that_is_deleted_ends_its_members_and_stays_away() {
     assert!(matches!(stale, Err(GroupError::EtagMismatch)));
     fixture.groups.delete("g").await.expect("deleted");
     let ended = timeout(LONG, member.next(ROOM)).await.expect("in time").expect_err("gone");
-    assert_eq!(ended, Ended::GroupGone);
+    assert_eq!(ended, MemberEnd::GroupGone);
     let groups = load(&fixture.log, &fixture.state).await;
     assert!(groups.list(None, 10).is_empty());
 }
@@ -472,7 +472,7 @@ async fn a_member_that_takes_no_answers_is_not_heard_for_ever() {
 }
 
 /// Two messages with a member, of which the first is acknowledged; and what they are called.
-async fn half_settled(fixture: &Fixture) -> (Member, Vec<Delivery>) {
+async fn half_settled(fixture: &Fixture) -> (LiveMember, Vec<Delivery>) {
     let group = fixture.create("g").await;
     let mut member = fixture.open("g", "a", Duration::ZERO);
     fixture.append(group, 1, "1");
@@ -545,7 +545,7 @@ async fn keeping(fixture: &Fixture, change: impl FnOnce(&mut Definition)) -> Gro
 }
 
 /// All that a member gets in one go, and the gaps before it.
-async fn all(member: &mut Member) -> (Vec<groups::Gap>, Vec<Delivery>) {
+async fn all(member: &mut LiveMember) -> (Vec<groups::Gap>, Vec<Delivery>) {
     let (mut gaps, mut all) = (Vec::new(), Vec::new());
     while let Ok(batch) = timeout(Duration::from_secs(1), member.next(ROOM)).await {
         let batch = batch.expect("a member");

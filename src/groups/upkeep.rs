@@ -21,7 +21,7 @@ const MOST_COUNTED: usize = 100_000;
 const OVER: u64 = 8;
 
 /// Messages of a group in a partition that nobody has read.
-struct Unread {
+struct UnreadMessages {
     partition: Partition,
     /// The place and the cost of each.
     records: Vec<(u64, u64)>,
@@ -130,7 +130,7 @@ impl Groups {
 
     /// The group's messages before a place that nobody has read: where they are, and what they cost. Each is read once in its
     /// life for this; after very many the rest is not counted.
-    async fn unread(&self, live: &Arc<Live>, partitions: &[Partition], until: u64) -> Vec<Unread> {
+    async fn unread(&self, live: &Arc<Live>, partitions: &[Partition], until: u64) -> Vec<UnreadMessages> {
         let mut left = MOST_COUNTED;
         let mut all = Vec::with_capacity(partitions.len());
         for &partition in partitions {
@@ -145,7 +145,7 @@ impl Groups {
                 is_whole &= slice.missing.is_none();
                 place = slice.next.max(place + 1);
             }
-            all.push(Unread { partition, records, is_all: is_whole && place >= until });
+            all.push(UnreadMessages { partition, records, is_all: is_whole && place >= until });
         }
         all
     }
@@ -207,9 +207,9 @@ impl Groups {
 }
 
 /// Raises partitions to the mark; the messages that were not read and are lost, and their cost.
-fn raise_counted(inner: &mut Inner, counted: &[Unread], mark: &Mark) -> (u64, u64) {
+fn raise_counted(inner: &mut Inner, counted: &[UnreadMessages], mark: &Mark) -> (u64, u64) {
     let mut lost = (0, 0);
-    for Unread { partition, records, is_all } in counted {
+    for UnreadMessages { partition, records, is_all } in counted {
         // Of what was counted, a member may have read some meanwhile.
         let place = inner.logic.place(*partition);
         let left = records.iter().filter(|(offset, _)| *offset >= place);

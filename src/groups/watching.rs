@@ -12,9 +12,9 @@ use super::live::Live;
 
 /// The groups by number.
 #[derive(Default)]
-pub(super) struct Table(RwLock<HashMap<GroupId, Arc<Live>, RandomState>>);
+pub(super) struct GroupTable(RwLock<HashMap<GroupId, Arc<Live>, RandomState>>);
 
-impl Table {
+impl GroupTable {
     pub(super) fn insert(&self, id: GroupId, live: Arc<Live>) {
         self.0.write().insert(id, live);
     }
@@ -32,7 +32,7 @@ impl Table {
     }
 }
 
-impl LogWatcher for Table {
+impl LogWatcher for GroupTable {
     /// One step for each group and batch: its lock is taken once, and each member is woken once.
     fn appended(&self, records: &[(Partition, LogRecord)]) {
         let mut own: HashMap<GroupId, Vec<usize>, RandomState> = HashMap::default();

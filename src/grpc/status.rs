@@ -13,8 +13,8 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::{messages::commands, proto::gateway::v1};
 use crate::{
     backends::Unknown,
-    commands::{CancelError, Failure, Stage, StartError, State},
-    groups::{Ended, GroupError},
+    commands::{CancelError, CommandState, Failure, SendStage, StartError},
+    groups::{GroupError, MemberEnd},
 };
 
 /// `ErrorInfo.domain` of every error.
@@ -120,11 +120,11 @@ pub(super) enum Error {
     #[error("there is no command of this id")]
     CommandNotFound,
     #[error("the command has ended")]
-    CommandEnded(State),
+    CommandEnded(CommandState),
     #[error("there are as many commands as {0} allows")]
     TooManyCommands(&'static str),
     #[error("{why}")]
-    Command { why: Failure, stage: Stage },
+    Command { why: Failure, stage: SendStage },
     #[error("idempotency_key: stands for a request with other fields")]
     KeyReused,
     #[error("a message with this key was published before, and what became of it is no longer known")]
@@ -451,8 +451,8 @@ impl From<CancelError> for Error {
     }
 }
 
-impl From<Ended> for Error {
-    fn from(ended: Ended) -> Self {
+impl From<MemberEnd> for Error {
+    fn from(ended: MemberEnd) -> Self {
         GroupError::from(ended).into()
     }
 }

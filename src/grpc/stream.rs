@@ -27,8 +27,8 @@ use tonic::Status;
 
 use super::{messages::encode, now, server::access::Call, status::Error};
 
-pub(super) use open::{Backlog, OpenStream, Slot, Streams};
-pub(super) use target::{SlowPolicy, StreamOptions, StreamTarget, Taken};
+pub(super) use open::{Backlog, OpenStream, StreamSlot, Streams};
+pub(super) use target::{SlowPolicy, StreamOptions, StreamTake, StreamTarget};
 
 /// A response that is encoded already; takes the place of the generated type on the server's side.
 #[derive(Debug, Clone, Default)]
@@ -68,7 +68,7 @@ pub(super) struct Subscription {
     heartbeat: Option<(Duration, Pin<Box<Sleep>>)>,
     ended: bool,
     handle: Option<StreamHandle>,
-    _slot: Slot,
+    _slot: StreamSlot,
 }
 
 impl Drop for Subscription {
@@ -166,7 +166,7 @@ impl Subscription {
         Ok(Self::new(target, Some(handle), slot, pace))
     }
 
-    fn new(target: Arc<StreamTarget>, handle: Option<StreamHandle>, slot: Slot, pace: Pace) -> Self {
+    fn new(target: Arc<StreamTarget>, handle: Option<StreamHandle>, slot: StreamSlot, pace: Pace) -> Self {
         let timer = |span: Duration| (span, Box::pin(sleep_until(Instant::now() + span)));
         Self {
             target,
@@ -213,7 +213,7 @@ impl Subscription {
         let full_only = self.gathering.as_mut().is_some_and(|gathering| gathering.holds(&self.target, cx));
         loop {
             match self.target.take(cx, full_only) {
-                Taken::Batch { bytes, messages } => {
+                StreamTake::Batch { bytes, messages } => {
                     if let Some(gathering) = &mut self.gathering {
                         gathering.went(messages);
                     }
@@ -227,11 +227,11 @@ impl Subscription {
                     }
                     // Only losses, which the packet form cannot express.
                 }
-                Taken::Closed(error) => {
+                StreamTake::Closed(error) => {
                     self.ended = true;
                     return Poll::Ready(Some(Err(error)));
                 }
-                Taken::Nothing => return self.poll_heartbeat(cx),
+                StreamTake::Nothing => return self.poll_heartbeat(cx),
             }
         }
     }

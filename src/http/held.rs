@@ -21,12 +21,12 @@ const PIECE: usize = 16 << 10;
 pub(super) struct NoMemory;
 
 /// Bytes that something holds; given back on drop.
-pub(super) struct Held {
+pub(super) struct HeldBytes {
     account: Arc<Account>,
     bytes: usize,
 }
 
-impl Held {
+impl HeldBytes {
     pub(super) fn new(account: &Arc<Account>) -> Self {
         Self { account: Arc::clone(account), bytes: 0 }
     }
@@ -60,20 +60,20 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for HeldBytes {
     fn drop(&mut self) {
         self.account.release(MemoryKind::Http, self.bytes);
     }
 }
 
 /// A body that is held until its last piece was handed on, which is when what was before it has been read.
-pub(super) fn paced(bytes: Bytes, held: Held) -> Body {
+pub(super) fn paced(bytes: Bytes, held: HeldBytes) -> Body {
     Body::new(Paced { left: bytes, _held: held })
 }
 
 struct Paced {
     left: Bytes,
-    _held: Held,
+    _held: HeldBytes,
 }
 
 impl HttpBody for Paced {
@@ -109,7 +109,7 @@ mod tests {
     fn what_is_held_is_on_the_account_until_it_is_given_back() {
         let account = Arc::new(Account::new(1 << 20));
         let now = || account.held(MemoryKind::Http);
-        let mut held = Held::new(&account);
+        let mut held = HeldBytes::new(&account);
         held.more(1_000).unwrap();
         held.at_least(3_000).unwrap();
         held.at_least(10).unwrap();

@@ -12,7 +12,7 @@ use super::server::HttpLimits;
 
 /// What a request is, as far as it may keep others waiting. Told by its path, before anything of it is worked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Kind {
+pub(super) enum RequestKind {
     /// Of supervisors, who are never kept waiting by others.
     Health,
     /// What operators read, such as metrics.
@@ -27,7 +27,7 @@ pub(super) enum Kind {
     Live,
 }
 
-impl Kind {
+impl RequestKind {
     /// The kind of what is asked for by `path`.
     pub(super) fn of(path: &str) -> Self {
         match path {
@@ -102,14 +102,14 @@ impl Seats {
     }
 
     /// One of `kind`, if there is one left.
-    pub(super) fn take(&self, kind: Kind) -> Option<OwnedSemaphorePermit> {
+    pub(super) fn take(&self, kind: RequestKind) -> Option<OwnedSemaphorePermit> {
         let seats = match kind {
-            Kind::Health => &self.health,
-            Kind::Page => &self.pages,
-            Kind::Api => &self.api,
-            Kind::Stream => &self.streams,
-            Kind::Screen => &self.screens,
-            Kind::Live => &self.live,
+            RequestKind::Health => &self.health,
+            RequestKind::Page => &self.pages,
+            RequestKind::Api => &self.api,
+            RequestKind::Stream => &self.streams,
+            RequestKind::Screen => &self.screens,
+            RequestKind::Live => &self.live,
         };
         Arc::clone(seats).try_acquire_owned().ok()
     }

@@ -1,7 +1,7 @@
-//! Serves a [`Site`](super::Site) over HTTP/1.1, with TLS or without.
+//! Serves a [`Site`] over HTTP/1.1, with TLS or without.
 //!
 //! axum answers the requests. Accepting is ours, since a connection that does not send or does not read keeps its
-//! place only until another needs it, and no [kind of request](Kind) ever keeps another from being answered.
+//! place only until another needs it, and no [kind of request](RequestKind) ever keeps another from being answered.
 
 use std::{
     future::Future,
@@ -19,7 +19,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use gateway_core::{info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 use hyper::{
     body::Incoming,
     server::conn::http1,
@@ -43,7 +43,7 @@ use tracing::debug;
 use super::{
     Site, json,
     pages::{Authorize, Denied},
-    seats::{Kind, Known, Seats},
+    seats::{Known, RequestKind, Seats},
     write_timeout::WriteTimeout,
 };
 use crate::{
@@ -183,10 +183,10 @@ async fn open(
         Some(Ok(Ok(stream))) => run(&server, stream, peer, true, seat, guest).await,
         Some(Ok(Err(error))) => {
             let listener = "http";
-            info_of_peer!(Said::Handshake, peer.ip(), %peer, listener, reason = %error, "TLS handshake failed");
+            info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener, reason = %error, "TLS handshake failed");
         }
         Some(Err(_)) => {
-            info_of_peer!(Said::Handshake, peer.ip(), %peer, listener = "http", "handshake timed out");
+            info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener = "http", "handshake timed out");
         }
         None => debug!("http connection closed for another"),
     }
@@ -208,7 +208,10 @@ async fn run(
             None => {
                 // What it does is bounded by its seat and its own deadlines from now on.
                 let kind = held.lock().as_ref().map(|(kind, _)| *kind);
-                if matches!(kind, Some(Kind::Api | Kind::Stream | Kind::Screen | Kind::Live)) {
+                if matches!(
+                    kind,
+                    Some(RequestKind::Api | RequestKind::Stream | RequestKind::Screen | RequestKind::Live)
+                ) {
                     guest.heard();
                 }
                 request.extensions_mut().insert(Peer(peer));
@@ -265,16 +268,16 @@ impl Server {
         &self,
         request: &Request<B>,
         peer: IpAddr,
-        held: &Mutex<Option<(Kind, OwnedSemaphorePermit)>>,
+        held: &Mutex<Option<(RequestKind, OwnedSemaphorePermit)>>,
     ) -> Option<Response> {
         let refuse = |status, why: &'static str| Some((status, [(CONNECTION, "close")], why).into_response());
         if self.loopback && !names_this_machine(request) {
             let why = "this page is for this machine only: ask for localhost, 127.0.0.1 or [::1]\n";
             return refuse(StatusCode::MISDIRECTED_REQUEST, why);
         }
-        let kind = Kind::of(request.uri().path());
+        let kind = RequestKind::of(request.uri().path());
         // What the API shows to whom is the API's own matter.
-        if kind == Kind::Page {
+        if kind == RequestKind::Page {
             match self.authorized(request, peer) {
                 Ok(()) => {}
                 Err(Denied::Unknown) => {
@@ -292,7 +295,7 @@ impl Server {
         *held = self.seats.take(kind).map(|seat| (kind, seat));
         if held.is_none() {
             count(|c| c.http_refused_busy.add(1));
-            if matches!(kind, Kind::Api | Kind::Stream) {
+            if matches!(kind, RequestKind::Api | RequestKind::Stream) {
                 return Some(json::busy());
             }
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many connections read this\n");

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use broker::{CloseReason, Session};
-use gateway_core::{info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 
 use super::Shared;
 use crate::auth::{Connected, Judge};
@@ -80,7 +80,7 @@ fn evict_one(
     });
     let (peer, listener) = (info.peer, info.listener.as_str());
     info_of_peer!(
-        Said::Evicted, peer.ip(), %peer, %client_id, listener, ?reason,
+        LineKind::Evicted, peer.ip(), %peer, %client_id, listener, ?reason,
         "connection ended, it may no longer be"
     );
     true

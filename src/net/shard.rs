@@ -31,7 +31,7 @@ use super::{
 use crate::door::{Guest, Seat};
 use crate::net::Shared;
 #[cfg(feature = "quic")]
-use crate::net::quic::Call;
+use crate::net::quic::FirstPacket;
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
@@ -55,12 +55,12 @@ pub(super) struct Local {
     pub(super) read: Box<[u8]>,
     /// Bytes after TLS and WebSocket.
     pub(super) plain: Vec<u8>,
-    pub(super) work: Work,
+    pub(super) work: PacketWork,
 }
 
 /// What handling packets fills.
 #[derive(Default)]
-pub(super) struct Work {
+pub(super) struct PacketWork {
     /// Answers of the connection being processed.
     pub(super) answers: Vec<u8>,
     /// The turn: flushed when the thread is about to park, and after [`TURN`].
@@ -80,7 +80,7 @@ impl Local {
     pub(super) fn take() -> Box<Self> {
         LOCAL.take().unwrap_or_else(|| {
             let read = vec![0; READ_BUFFER].into_boxed_slice();
-            Box::new(Self { read, plain: Vec::new(), work: Work::default() })
+            Box::new(Self { read, plain: Vec::new(), work: PacketWork::default() })
         })
     }
 
@@ -89,7 +89,7 @@ impl Local {
     }
 }
 
-impl Work {
+impl PacketWork {
     /// Ends a connection's poll: flushes a turn that has lasted [`TURN`]. A thread that always has something to do
     /// never parks, and what it collected must not wait for that.
     pub(super) fn end_poll(&mut self) {
@@ -137,7 +137,7 @@ pub(super) enum Arrived {
     /// A socket, of TCP or of the Unix family.
     Stream(std::net::TcpStream),
     #[cfg(feature = "quic")]
-    Quic(Box<Call>),
+    Quic(Box<FirstPacket>),
 }
 
 /// An accepted socket on its way to its shard.
@@ -150,7 +150,7 @@ pub(super) struct Incoming {
 }
 
 /// What a shard is asked to do.
-enum Order {
+enum ShardOrder {
     Serve(Incoming, Load),
     /// A second has passed: shards have no timers, see [`timers`].
     Tick,
@@ -159,7 +159,7 @@ enum Order {
 /// Where to send sockets, and how many the shard has.
 #[derive(Clone)]
 pub(crate) struct ShardHandle {
-    sender: mpsc::Sender<Order>,
+    sender: mpsc::Sender<ShardOrder>,
     connections: Arc<AtomicUsize>,
     pulse: Pulse,
 }
@@ -192,7 +192,7 @@ impl ShardHandle {
 
     pub(super) async fn send(&self, incoming: Incoming) {
         // An error means that the shard has ended: the socket is closed by dropping it.
-        let _ = self.sender.send(Order::Serve(incoming, Load::on(&self.connections))).await;
+        let _ = self.sender.send(ShardOrder::Serve(incoming, Load::on(&self.connections))).await;
     }
 }
 
@@ -204,7 +204,7 @@ pub(crate) async fn tick_shards(shards: Vec<ShardHandle>) {
         second.tick().await;
         for shard in &shards {
             // A full queue: the shard is behind, and will look at the next tick.
-            let _ = shard.sender.try_send(Order::Tick);
+            let _ = shard.sender.try_send(ShardOrder::Tick);
         }
     }
 }
@@ -247,17 +247,17 @@ pub(crate) fn start_shards(
 }
 
 async fn run(
-    mut orders: mpsc::Receiver<Order>,
+    mut orders: mpsc::Receiver<ShardOrder>,
     shared: Arc<Shared>,
     connections: Arc<AtomicUsize>,
     pulse: Pulse,
 ) {
     while let Some(order) = orders.recv().await {
         match order {
-            Order::Serve(incoming, load) => {
+            ShardOrder::Serve(incoming, load) => {
                 tokio::spawn(Serving::new(incoming, load, &shared));
             }
-            Order::Tick => {
+            ShardOrder::Tick => {
                 pulse.0.store(clock::now().0, Relaxed);
                 wheel::tick();
                 started::tick(shared.limits.packet_timeout.secs());

@@ -25,7 +25,7 @@ const LONGEST: Duration = Duration::from_millis(1250);
 /// Instead of a second, while the gateway itself pauses the reader: that time counts for nobody.
 pub(super) const PAUSED: u32 = u32::MAX;
 
-struct Entry {
+struct WheelEntry {
     device: Weak<Device>,
     epoch: u32,
     /// Seconds of silence allowed: keep alive times 1.5 [MQTT-3.1.2-22].
@@ -42,7 +42,7 @@ struct Wheel {
     entries: usize,
     /// Watched connections that ended since the last sweep; their entries may still be there.
     ended: usize,
-    places: Vec<Vec<Entry>>,
+    places: Vec<Vec<WheelEntry>>,
 }
 
 thread_local! {
@@ -71,7 +71,7 @@ pub(super) fn watch(device: &Arc<Device>, epoch: u32, keep_alive: u16) {
     }
     let allowed = u32::from(keep_alive) + u32::from(keep_alive).div_ceil(2);
     WHEEL.with_borrow_mut(|wheel| {
-        let entry = Entry { device: Arc::downgrade(device), epoch, allowed };
+        let entry = WheelEntry { device: Arc::downgrade(device), epoch, allowed };
         let due = second() + allowed + BEHIND;
         insert(wheel, entry, due);
     });
@@ -126,7 +126,7 @@ fn tick_at(elapsed: Duration) {
     }
 }
 
-fn check(entry: Entry, now: u32) {
+fn check(entry: WheelEntry, now: u32) {
     let Some(device) = entry.device.upgrade() else { return };
     if device.lock_owned(entry.epoch).is_none() {
         return;
@@ -149,7 +149,7 @@ fn check(entry: Entry, now: u32) {
     WHEEL.with_borrow_mut(|wheel| insert(wheel, entry, due));
 }
 
-fn insert(wheel: &mut Wheel, entry: Entry, due: u32) {
+fn insert(wheel: &mut Wheel, entry: WheelEntry, due: u32) {
     let due = due.clamp(wheel.done + 1, wheel.done + PLACES - 1);
     wheel.places[(due % PLACES) as usize].push(entry);
     wheel.entries += 1;

@@ -28,17 +28,17 @@ const STRIPES: usize = 32;
 const OVERHEAD: usize = 1024;
 
 /// What is to be done.
-pub(super) type Work = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type LaneWork = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-struct Waiting {
-    work: Work,
+struct QueuedWork {
+    work: LaneWork,
     charge: Charge,
 }
 
 /// What waits of a device. There is one as long as a task works for it.
 #[derive(Default)]
 struct Lane {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<QueuedWork>,
     /// How many of them are devices' requests, whose number is limited.
     requests: usize,
 }
@@ -85,7 +85,7 @@ impl Lanes {
         account: &Arc<Account>,
         device: &ClientId,
         bytes: usize,
-        work: impl FnOnce() -> Work,
+        work: impl FnOnce() -> LaneWork,
     ) -> Result<(), Full> {
         let mut stripe = self.0.stripe(device).lock();
         let under_way = stripe.get(device).map_or(0, |lane| lane.requests);
@@ -106,7 +106,7 @@ impl Lanes {
                 lane.requests -= 1;
             }
         });
-        let lane = self.0.push(&mut stripe, device, Waiting { work, charge });
+        let lane = self.0.push(&mut stripe, device, QueuedWork { work, charge });
         lane.requests += 1;
         Ok(())
     }
@@ -128,7 +128,7 @@ impl Lanes {
             // Whoever is gone wants no answer.
             let _ = reply.send(work.await);
         });
-        self.0.push(&mut self.0.stripe(&device).lock(), &device, Waiting { work, charge });
+        self.0.push(&mut self.0.stripe(&device).lock(), &device, QueuedWork { work, charge });
         answer.await.unwrap_or(Err(Rejection::Unavailable))
     }
 
@@ -155,7 +155,7 @@ impl Inner {
         self: &Arc<Self>,
         stripe: &'s mut Stripe,
         device: &ClientId,
-        waiting: Waiting,
+        waiting: QueuedWork,
     ) -> &'s mut Lane {
         let is_new = !stripe.contains_key(device);
         let lane = stripe.entry(device.clone()).or_default();
@@ -169,7 +169,7 @@ impl Inner {
     /// Works for a device until nothing of it waits. Others come between two pieces of its work.
     async fn serve(self: Arc<Self>, device: ClientId) {
         let mut lane = Served { inner: self, device, has_ended: false };
-        while let Some(Waiting { work, charge }) = lane.next() {
+        while let Some(QueuedWork { work, charge }) = lane.next() {
             // Never closed.
             let _permit = lane.inner.permits.acquire().await;
             work.await;
@@ -188,7 +188,7 @@ struct Served {
 
 impl Served {
     /// What is to be done next; the lane has ended if that is nothing.
-    fn next(&mut self) -> Option<Waiting> {
+    fn next(&mut self) -> Option<QueuedWork> {
         let mut stripe = self.inner.stripe(&self.device).lock();
         let next = stripe.get_mut(&self.device).and_then(|lane| lane.waiting.pop_front());
         if next.is_none() {

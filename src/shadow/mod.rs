@@ -32,7 +32,7 @@ use tokio::{runtime::Handle, time::timeout};
 use lanes::Lanes;
 pub(crate) use requests::DeviceShadows;
 use watching::Watchers;
-pub(crate) use watching::{Change, Watch};
+pub(crate) use watching::{ShadowChange, Watch};
 
 /// Bounds.
 #[derive(Debug, Clone)]

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{Broker, Reserved, Shortage, Taken, Turn};
+use broker::{Broker, Reserved, ReservedOutcome, Shortage, Turn};
 use bytes::Bytes;
 use gateway_core::{Commit, Effort, Message, Timestamp, metrics::count};
 use shadow::{Context, Operation, Rejection, Snapshot, Update, client_token, operation};
@@ -49,10 +49,10 @@ impl Reserved for DeviceShadows {
         self.0.options.topics.prefix()
     }
 
-    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> Taken {
+    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> ReservedOutcome {
         let (Some(device), Some((operation, name))) = (message.origin.client_id, operation(rest)) else {
             count(|c| c.shadow_requests_unknown.add(1));
-            return Taken::Taken;
+            return ReservedOutcome::Taken;
         };
         turn.effort.spend(Effort::REQUEST);
         turn.effort.spend_each(Effort::KIB, message.payload.len() / 1024);
@@ -68,7 +68,7 @@ impl Reserved for DeviceShadows {
                 asked: message.received,
                 promise: Promise(message.plain_part()),
             };
-            Box::pin(Arc::clone(shadows).carry_out(request, broker.clone())) as super::lanes::Work
+            Box::pin(Arc::clone(shadows).carry_out(request, broker.clone())) as super::lanes::LaneWork
         };
         match shadows.lanes.request(broker.account(), device, size, make) {
             Ok(()) => {
@@ -80,18 +80,18 @@ impl Reserved for DeviceShadows {
                     }
                     .add(1);
                 });
-                Taken::Taken
+                ReservedOutcome::Taken
             }
             Err(Full::Memory) => {
                 count(|c| c.shadow_refused_memory.add(1));
-                Taken::Refused(Shortage::Memory)
+                ReservedOutcome::Refused(Shortage::Memory)
             }
             Err(Full::Device) => {
                 count(|c| c.shadow_refused_requests.add(1));
                 let quick = &message.payload[..size.min(QUICK)];
                 let token = client_token(quick, &shadows.options.limits).ok().flatten();
                 shadows.reject(broker, &key, operation, token.as_deref(), &Rejection::TooManyRequests, turn);
-                Taken::Taken
+                ReservedOutcome::Taken
             }
         }
     }

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use broker::{BrokerConfig, Reserved, Shortage, Taken};
+use broker::{BrokerConfig, Reserved, ReservedOutcome, Shortage};
 use gateway_core::{Commit, limits::Limits as BrokerLimits, units::ByteSize};
 use store::MemoryShadows;
 use tokio::time::timeout;
@@ -42,7 +42,7 @@ impl Bench {
     }
 
     /// A device publishes at QoS 1; what its acknowledgement waits for.
-    fn request(&self, device: &str, rest: &str, payload: &str) -> (Taken, Option<Arc<Commit>>) {
+    fn request(&self, device: &str, rest: &str, payload: &str) -> (ReservedOutcome, Option<Arc<Commit>>) {
         let device = ClientId::new(device);
         let origin = Origin { kind: gateway_core::OriginKind::Device, client_id: Some(&device), slot: 0 };
         let mut message = Message::new("", payload.as_bytes(), clock::now(), origin);
@@ -58,7 +58,7 @@ impl Bench {
         (taken, commit)
     }
 
-    fn report(&self, device: &str, number: usize) -> (Taken, Option<Arc<Commit>>) {
+    fn report(&self, device: &str, number: usize) -> (ReservedOutcome, Option<Arc<Commit>>) {
         let payload = format!("{{\"state\":{{\"reported\":{{\"n\":{number}}}}}}}");
         self.request(device, "shadow/update", &payload)
     }
@@ -103,7 +103,7 @@ async fn a_device_that_floods_is_rejected_and_holds_up_nobody_else() {
     bench.store.hold(true);
     for number in 0..1_000 {
         let (taken, commit) = bench.report("flood", number);
-        assert_eq!(taken, Taken::Taken);
+        assert_eq!(taken, ReservedOutcome::Taken);
         let is_rejected = commit.is_none_or(|commit| commit.result().is_some());
         assert_eq!(is_rejected, number >= 10, "{number}");
     }
@@ -126,7 +126,7 @@ async fn many_devices_that_flood_hold_no_more_than_their_share_of_memory() {
     for device in 0..2_000 {
         for number in 0..10 {
             let (taken, _) = bench.report(&format!("d{device}"), number);
-            refused += usize::from(taken == Taken::Refused(Shortage::Memory));
+            refused += usize::from(taken == ReservedOutcome::Refused(Shortage::Memory));
         }
     }
     let account = bench.broker.account();
@@ -174,7 +174,7 @@ async fn a_backend_that_gives_up_has_its_update_made_all_the_same() {
     let mut watch = bench.shadows.watch(bench.broker.account(), |_| true);
     bench.store.hold(false);
     let changes = timeout(LONG, watch.next()).await.unwrap();
-    assert!(matches!(&changes[..], [Change::Shadow(shadow)] if shadow.version == 1));
+    assert!(matches!(&changes[..], [ShadowChange::Shadow(shadow)] if shadow.version == 1));
 }
 
 /// Two gateways on one database.
@@ -209,13 +209,16 @@ async fn a_watcher_that_does_not_read_holds_only_the_newest_of_each() {
     let told: Vec<_> = changes
         .iter()
         .map(|change| match change {
-            Change::Shadow(shadow) => (shadow.device.as_str(), shadow.version),
-            Change::Missed(_) => panic!("nothing is missing"),
+            ShadowChange::Shadow(shadow) => (shadow.device.as_str(), shadow.version),
+            ShadowChange::Missed(_) => panic!("nothing is missing"),
         })
         .collect();
     assert_eq!(told, [("b", 50), ("a", 50)]);
     bench.shadows.delete(&bench.broker, key("a"), None).await.unwrap();
-    assert!(matches!(&watch.next().await[..], [Change::Shadow(Shadow { state: None, version: 51, .. })]));
+    assert!(matches!(
+        &watch.next().await[..],
+        [ShadowChange::Shadow(Shadow { state: None, version: 51, .. })]
+    ));
     drop(watch);
     assert_eq!(bench.held(), 0);
 }
@@ -259,7 +262,7 @@ async fn a_watcher_is_told_what_it_missed_for_want_of_memory() {
         assert!(matches!(made, Ok(_) | Err(Rejection::TooManyRequests)), "{made:?}");
     }
     let first = watch.next().await;
-    assert!(matches!(first[0], Change::Missed(missed) if missed > 0));
+    assert!(matches!(first[0], ShadowChange::Missed(missed) if missed > 0));
     let mut shadows = first.len() - 1;
     while let Ok(more) = timeout(Duration::ZERO, watch.next()).await {
         shadows += more.len();
@@ -272,7 +275,7 @@ async fn a_watcher_is_told_what_it_missed_for_want_of_memory() {
 async fn what_is_no_request_is_nobodys_and_counts_for_nothing() {
     let bench = Bench::new();
     for rest in ["shadow", "shadow/update/accepted", "shadow/name/a b/update", "other"] {
-        assert_eq!(bench.request("d", rest, "{}").0, Taken::Taken);
+        assert_eq!(bench.request("d", rest, "{}").0, ReservedOutcome::Taken);
     }
     bench.shadows.settle().await;
     assert_eq!((bench.version("d").await, bench.held()), (0, 0));

@@ -23,11 +23,11 @@ const OVERHEAD: usize = 512;
 const TAKEN: usize = 256 << 10;
 
 /// Whether a watcher wants to know of a shadow.
-type Wants = dyn Fn(&Shadow) -> bool + Send + Sync;
+type WatchFilter = dyn Fn(&Shadow) -> bool + Send + Sync;
 
 /// What a watcher is told.
 #[derive(Debug)]
-pub(crate) enum Change {
+pub(crate) enum ShadowChange {
     /// A shadow has changed, or was deleted.
     Shadow(Shadow),
     /// Changes of this number of shadows are missing.
@@ -42,7 +42,7 @@ pub(super) struct Watchers {
 }
 
 struct Inner {
-    wants: Box<Wants>,
+    wants: Box<WatchFilter>,
     state: Mutex<Pending>,
     changed: Notify,
 }
@@ -76,17 +76,17 @@ impl Pending {
     }
 
     /// Takes what has waited longest. What was taken before is on the account no more.
-    fn take(&mut self) -> Vec<Change> {
+    fn take(&mut self) -> Vec<ShadowChange> {
         let sent = std::mem::take(&mut self.taken);
         self.release(sent);
         let missed = std::mem::take(&mut self.missed);
-        let mut changes: Vec<_> = (missed > 0).then_some(Change::Missed(missed)).into_iter().collect();
+        let mut changes: Vec<_> = (missed > 0).then_some(ShadowChange::Missed(missed)).into_iter().collect();
         while self.taken < TAKEN
             && let Some((_, name)) = self.order.pop_first()
             && let Some(Newest { shadow, bytes, .. }) = self.shadows.remove(&name)
         {
             self.taken += bytes;
-            changes.push(Change::Shadow(shadow));
+            changes.push(ShadowChange::Shadow(shadow));
         }
         changes
     }
@@ -102,7 +102,7 @@ impl Watch {
     /// Some of what has changed since it was told, of each shadow the newest, in the order in which they began to wait; waits
     /// until something has. It stays on the memory account until the next call, which is therefore made once it is sent.
     /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> Vec<Change> {
+    pub(crate) async fn next(&mut self) -> Vec<ShadowChange> {
         loop {
             let changes = self.inner.state.lock().take();
             if !changes.is_empty() {
@@ -122,7 +122,7 @@ impl Drop for Watch {
 }
 
 impl Watchers {
-    pub(super) fn add(this: &Arc<Self>, account: &Arc<Account>, wants: Box<Wants>) -> Watch {
+    pub(super) fn add(this: &Arc<Self>, account: &Arc<Account>, wants: Box<WatchFilter>) -> Watch {
         let state = Pending {
             shadows: HashMap::default(),
             order: BTreeMap::new(),

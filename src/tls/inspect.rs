@@ -31,7 +31,7 @@ pub(super) struct Facts {
 
 /// How the validity stands at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Stage {
+pub(super) enum InspectionStage {
     Fine,
     Month,
     Week,
@@ -80,15 +80,15 @@ impl Facts {
         (self.until - seconds(now)) as f64 / DAY as f64
     }
 
-    pub(super) fn stage(&self, now: SystemTime) -> Stage {
+    pub(super) fn stage(&self, now: SystemTime) -> InspectionStage {
         let now = seconds(now);
         match self.until - now {
-            _ if now < self.from => Stage::Out,
-            left if left < 0 => Stage::Out,
-            left if left <= DAY => Stage::Day,
-            left if left <= 7 * DAY => Stage::Week,
-            left if left <= 30 * DAY => Stage::Month,
-            _ => Stage::Fine,
+            _ if now < self.from => InspectionStage::Out,
+            left if left < 0 => InspectionStage::Out,
+            left if left <= DAY => InspectionStage::Day,
+            left if left <= 7 * DAY => InspectionStage::Week,
+            left if left <= 30 * DAY => InspectionStage::Month,
+            _ => InspectionStage::Fine,
         }
     }
 

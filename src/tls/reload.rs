@@ -15,7 +15,7 @@ use tracing::{error, warn};
 use super::{
     TlsError,
     config::{Built, ClientRules, build},
-    inspect::{Facts, Stage},
+    inspect::{Facts, InspectionStage},
     revocations::Revocations,
 };
 use crate::{
@@ -50,7 +50,7 @@ struct Pair {
     cert: PathBuf,
     facts: Facts,
     /// The stage of its validity that was last reported.
-    told: Stage,
+    told: InspectionStage,
     /// Whether its lack of names was reported.
     told_nameless: bool,
 }
@@ -90,14 +90,14 @@ impl TlsStore {
     /// Builds the configuration of a use and keeps it fresh from now on.
     ///
     /// # Errors
-    /// As [`super::server_config`].
+    /// Those of reading and checking the files.
     pub(crate) fn add(&self, name: &str, files: TlsFiles, alpn: &[&[u8]]) -> Result<TlsHandle, TlsError> {
         let Built { config, rules, facts, revoked } = build(&files, alpn, None)?;
         let handle = Arc::new(ArcSwap::from_pointee(config));
         let fresh = |(pair, facts): (CertificatePair, Facts)| Pair {
             cert: pair.cert,
             facts,
-            told: Stage::Fine,
+            told: InspectionStage::Fine,
             told_nameless: false,
         };
         self.uses.lock().push(Use {
@@ -142,7 +142,7 @@ impl TlsStore {
             entry.rules = new.rules;
             for (pair, facts) in entry.pairs.iter_mut().zip(new.facts) {
                 if pair.facts != facts {
-                    (pair.facts, pair.told, pair.told_nameless) = (facts, Stage::Fine, false);
+                    (pair.facts, pair.told, pair.told_nameless) = (facts, InspectionStage::Fine, false);
                 }
             }
             // A connection that the old configuration lets in is held against the list afterwards.
@@ -247,7 +247,7 @@ impl Pair {
         let stage = self.facts.stage(now);
         let mut texts = Vec::new();
         if stage > self.told {
-            texts.push((stage == Stage::Out, self.dates(now)));
+            texts.push((stage == InspectionStage::Out, self.dates(now)));
         }
         self.told = stage;
         if !self.facts.named && !std::mem::replace(&mut self.told_nameless, true) {

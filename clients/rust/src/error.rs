@@ -118,10 +118,10 @@ reasons! {
 
 /// Why a call failed.
 #[derive(Debug, Clone)]
-pub struct Error(Box<Told>);
+pub struct Error(Box<ErrorFields>);
 
 #[derive(Debug, Clone)]
-struct Told {
+struct ErrorFields {
     code: Code,
     reason: Reason,
     message: String,
@@ -198,7 +198,7 @@ impl Error {
     }
 
     fn made(code: Code, reason: Reason, message: String) -> Self {
-        Self(Box::new(Told {
+        Self(Box::new(ErrorFields {
             code,
             reason,
             message,
@@ -243,7 +243,7 @@ impl From<Status> for Error {
             message = format!("{message}: {}", in_words(cause));
         }
         let retry_after = details.retry_info().and_then(|info| info.retry_delay);
-        Self(Box::new(Told { code, reason, message, metadata, retry_after, idempotency_key: None }))
+        Self(Box::new(ErrorFields { code, reason, message, metadata, retry_after, idempotency_key: None }))
     }
 }
 

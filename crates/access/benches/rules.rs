@@ -10,12 +10,12 @@ use criterion::{Criterion, criterion_group, criterion_main};
 use ruled::Ruled;
 
 /// Measures with `iters` repeats of a loop that counts for itself.
-type Work = fn(&Ruled, usize);
+type Measured = fn(&Ruled, usize);
 
 #[expect(clippy::disallowed_methods, reason = "it is what is measured")]
 fn deciding(criterion: &mut Criterion) {
     let ruled = Ruled::new();
-    let cases: [(&str, Work); 2] = [("hot", Ruled::hot), ("cold", Ruled::cold)];
+    let cases: [(&str, Measured); 2] = [("hot", Ruled::hot), ("cold", Ruled::cold)];
     for (name, work) in cases {
         criterion.bench_function(&format!("rules/100/{name}"), |bencher| {
             bencher.iter_custom(|iters| {

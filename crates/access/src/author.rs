@@ -18,7 +18,7 @@ pub struct Author {
 }
 
 #[derive(Serialize, Deserialize)]
-struct Written {
+struct AuthorFields {
     listener: String,
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     by_service: bool,
@@ -36,7 +36,7 @@ struct Written {
 impl Author {
     /// As text, without tenant and expiry, of which rules know nothing.
     pub fn write(listener: &str, principal: &Principal, by_service: bool) -> String {
-        let written = Written {
+        let written = AuthorFields {
             listener: listener.to_owned(),
             by_service,
             method: principal.method,
@@ -51,7 +51,7 @@ impl Author {
 
     /// Reads what [`Self::write`] wrote; `None` if it is something else.
     pub fn read(text: &str) -> Option<Self> {
-        let Written { listener, by_service, method, username, common_name, groups, claims } =
+        let AuthorFields { listener, by_service, method, username, common_name, groups, claims } =
             serde_json::from_str(text).ok()?;
         let principal = Principal { method, username, common_name, groups, claims, ..Principal::default() };
         Some(Self { listener, principal, by_service })

@@ -57,10 +57,10 @@ pub enum BadTemplate {
 
 /// Text with names in braces, such as `device-{cn}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template(Vec<Part>);
+pub struct Template(Vec<NamePart>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum NamePart {
     Text(Box<str>),
     Name(&'static str),
 }
@@ -75,16 +75,16 @@ impl Template {
         while let Some(at) = rest.find(['{', '}']) {
             let (before, from) = rest.split_at(at);
             if !before.is_empty() {
-                parts.push(Part::Text(before.into()));
+                parts.push(NamePart::Text(before.into()));
             }
             let (name, behind) =
                 from.strip_prefix('{').and_then(|from| from.split_once('}')).ok_or(BadTemplate::Brace)?;
             let known = NAMES.into_iter().find(|known| *known == name);
-            parts.push(Part::Name(known.ok_or_else(|| BadTemplate::Name(name.to_owned()))?));
+            parts.push(NamePart::Name(known.ok_or_else(|| BadTemplate::Name(name.to_owned()))?));
             rest = behind;
         }
         if !rest.is_empty() {
-            parts.push(Part::Text(rest.into()));
+            parts.push(NamePart::Text(rest.into()));
         }
         Ok(Self(parts))
     }
@@ -94,8 +94,8 @@ impl Template {
         let mut text = String::new();
         for part in &self.0 {
             match part {
-                Part::Text(part) => text.push_str(part),
-                Part::Name(name) => text.push_str(
+                NamePart::Text(part) => text.push_str(part),
+                NamePart::Name(name) => text.push_str(
                     fields
                         .get(name)
                         .filter(|value| !value.is_empty() && !value.chars().any(char::is_control))?,

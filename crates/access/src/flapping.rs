@@ -15,12 +15,12 @@ pub struct Flapping {
     connects: u32,
     within: Duration,
     most: usize,
-    seen: HashMap<Arc<str>, Seen>,
+    seen: HashMap<Arc<str>, SeenConnects>,
     order: BTreeSet<(Timestamp, Arc<str>)>,
 }
 
 #[derive(Debug, Clone, Copy)]
-struct Seen {
+struct SeenConnects {
     began: Timestamp,
     connects: u32,
 }
@@ -52,7 +52,7 @@ impl Flapping {
         }
         let id: Arc<str> = client_id.into();
         self.order.insert((now, Arc::clone(&id)));
-        self.seen.insert(id, Seen { began: now, connects: 1 });
+        self.seen.insert(id, SeenConnects { began: now, connects: 1 });
         false
     }
 

@@ -84,7 +84,7 @@ impl Breaker {
 
 /// What [`Cache::get`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Found<T> {
+pub enum CachedAnswer<T> {
     /// Good.
     Fresh(T),
     /// Better than nothing.
@@ -116,11 +116,11 @@ impl<T: Clone> Cache<T> {
     }
 
     /// The answer for `key`, and whether it still holds at `now`.
-    pub fn get(&self, key: &[u8; 32], now: Timestamp) -> Found<T> {
+    pub fn get(&self, key: &[u8; 32], now: Timestamp) -> CachedAnswer<T> {
         match self.entries.get(key) {
-            Some(entry) if now < entry.fresh => Found::Fresh(entry.value.clone()),
-            Some(entry) if now < entry.stale => Found::Stale(entry.value.clone()),
-            _ => Found::Nothing,
+            Some(entry) if now < entry.fresh => CachedAnswer::Fresh(entry.value.clone()),
+            Some(entry) if now < entry.stale => CachedAnswer::Stale(entry.value.clone()),
+            _ => CachedAnswer::Nothing,
         }
     }
 
@@ -207,21 +207,21 @@ mod tests {
         let key = |n: u8| [n; 32];
         let at = Timestamp;
         cache.put(key(1), 1, at(0), 8 * SECOND, 2 * SECOND, 0);
-        assert_eq!(cache.get(&key(1), at(7_999)), Found::Fresh(1));
-        assert_eq!(cache.get(&key(1), at(9_999)), Found::Stale(1));
-        assert_eq!(cache.get(&key(1), at(10_000)), Found::Nothing);
+        assert_eq!(cache.get(&key(1), at(7_999)), CachedAnswer::Fresh(1));
+        assert_eq!(cache.get(&key(1), at(9_999)), CachedAnswer::Stale(1));
+        assert_eq!(cache.get(&key(1), at(10_000)), CachedAnswer::Nothing);
         cache.put(key(2), 2, at(0), 8 * SECOND, Duration::ZERO, 255);
-        assert_eq!(cache.get(&key(2), at(6_010)), Found::Nothing, "a quarter earlier");
-        assert_eq!(cache.get(&key(2), at(6_000)), Found::Fresh(2));
+        assert_eq!(cache.get(&key(2), at(6_010)), CachedAnswer::Nothing, "a quarter earlier");
+        assert_eq!(cache.get(&key(2), at(6_000)), CachedAnswer::Fresh(2));
         cache.put(key(1), 3, at(0), SECOND, SECOND, 0);
         cache.put(key(3), 3, at(0), SECOND, SECOND, 0);
-        assert_eq!((cache.len(), cache.get(&key(1), at(0))), (2, Found::Nothing), "the oldest leaves");
+        assert_eq!((cache.len(), cache.get(&key(1), at(0))), (2, CachedAnswer::Nothing), "the oldest leaves");
         cache.put(key(4), 4, at(0), Duration::ZERO, Duration::ZERO, 0);
-        assert_eq!(cache.get(&key(4), at(0)), Found::Nothing);
+        assert_eq!(cache.get(&key(4), at(0)), CachedAnswer::Nothing);
         assert_eq!(cache.order.len(), 2);
         cache.forget(&key(3));
-        assert_eq!((cache.get(&key(3), at(0)), cache.len()), (Found::Nothing, 2));
+        assert_eq!((cache.get(&key(3), at(0)), cache.len()), (CachedAnswer::Nothing, 2));
         cache.put(key(3), 5, at(0), SECOND, SECOND, 0);
-        assert_eq!((cache.get(&key(3), at(0)), cache.order.len()), (Found::Fresh(5), 2));
+        assert_eq!((cache.get(&key(3), at(0)), cache.order.len()), (CachedAnswer::Fresh(5), 2));
     }
 }

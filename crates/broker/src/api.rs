@@ -70,7 +70,7 @@ pub struct OpenRequest {
 }
 
 /// Result of [`super::Broker::open`].
-pub struct Opened {
+pub struct OpenedSession {
     /// The session, old or new.
     pub session: Arc<dyn Session>,
     /// Whether state was resumed [MQTT-3.2.2-2].

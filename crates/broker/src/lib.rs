@@ -68,13 +68,13 @@ pub use store::{QueueStore, QueueSummary};
 
 pub use api::*;
 pub use durable::{DurabilityRules, Restored, Stores};
-pub use events::{Event, EventKind, EventPlace, EventReader, Told};
+pub use events::{Event, EventKind, EventOrGap, EventPlace, EventReader};
 pub use levels::Levels;
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
 pub(crate) use parties::PartyKind;
 pub use parties::{Counted, Parties, Party, QuotaExceeded};
-pub use reserved::{Reserved, ReservedTopics, Taken, is_one_level};
+pub use reserved::{Reserved, ReservedOutcome, ReservedTopics, is_one_level};
 pub use retained::{RetainedCursor, RetainedPage};
 pub(crate) use routing::MatchCache;
 pub use routing::{Routing, Spread, StreamHandle};

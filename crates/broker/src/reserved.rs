@@ -27,7 +27,7 @@ pub trait Reserved: Send + Sync {
     /// What must be on disk before the device has its PUBACK or PUBREC takes a part of the message's commit
     /// ([`Message::plain_part`]). Called on a thread that serves devices, under no lock of the broker: must not block, and
     /// charges what it does beyond a lookup to the turn's effort. It may publish in this turn, also to the same device.
-    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> Taken;
+    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> ReservedOutcome;
 
     /// A device has a connection and can be sent to. Called for each connection, perhaps more than once; must neither block
     /// nor call back.
@@ -38,7 +38,7 @@ pub trait Reserved: Send + Sync {
 
 /// What became of a message in [`Reserved::take`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Taken {
+pub enum ReservedOutcome {
     /// It is the part's, or was not worth anything: acknowledged as if it had a receiver.
     Taken,
     /// It cannot be taken now (0x97): the device may send it again.
@@ -197,8 +197,10 @@ impl Broker {
             return Published::default();
         };
         match part.take(message, rest, self, turn) {
-            Taken::Taken => Published { matched: 1, sent: 1, ..Published::default() },
-            Taken::Refused(shortage) => Published { refused: Some(shortage), ..Published::default() },
+            ReservedOutcome::Taken => Published { matched: 1, sent: 1, ..Published::default() },
+            ReservedOutcome::Refused(shortage) => {
+                Published { refused: Some(shortage), ..Published::default() }
+            }
         }
     }
 }

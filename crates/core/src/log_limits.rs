@@ -56,7 +56,7 @@ fn millis() -> u64 {
 
 /// Kinds of lines about one peer, each limited on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub enum Said {
+pub enum LineKind {
     /// A handshake failed before there was a CONNECT.
     Handshake,
     /// A CONNECT was refused.
@@ -85,7 +85,7 @@ const PLACES: usize = 256;
 /// Lets a few lines of each kind and address pass in ten seconds and counts the others: 5 lines, of at most 256 kinds
 /// and addresses. An IPv6 address counts as its /64, which is what one site has.
 #[derive(Debug, Default)]
-pub struct PeerLimits(Mutex<HashMap<(Said, Option<IpAddr>), Window>>);
+pub struct PeerLimits(Mutex<HashMap<(LineKind, Option<IpAddr>), Window>>);
 
 #[derive(Debug)]
 struct Window {
@@ -96,17 +96,17 @@ struct Window {
 
 impl PeerLimits {
     /// `Some(n)` lets this line pass, with `n` of its kind and address left out before it.
-    pub fn pass(&self, said: Said, peer: IpAddr) -> Option<u64> {
+    pub fn pass(&self, said: LineKind, peer: IpAddr) -> Option<u64> {
         self.pass_at(said, peer, millis())
     }
 
     /// Forgets the windows that are over. Returns what was left out in them and not reported since, by kind and address
     /// (`None` for those beyond the places). To be called about once a second.
-    pub fn sweep(&self) -> Vec<(Said, Option<IpAddr>, u64)> {
+    pub fn sweep(&self) -> Vec<(LineKind, Option<IpAddr>, u64)> {
         self.sweep_at(millis())
     }
 
-    fn pass_at(&self, said: Said, peer: IpAddr, now: u64) -> Option<u64> {
+    fn pass_at(&self, said: LineKind, peer: IpAddr, now: u64) -> Option<u64> {
         let mut windows = self.0.lock();
         let mut key = (said, Some(site(peer)));
         if windows.len() >= PLACES && !windows.contains_key(&key) {
@@ -124,7 +124,7 @@ impl PeerLimits {
         Some(std::mem::take(&mut window.suppressed))
     }
 
-    fn sweep_at(&self, now: u64) -> Vec<(Said, Option<IpAddr>, u64)> {
+    fn sweep_at(&self, now: u64) -> Vec<(LineKind, Option<IpAddr>, u64)> {
         let mut untold = Vec::new();
         self.0.lock().retain(|(said, peer), window| {
             let over = now.saturating_sub(window.began) >= WINDOW_MILLIS;
@@ -155,7 +155,7 @@ pub fn peer_limits() -> &'static PeerLimits {
 }
 
 /// `tracing::info!` about a peer, limited by its kind and address ([`crate::log_limits::PeerLimits`]): a
-/// [`Said`](crate::log_limits::Said), the `IpAddr`, then as for `info!`. What was left out before is in the field
+/// [`LineKind`](crate::log_limits::LineKind), the `IpAddr`, then as for `info!`. What was left out before is in the field
 /// `suppressed`.
 #[macro_export]
 macro_rules! info_of_peer {
@@ -215,19 +215,19 @@ mod tests {
     fn a_few_lines_of_each_kind_and_address_pass_and_the_rest_is_told_later() {
         let limits = PeerLimits::default();
         let [noisy, other]: [IpAddr; 2] = ["192.0.2.1", "192.0.2.2"].map(|ip| ip.parse().unwrap());
-        let passed = (0..1_000).filter(|_| limits.pass_at(Said::Refused, noisy, 5).is_some()).count();
+        let passed = (0..1_000).filter(|_| limits.pass_at(LineKind::Refused, noisy, 5).is_some()).count();
         assert_eq!(passed, 5);
-        assert_eq!(limits.pass_at(Said::Refused, other, 6), Some(0), "another address");
-        assert_eq!(limits.pass_at(Said::Takeover, noisy, 6), Some(0), "another kind");
-        assert_eq!(limits.pass_at(Said::Refused, noisy, 10_005), Some(995), "the next line tells");
+        assert_eq!(limits.pass_at(LineKind::Refused, other, 6), Some(0), "another address");
+        assert_eq!(limits.pass_at(LineKind::Takeover, noisy, 6), Some(0), "another kind");
+        assert_eq!(limits.pass_at(LineKind::Refused, noisy, 10_005), Some(995), "the next line tells");
         assert_eq!(limits.sweep_at(20_006), [], "all told");
         assert!(limits.0.lock().is_empty(), "and forgotten");
-        let passed = (0..7).filter(|_| limits.pass_at(Said::Refused, noisy, 30_000).is_some()).count();
+        let passed = (0..7).filter(|_| limits.pass_at(LineKind::Refused, noisy, 30_000).is_some()).count();
         assert_eq!(passed, 5);
         assert_eq!(limits.sweep_at(39_999), []);
         assert_eq!(
             limits.sweep_at(40_000),
-            [(Said::Refused, Some(noisy), 2)],
+            [(LineKind::Refused, Some(noisy), 2)],
             "or nobody comes, and it is told so"
         );
     }
@@ -236,12 +236,12 @@ mod tests {
     fn many_addresses_neither_fill_the_memory_nor_the_log() {
         let limits = PeerLimits::default();
         let sites = (0..100_000_u32).map(|n| IpAddr::from(Ipv6Addr::from(u128::from(n) << 64)));
-        let passed = sites.filter(|ip| limits.pass_at(Said::Handshake, *ip, 0).is_some()).count();
+        let passed = sites.filter(|ip| limits.pass_at(LineKind::Handshake, *ip, 0).is_some()).count();
         assert_eq!(passed, PLACES + LINES_PER_WINDOW as usize);
         assert_eq!(limits.0.lock().len(), PLACES + 1);
         let one_site = (0..1_000_u32).map(|n| IpAddr::from(Ipv6Addr::from(u128::from(n))));
         let limits = PeerLimits::default();
-        let passed = one_site.filter(|ip| limits.pass_at(Said::Handshake, *ip, 0).is_some()).count();
+        let passed = one_site.filter(|ip| limits.pass_at(LineKind::Handshake, *ip, 0).is_some()).count();
         assert_eq!(passed, LINES_PER_WINDOW as usize, "addresses of one /64 count as one");
     }
 

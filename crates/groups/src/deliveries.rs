@@ -11,7 +11,7 @@ use super::{
 
 /// Where a delivery is kept.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Slot {
+pub(crate) struct DeliverySlot {
     pub(crate) offset: u64,
     /// When it is taken back.
     pub(crate) deadline: Timestamp,
@@ -27,13 +27,13 @@ pub(crate) struct Slot {
 pub(crate) struct Deliveries {
     /// The number of the first of `recent`.
     base: u64,
-    recent: VecDeque<Slot>,
+    recent: VecDeque<DeliverySlot>,
     /// How many of `recent` are live.
     live: usize,
     /// Older ones that are left.
-    old: BTreeMap<u64, Slot>,
+    old: BTreeMap<u64, DeliverySlot>,
     /// Those with a deadline of their own.
-    extended: BTreeMap<u64, Slot>,
+    extended: BTreeMap<u64, DeliverySlot>,
     /// Those that were taken or given back.
     void: Ranges,
     /// Below this it is no longer known what became of those that are not there.
@@ -62,12 +62,12 @@ impl Deliveries {
 
     pub(crate) fn push(&mut self, partition: u8, offset: u64, deadline: Timestamp) -> u64 {
         let id = self.next();
-        self.recent.push_back(Slot { offset, deadline, partition, live: true });
+        self.recent.push_back(DeliverySlot { offset, deadline, partition, live: true });
         self.live += 1;
         id
     }
 
-    pub(crate) fn get(&self, id: u64) -> Option<Slot> {
+    pub(crate) fn get(&self, id: u64) -> Option<DeliverySlot> {
         if let Some(at) = self.index(id)
             && self.recent[at].live
         {
@@ -82,7 +82,7 @@ impl Deliveries {
     }
 
     /// Forgets a delivery. Whether it had a deadline of its own is the second of what it returns.
-    pub(crate) fn remove(&mut self, id: u64) -> Option<(Slot, bool)> {
+    pub(crate) fn remove(&mut self, id: u64) -> Option<(DeliverySlot, bool)> {
         if let Some(at) = self.index(id)
             && self.recent[at].live
         {
@@ -99,7 +99,7 @@ impl Deliveries {
     }
 
     /// The same, and an acknowledgement of it is too late from now on.
-    pub(crate) fn void(&mut self, id: u64) -> Option<(Slot, bool)> {
+    pub(crate) fn void(&mut self, id: u64) -> Option<(DeliverySlot, bool)> {
         let removed = self.remove(id)?;
         self.void.insert(id);
         if self.void.len() > MAX_VOID {
@@ -128,12 +128,12 @@ impl Deliveries {
     /// Gives one another deadline. Returns the one it had if that was its own too.
     pub(crate) fn extend(&mut self, id: u64, deadline: Timestamp) -> Option<Option<Timestamp>> {
         let (slot, own) = self.remove(id)?;
-        self.extended.insert(id, Slot { deadline, ..slot });
+        self.extended.insert(id, DeliverySlot { deadline, ..slot });
         Some(own.then_some(slot.deadline))
     }
 
     /// The one that is due first among those without a deadline of their own.
-    pub(crate) fn first(&mut self) -> Option<(u64, Slot)> {
+    pub(crate) fn first(&mut self) -> Option<(u64, DeliverySlot)> {
         if let Some((&id, &slot)) = self.old.first_key_value() {
             return Some((id, slot));
         }

@@ -8,7 +8,7 @@ use super::config::MAX_REMEMBERED;
 
 /// A message to be delivered (again).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Waiting {
+pub(crate) struct Undelivered {
     pub(crate) offset: u64,
     /// Deliveries so far.
     pub(crate) attempts: u32,
@@ -18,7 +18,7 @@ pub(crate) struct Waiting {
 /// after them all its messages from `scan` on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Lagging {
-    pub(crate) todo: VecDeque<Waiting>,
+    pub(crate) todo: VecDeque<Undelivered>,
     pub(crate) scan: Option<u64>,
     /// Nothing is delivered before this time.
     pub(crate) due: Option<Timestamp>,
@@ -50,7 +50,7 @@ impl Lagging {
     }
 
     /// Adds a message that was delivered before, or is known otherwise. False if it is there.
-    pub(crate) fn give_back(&mut self, waiting: Waiting) -> bool {
+    pub(crate) fn give_back(&mut self, waiting: Undelivered) -> bool {
         if self.scan.is_some_and(|scan| waiting.offset >= scan) {
             return false;
         }
@@ -66,7 +66,7 @@ impl Lagging {
             self.scan = Some(offset);
             return false;
         }
-        insert(&mut self.todo, Waiting { offset, attempts: 0 })
+        insert(&mut self.todo, Undelivered { offset, attempts: 0 })
     }
 
     /// Whether a message of the key waits here.
@@ -77,7 +77,7 @@ impl Lagging {
 }
 
 /// Puts it into its place. False if it is there.
-pub(crate) fn insert(waiting: &mut VecDeque<Waiting>, one: Waiting) -> bool {
+pub(crate) fn insert(waiting: &mut VecDeque<Undelivered>, one: Undelivered) -> bool {
     if waiting.back().is_none_or(|last| last.offset < one.offset) {
         waiting.push_back(one);
         return true;

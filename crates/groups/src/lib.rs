@@ -44,8 +44,9 @@ mod tests;
 pub use ack_id::{AckId, BadAckId};
 pub use config::{Credit, GroupConfig, Identity, MAX_AHEAD, MAX_CREDIT, MAX_MEMBERS, MAX_REASON, OrderKey};
 pub use group::{
-    AckResult, Answer, Change, Delayed, Delivery, Gone, Group, Joined, MemberOptions, MemberStatus, Missing,
-    Nack, Pending, PendingState, Read, Room, Status, Taken, TooManyMembers, Totals,
+    AckResult, Delayed, Delivery, Gone, Group, Joined, MemberOptions, MemberStatus, Missing, Nack,
+    PartitionChange, Pending, PendingState, Read, Room, SettlingAnswer, Status, TakenDeliveries,
+    TooManyMembers, Totals,
 };
 pub use member::{Amount, Gap, GapReason, MemberKey};
 pub use progress::{BadProgress, Progress};

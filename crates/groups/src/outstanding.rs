@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 
 /// A delivered message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Entry {
+pub(crate) struct OutstandingEntry {
     pub(crate) offset: u64,
     pub(crate) key: u64,
     /// Its number with its member.
@@ -17,7 +17,7 @@ pub(crate) struct Entry {
     live: bool,
 }
 
-impl Entry {
+impl OutstandingEntry {
     pub(crate) fn new(offset: u64, key: u64, member: u32, delivery: u64, attempt: u32, cost: u32) -> Self {
         Self { offset, key, delivery, member, attempt, cost, live: true }
     }
@@ -27,7 +27,7 @@ impl Entry {
 /// but never more places than twice the entries.
 #[derive(Debug, Default)]
 pub(crate) struct Outstanding {
-    entries: VecDeque<Entry>,
+    entries: VecDeque<OutstandingEntry>,
     live: usize,
 }
 
@@ -38,17 +38,17 @@ impl Outstanding {
     }
 
     /// All, in order.
-    pub(crate) fn iter(&self) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn iter(&self) -> impl Iterator<Item = &OutstandingEntry> {
         self.entries.iter().filter(|entry| entry.live)
     }
 
     /// Those at `offset` and after it.
-    pub(crate) fn from(&self, offset: u64) -> impl Iterator<Item = &Entry> {
+    pub(crate) fn from(&self, offset: u64) -> impl Iterator<Item = &OutstandingEntry> {
         let at = self.entries.partition_point(|entry| entry.offset < offset);
         self.entries.range(at..).filter(|entry| entry.live)
     }
 
-    pub(crate) fn insert(&mut self, entry: Entry) {
+    pub(crate) fn insert(&mut self, entry: OutstandingEntry) {
         self.live += 1;
         if self.entries.back().is_none_or(|last| last.offset < entry.offset) {
             self.entries.push_back(entry);
@@ -63,7 +63,7 @@ impl Outstanding {
         }
     }
 
-    pub(crate) fn get(&self, offset: u64) -> Option<&Entry> {
+    pub(crate) fn get(&self, offset: u64) -> Option<&OutstandingEntry> {
         self.place(offset).map(|at| &self.entries[at])
     }
 
@@ -75,7 +75,7 @@ impl Outstanding {
         self.entries[at].live.then_some(at)
     }
 
-    pub(crate) fn remove(&mut self, offset: u64) -> Option<Entry> {
+    pub(crate) fn remove(&mut self, offset: u64) -> Option<OutstandingEntry> {
         let at = self.place(offset)?;
         let entry = self.entries[at];
         self.live -= 1;
@@ -93,8 +93,8 @@ impl Outstanding {
     }
 
     /// Takes out those that `which` says, in order.
-    pub(crate) fn extract(&mut self, which: impl Fn(&Entry) -> bool) -> Vec<Entry> {
-        let out: Vec<Entry> = self.iter().filter(|entry| which(entry)).copied().collect();
+    pub(crate) fn extract(&mut self, which: impl Fn(&OutstandingEntry) -> bool) -> Vec<OutstandingEntry> {
+        let out: Vec<OutstandingEntry> = self.iter().filter(|entry| which(entry)).copied().collect();
         if !out.is_empty() {
             self.entries.retain(|entry| entry.live && !which(entry));
             self.live = self.entries.len();
@@ -123,7 +123,7 @@ mod tests {
             let mut model = BTreeMap::new();
             let mut entries = Outstanding::default();
             for (insert, offset) in steps {
-                let entry = Entry::new(offset, offset % 7, 0, offset, 1, 10);
+                let entry = OutstandingEntry::new(offset, offset % 7, 0, offset, 1, 10);
                 if insert && !model.contains_key(&offset) {
                     model.insert(offset, entry);
                     entries.insert(entry);

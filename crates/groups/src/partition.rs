@@ -7,7 +7,7 @@ use gateway_core::{LogRecord, Timestamp};
 use hashbrown::HashMap;
 
 use super::{
-    lagging::{Lagging, Waiting, insert},
+    lagging::{Lagging, Undelivered, insert},
     member::Gap,
     outstanding::Outstanding,
     progress::Progress,
@@ -31,7 +31,7 @@ pub(crate) struct Dying {
 
 /// Which messages are read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum PartitionKind {
     /// New ones.
     Main,
     /// Those of [`PartitionState::again`].
@@ -44,7 +44,7 @@ pub(crate) enum Kind {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Reading {
     pub(crate) ticket: u64,
-    pub(crate) kind: Kind,
+    pub(crate) kind: PartitionKind,
 }
 
 /// Everything before `read` is settled but: what is delivered (`out`), what was read to be delivered (`ready`), what is to
@@ -63,7 +63,7 @@ pub(crate) struct PartitionState {
     /// When those are taken back.
     pub(crate) handover_until: Option<Timestamp>,
     pub(crate) ready: VecDeque<Ready>,
-    pub(crate) again: VecDeque<Waiting>,
+    pub(crate) again: VecDeque<Undelivered>,
     pub(crate) lagging: HashMap<u64, Lagging, RandomState>,
     pub(crate) dying: BTreeMap<u64, Dying>,
     pub(crate) reading: Option<Reading>,
@@ -97,15 +97,16 @@ impl PartitionState {
 
     /// The record of how far it is.
     pub(crate) fn progress(&self) -> Progress {
-        let out = self.out.iter().map(|entry| Waiting { offset: entry.offset, attempts: entry.attempt - 1 });
+        let out =
+            self.out.iter().map(|entry| Undelivered { offset: entry.offset, attempts: entry.attempt - 1 });
         let ready =
-            self.ready.iter().map(|one| Waiting { offset: one.record.offset, attempts: one.attempts });
+            self.ready.iter().map(|one| Undelivered { offset: one.record.offset, attempts: one.attempts });
         let again = self.again.iter().copied();
         let dying = self
             .dying
             .iter()
-            .map(|(&offset, dying)| Waiting { offset, attempts: dying.attempts.saturating_sub(1) });
-        let mut unsettled: Vec<Waiting> = out.chain(ready).chain(again).chain(dying).collect();
+            .map(|(&offset, dying)| Undelivered { offset, attempts: dying.attempts.saturating_sub(1) });
+        let mut unsettled: Vec<Undelivered> = out.chain(ready).chain(again).chain(dying).collect();
         if !unsettled.is_sorted_by_key(|waiting| waiting.offset) {
             unsettled.sort_unstable_by_key(|waiting| waiting.offset);
         }
@@ -149,7 +150,7 @@ impl PartitionState {
     }
 
     /// Puts a message where it waits to be read again. True if its place takes memory it did not take before.
-    pub(crate) fn wait(&mut self, key: u64, waiting: Waiting) -> bool {
+    pub(crate) fn wait(&mut self, key: u64, waiting: Undelivered) -> bool {
         if let Some(lagging) = self.lagging.get_mut(&key) {
             if lagging.blocked == Some(waiting.offset) {
                 lagging.blocked = None;

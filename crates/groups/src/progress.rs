@@ -3,7 +3,7 @@
 use bytes::{Buf, Bytes};
 use thiserror::Error;
 
-use super::lagging::{Lagging, Waiting};
+use super::lagging::{Lagging, Undelivered};
 
 /// How far a group is in one partition. Everything before [`read`](Self::read) is settled but what is named here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -11,7 +11,7 @@ pub struct Progress {
     /// Where nothing was read yet.
     pub(crate) read: u64,
     /// What is not settled before, in order.
-    pub(crate) unsettled: Vec<Waiting>,
+    pub(crate) unsettled: Vec<Undelivered>,
     /// Keys that lag, by number of key, with what waits of them.
     pub(crate) lagging: Vec<(u64, Lagging)>,
 }
@@ -104,7 +104,7 @@ fn decode(from: &mut &[u8]) -> Option<Progress> {
 }
 
 /// The distance from one to the next, then the attempts of those that have any.
-fn put_waiting<'a>(out: &mut Vec<u8>, waiting: impl ExactSizeIterator<Item = &'a Waiting> + Clone) {
+fn put_waiting<'a>(out: &mut Vec<u8>, waiting: impl ExactSizeIterator<Item = &'a Undelivered> + Clone) {
     put(out, waiting.len() as u64);
     let mut last = 0;
     for one in waiting.clone() {
@@ -121,10 +121,10 @@ fn put_waiting<'a>(out: &mut Vec<u8>, waiting: impl ExactSizeIterator<Item = &'a
     }
 }
 
-fn get_waiting(from: &mut &[u8]) -> Option<Vec<Waiting>> {
+fn get_waiting(from: &mut &[u8]) -> Option<Vec<Undelivered>> {
     // Each takes a byte at least, so that a wrong count takes no memory.
     let count = usize::try_from(get(from)?).ok().filter(|&count| count <= from.len())?;
-    let mut waiting: Vec<Waiting> = Vec::with_capacity(count);
+    let mut waiting: Vec<Undelivered> = Vec::with_capacity(count);
     let mut offset = 0_u64;
     for at in 0..count {
         let step = get(from)?;
@@ -132,7 +132,7 @@ fn get_waiting(from: &mut &[u8]) -> Option<Vec<Waiting>> {
             return None;
         }
         offset = offset.checked_add(step)?;
-        waiting.push(Waiting { offset, attempts: 0 });
+        waiting.push(Undelivered { offset, attempts: 0 });
     }
     let mut at = 0;
     for _ in 0..get(from)? {
@@ -174,10 +174,11 @@ mod tests {
 
     use super::*;
 
-    fn waiting(limit: usize) -> impl Strategy<Value = Vec<Waiting>> {
+    fn waiting(limit: usize) -> impl Strategy<Value = Vec<Undelivered>> {
         let offset = prop_oneof![0..2_000_u64, any::<u64>()];
-        prop::collection::btree_map(offset, prop_oneof![Just(0), any::<u32>()], 0..limit)
-            .prop_map(|map| map.into_iter().map(|(offset, attempts)| Waiting { offset, attempts }).collect())
+        prop::collection::btree_map(offset, prop_oneof![Just(0), any::<u32>()], 0..limit).prop_map(|map| {
+            map.into_iter().map(|(offset, attempts)| Undelivered { offset, attempts }).collect()
+        })
     }
 
     fn lagging() -> impl Strategy<Value = (u64, Lagging)> {
@@ -217,13 +218,14 @@ mod tests {
     #[test]
     fn the_format_is_what_it_was() {
         let lagging = Lagging {
-            todo: [Waiting { offset: 300, attempts: 2 }].into(),
+            todo: [Undelivered { offset: 300, attempts: 2 }].into(),
             scan: Some(400),
             alone: true,
             reason: Some("no".into()),
             ..Lagging::default()
         };
-        let unsettled = vec![Waiting { offset: 200, attempts: 0 }, Waiting { offset: 210, attempts: 3 }];
+        let unsettled =
+            vec![Undelivered { offset: 200, attempts: 0 }, Undelivered { offset: 210, attempts: 3 }];
         let progress = Progress { read: 1_000, unsettled, lagging: vec![(7, lagging)] };
         let record = progress.encode();
         let expected: &[u8] = &[

@@ -26,7 +26,7 @@ fn join(group: &mut Group, name: &str, lease: u64) -> Joined {
     group.join(&options, Timestamp(0)).expect("room for a member")
 }
 
-fn offsets(taken: &Taken) -> Vec<u64> {
+fn offsets(taken: &TakenDeliveries) -> Vec<u64> {
     taken.deliveries.iter().map(|delivery| delivery.record.offset).collect()
 }
 
@@ -55,7 +55,7 @@ fn who_keeps_up_gets_messages_without_a_read_and_settles_them() {
 }
 
 /// Reads what the member waits for from a log with these places, then takes it.
-fn read_and_take(group: &mut Group, member: MemberKey, places: &[u64], now: Timestamp) -> Taken {
+fn read_and_take(group: &mut Group, member: MemberKey, places: &[u64], now: Timestamp) -> TakenDeliveries {
     for _ in 0..10 {
         for read in group.wants(member, 10).expect("here") {
             let found = places.iter().filter(|&&place| place >= read.from).take(read.records);

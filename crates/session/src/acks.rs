@@ -7,7 +7,7 @@ use gateway_core::{Commit, QoS, QueueOp};
 
 use super::{
     Begin, Disk, Env, Outbound, Reply,
-    inflight::{Stage, Unacked},
+    inflight::{InflightStage, Unacked},
     outbound::answered,
 };
 
@@ -39,9 +39,9 @@ impl Outbound {
 
     fn acknowledged(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<bool, WrongStep> {
         let Some(rare) = &mut self.rare else { return Ok(false) };
-        let is_due = |entry: &Unacked| matches!(&entry.stage, Stage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce);
+        let is_due = |entry: &Unacked| matches!(&entry.stage, InflightStage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce);
         let Some(removed) = rare.inflight.remove_if(id, is_due) else { return Ok(false) };
-        if let (place, Unacked { stage: Stage::Publish(delivery), .. }) = removed? {
+        if let (place, Unacked { stage: InflightStage::Publish(delivery), .. }) = removed? {
             delivery.on_disk.remove(place, env);
             answered(delivery.receipt(), code);
         }
@@ -63,7 +63,7 @@ impl Outbound {
             && let Some((place, entry)) = rare.inflight.get_mut(id)
         {
             match &entry.stage {
-                Stage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
+                InflightStage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
                     if code >= 0x80 {
                         answered(delivery.receipt(), code);
                         delivery.on_disk.remove(place, env);
@@ -77,11 +77,11 @@ impl Outbound {
                     rare.settle(env.budget);
                     release = reason::SUCCESS;
                 }
-                Stage::Release(released) => {
+                InflightStage::Release(released) => {
                     after = released.commit.clone();
                     release = reason::SUCCESS;
                 }
-                Stage::Publish(_) => return Err(WrongStep),
+                InflightStage::Publish(_) => return Err(WrongStep),
             }
         }
         let reply = Reply { kind: AckKind::PubRel, packet_id: id, code: release, after };
@@ -91,9 +91,9 @@ impl Outbound {
     /// PUBCOMP. False if the id is not in flight.
     pub(crate) fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> Result<bool, WrongStep> {
         let Some(rare) = &mut self.rare else { return Ok(false) };
-        let is_due = |entry: &Unacked| matches!(entry.stage, Stage::Release(_));
+        let is_due = |entry: &Unacked| matches!(entry.stage, InflightStage::Release(_));
         let Some(removed) = rare.inflight.remove_if(id, is_due) else { return Ok(false) };
-        if let (place, Unacked { stage: Stage::Release(released), .. }) = removed? {
+        if let (place, Unacked { stage: InflightStage::Release(released), .. }) = removed? {
             released.on_disk.remove(place, env);
             answered(released.receipt.as_ref(), reason::SUCCESS);
         }

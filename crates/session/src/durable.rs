@@ -14,7 +14,7 @@ use gateway_core::{
 use super::{
     Env, Outbound,
     backlog::{Backlog, LOW_BYTES},
-    inflight::{Released, Stage},
+    inflight::{InflightStage, Released},
     outbound::dropped,
     pending::{Awaited, Delivery},
 };
@@ -369,7 +369,7 @@ impl super::outbound::Rare {
         let Some(message) = message.filter(|_| !expired) else {
             if again && qos == QoS::ExactlyOnce {
                 let released = Released { receipt: None, on_disk: OnDisk::Stored, commit: None };
-                self.inflight.restore(place, Stage::Release(released), sent);
+                self.inflight.restore(place, InflightStage::Release(released), sent);
             } else {
                 OnDisk::Stored.remove(place, env);
             }
@@ -389,7 +389,7 @@ impl super::outbound::Rare {
             on_disk: OnDisk::Stored,
         };
         if again {
-            self.inflight.restore(place, Stage::Publish(delivery), sent);
+            self.inflight.restore(place, InflightStage::Publish(delivery), sent);
         } else {
             // There was room when the read began.
             env.budget.force(delivery.message.cost());

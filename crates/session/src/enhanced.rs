@@ -16,7 +16,7 @@ const MOST_A_MINUTE: u8 = 10;
 #[derive(Debug)]
 pub struct Enhanced {
     method: Box<str>,
-    stage: Stage,
+    stage: EnhancedStage,
     /// AUTH packets of the client in this authentication.
     packets: u8,
     /// When the minute began in which `begun` authentications have begun.
@@ -25,7 +25,7 @@ pub struct Enhanced {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Stage {
+enum EnhancedStage {
     /// None is under way.
     Idle,
     /// The client has presented something and waits for what we say.
@@ -47,7 +47,7 @@ impl Enhanced {
     /// For a CONNECT that names this method: the first authentication is under way, and it is ours to answer.
     pub fn connecting(method: &str) -> Self {
         let (packets, begun) = (0, 0);
-        Self { method: method.into(), stage: Stage::Ours, packets, minute: Timestamp(0), begun }
+        Self { method: method.into(), stage: EnhancedStage::Ours, packets, minute: Timestamp(0), begun }
     }
 
     /// The method in CONNECT, which is that of every authentication of the connection.
@@ -57,7 +57,7 @@ impl Enhanced {
 
     /// Whether an authentication is under way.
     pub fn is_under_way(&self) -> bool {
-        self.stage != Stage::Idle
+        self.stage != EnhancedStage::Idle
     }
 
     /// Takes an AUTH of the client.
@@ -71,8 +71,8 @@ impl Enhanced {
             return broken;
         }
         let begins = match (auth.code, self.stage) {
-            (reason::CONTINUE_AUTHENTICATION, Stage::Theirs) => false,
-            (reason::RE_AUTHENTICATE, Stage::Idle) => true,
+            (reason::CONTINUE_AUTHENTICATION, EnhancedStage::Theirs) => false,
+            (reason::RE_AUTHENTICATE, EnhancedStage::Idle) => true,
             // Success is for servers to say [MQTT-3.15.2-1].
             _ => return broken,
         };
@@ -83,7 +83,7 @@ impl Enhanced {
         if self.packets > MOST_PACKETS {
             return Err(Violation(reason::QUOTA_EXCEEDED));
         }
-        self.stage = Stage::Ours;
+        self.stage = EnhancedStage::Ours;
         Ok(Presented { begins, data: auth.data.unwrap_or_default() })
     }
 
@@ -101,15 +101,15 @@ impl Enhanced {
 
     /// We ask the client: the AUTH to send [MQTT-4.12.0-2].
     pub fn ask(&mut self, data: Bytes) -> Packet<'static> {
-        debug_assert_eq!(self.stage, Stage::Ours, "it is not for us to say something");
-        self.stage = Stage::Theirs;
+        debug_assert_eq!(self.stage, EnhancedStage::Ours, "it is not for us to say something");
+        self.stage = EnhancedStage::Theirs;
         self.packet(reason::CONTINUE_AUTHENTICATION, Some(data))
     }
 
     /// The client has proved who it is. The AUTH that says so on a live connection; in a handshake the CONNACK does.
     pub fn conclude(&mut self, data: Option<Bytes>) -> Packet<'static> {
-        debug_assert_eq!(self.stage, Stage::Ours, "it is not for us to say something");
-        self.stage = Stage::Idle;
+        debug_assert_eq!(self.stage, EnhancedStage::Ours, "it is not for us to say something");
+        self.stage = EnhancedStage::Idle;
         self.packet(reason::SUCCESS, data)
     }
 

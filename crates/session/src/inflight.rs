@@ -18,7 +18,7 @@ const LEAST_SPAN: usize = 1024;
 
 /// What a packet id in flight waits for.
 #[derive(Debug)]
-pub(super) enum Stage {
+pub(super) enum InflightStage {
     /// PUBACK or PUBREC; the message may have to be sent again.
     Publish(Delivery),
     /// PUBCOMP; the PUBREL may have to be sent again.
@@ -38,7 +38,7 @@ pub(super) struct Released {
 /// One packet identifier in flight.
 #[derive(Debug)]
 pub(super) struct Unacked {
-    pub(super) stage: Stage,
+    pub(super) stage: InflightStage,
     /// The disk knows that it was sent, if it is on disk.
     pub(super) noted: bool,
 }
@@ -62,8 +62,8 @@ impl Unacked {
     /// Bytes counted against memory caps: after PUBREC the message is gone.
     fn cost(&self) -> usize {
         match &self.stage {
-            Stage::Publish(delivery) => delivery.message.cost(),
-            Stage::Release(_) => 0,
+            InflightStage::Publish(delivery) => delivery.message.cost(),
+            InflightStage::Release(_) => 0,
         }
     }
 }
@@ -79,7 +79,7 @@ impl Inflight {
         if let Some((_, entry)) = self.get_mut(id) {
             let cost = entry.cost();
             // A release on disk implies that the message was sent.
-            *entry = Unacked { stage: Stage::Release(released), noted: true };
+            *entry = Unacked { stage: InflightStage::Release(released), noted: true };
             self.bytes -= cost;
         }
     }
@@ -108,13 +108,13 @@ impl Inflight {
     /// Adds a message that is being sent. The caller has checked `has_room` and `is_resent`.
     pub(super) fn push(&mut self, place: u64, delivery: Delivery) {
         let noted = matches!(&delivery.on_disk, OnDisk::Submitted(entry) if entry.sent);
-        self.put(place, Unacked { stage: Stage::Publish(delivery), noted });
+        self.put(place, Unacked { stage: InflightStage::Publish(delivery), noted });
         self.resend = self.ring.len();
         self.open += 1;
     }
 
     /// Adds what may have been in flight before a restart and will be sent again. The caller has checked `fits`.
-    pub(super) fn restore(&mut self, place: u64, stage: Stage, noted: bool) {
+    pub(super) fn restore(&mut self, place: u64, stage: InflightStage, noted: bool) {
         self.put(place, Unacked { stage, noted });
     }
 
@@ -210,7 +210,7 @@ impl Inflight {
         let place = self.first + self.resend as u64;
         let entry = self.ring.get_mut(self.resend)?.as_mut()?;
         // The client's Receive Maximum counts PUBLISH packets [MQTT-3.3.4-9].
-        if matches!(entry.stage, Stage::Publish(_)) && self.open >= window {
+        if matches!(entry.stage, InflightStage::Publish(_)) && self.open >= window {
             return None;
         }
         Some((id(place), place, entry))
@@ -226,24 +226,26 @@ impl Inflight {
     pub(super) fn publishes(&mut self) -> impl Iterator<Item = (u64, &mut Delivery)> {
         let first = self.first;
         self.ring.iter_mut().enumerate().filter_map(move |(index, entry)| match &mut entry.as_mut()?.stage {
-            Stage::Publish(delivery) => Some((first + index as u64, delivery)),
-            Stage::Release(_) => None,
+            InflightStage::Publish(delivery) => Some((first + index as u64, delivery)),
+            InflightStage::Release(_) => None,
         })
     }
 
     /// Messages that were sent, or are to be sent again, in order.
     pub(super) fn messages(&self) -> impl Iterator<Item = &Delivery> {
         self.ring.iter().flatten().filter_map(|entry| match &entry.stage {
-            Stage::Publish(delivery) => Some(delivery),
-            Stage::Release(_) => None,
+            InflightStage::Publish(delivery) => Some(delivery),
+            InflightStage::Release(_) => None,
         })
     }
 
     /// Commits of PUBREL packets that may not be sent yet.
     pub(super) fn unsafe_releases(&self) -> impl Iterator<Item = &Arc<Commit>> {
         self.ring.iter().flatten().filter_map(|entry| match &entry.stage {
-            Stage::Release(released) => released.commit.as_ref().filter(|commit| commit.result().is_none()),
-            Stage::Publish(_) => None,
+            InflightStage::Release(released) => {
+                released.commit.as_ref().filter(|commit| commit.result().is_none())
+            }
+            InflightStage::Publish(_) => None,
         })
     }
 
@@ -323,7 +325,7 @@ mod tests {
     fn what_was_in_flight_before_a_restart_is_sent_again_within_the_window() {
         let mut inflight = Inflight::default();
         for place in 0..3 {
-            inflight.restore(place, Stage::Publish(delivery()), true);
+            inflight.restore(place, InflightStage::Publish(delivery()), true);
         }
         for expected in [1, 2] {
             let (id, ..) = inflight.next_resend(2).expect("room");

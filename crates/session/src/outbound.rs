@@ -20,7 +20,7 @@ use super::{
     buffers::{recycle, take_buffer},
     durable::{Disk, waits_until},
     gate::Gate,
-    inflight::{Inflight, Stage, Unacked},
+    inflight::{Inflight, InflightStage, Unacked},
     ledger::{self, Ledger},
     pending::{Awaited, Pending},
 };
@@ -326,7 +326,8 @@ impl Outbound {
                 state.sent += 1;
                 state.acked += u32::from(id == 0);
             });
-            if let Some((_, Unacked { stage: Stage::Publish(delivery), .. })) = rare.inflight.get_mut(id)
+            if let Some((_, Unacked { stage: InflightStage::Publish(delivery), .. })) =
+                rare.inflight.get_mut(id)
                 && delivery.receipt().is_some_and(|awaited| Arc::ptr_eq(awaited, &receipt))
             {
                 delivery.awaited = Awaited::Sent;
@@ -386,14 +387,18 @@ impl Outbound {
         // The caller removes everything on disk at once.
         for (place, entry) in rare.inflight.drain() {
             match entry.stage {
-                Stage::Publish(delivery) if delivery.group != 0 && delivery.qos == QoS::AtLeastOnce => {
+                InflightStage::Publish(delivery)
+                    if delivery.group != 0 && delivery.qos == QoS::AtLeastOnce =>
+                {
                     shared.push(delivery.into_shared(place));
                 }
-                Stage::Publish(delivery) => {
+                InflightStage::Publish(delivery) => {
                     delivery.on_disk.settle();
                     dropped(delivery.receipt(), DropReason::SessionEnded);
                 }
-                Stage::Release(released) => dropped(released.receipt.as_ref(), DropReason::SessionEnded),
+                InflightStage::Release(released) => {
+                    dropped(released.receipt.as_ref(), DropReason::SessionEnded)
+                }
             }
         }
         while let Some(delivery) = rare.pending.pop() {

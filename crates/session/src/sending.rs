@@ -11,7 +11,7 @@ use super::{
     Env, Outbound,
     alias::{AliasUse, OutboundAliases},
     durable::waits_until,
-    inflight::{Released, Stage, id},
+    inflight::{InflightStage, Released, id},
     outbound::{Rare, ReceiptMark, dropped},
     pending::{Awaited, Delivery},
 };
@@ -129,7 +129,7 @@ impl Outbound {
         };
         let mut fits = true;
         match &entry.stage {
-            Stage::Publish(delivery) if Rare::withholds(&mut rare.gate, &delivery.message) => {
+            InflightStage::Publish(delivery) if Rare::withholds(&mut rare.gate, &delivery.message) => {
                 count(|c| c.dropped_not_authorized.add(1));
                 rare.dropped += 1;
                 dropped(delivery.receipt(), DropReason::NotAuthorized);
@@ -146,8 +146,8 @@ impl Outbound {
                 self.rare = Some(rare);
                 return true;
             }
-            Stage::Release(_) => self.append_ack(AckKind::PubRel, id, reason::SUCCESS),
-            Stage::Publish(delivery) => {
+            InflightStage::Release(_) => self.append_ack(AckKind::PubRel, id, reason::SUCCESS),
+            InflightStage::Publish(delivery) => {
                 let message = delivery.message.borrow();
                 let frame = Outgoing {
                     message: &message,

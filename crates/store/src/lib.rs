@@ -86,8 +86,8 @@ pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateR
 #[cfg(any(test, feature = "test-util"))]
 pub use history::memory::MemoryHistory;
 pub use history::{
-    History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace, HistoryQuery,
-    HistoryRule, HistoryStore, Part, Removal, Walk,
+    BucketPart, History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace,
+    HistoryQuery, HistoryRule, HistoryStore, Removal, Walk,
 };
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use log::{

@@ -16,19 +16,19 @@ use super::{
 
 /// Records of groups in memory.
 #[derive(Default)]
-pub struct MemoryGroupState(Arc<Mutex<State>>);
+pub struct MemoryGroupState(Arc<Mutex<MemoryRecords>>);
 
 #[derive(Default)]
-struct State {
+struct MemoryRecords {
     epochs: BTreeMap<GroupId, Epoch>,
     records: BTreeMap<(GroupId, Bytes), Bytes>,
     held: bool,
     failing: bool,
-    waiting: VecDeque<(Write, oneshot::Sender<Result<(), StateError>>)>,
+    waiting: VecDeque<(MemoryWrite, oneshot::Sender<Result<(), StateError>>)>,
     writes: usize,
 }
 
-struct Write {
+struct MemoryWrite {
     group: GroupId,
     epoch: Epoch,
     /// `None` removes the group.
@@ -75,7 +75,7 @@ impl MemoryGroupState {
         settled
     }
 
-    fn submit(&self, write: Write) -> BoxFuture<'static, Result<(), StateError>> {
+    fn submit(&self, write: MemoryWrite) -> BoxFuture<'static, Result<(), StateError>> {
         let mut state = self.0.lock();
         if state.held {
             let (reply, answer) = oneshot::channel();
@@ -91,8 +91,8 @@ fn unavailable() -> StoreError {
     StoreError::Unavailable("it was told to fail".to_owned())
 }
 
-impl State {
-    fn apply(&mut self, write: Write) -> Result<(), StateError> {
+impl MemoryRecords {
+    fn apply(&mut self, write: MemoryWrite) -> Result<(), StateError> {
         if self.failing {
             return Err(unavailable().into());
         }
@@ -159,7 +159,7 @@ impl GroupState for MemoryGroupState {
         epoch: Epoch,
         changes: Vec<StateChange>,
     ) -> BoxFuture<'static, Result<(), StateError>> {
-        self.submit(Write { group, epoch, changes: Some(changes) })
+        self.submit(MemoryWrite { group, epoch, changes: Some(changes) })
     }
 
     fn read(
@@ -182,7 +182,7 @@ impl GroupState for MemoryGroupState {
     }
 
     fn remove(&self, group: GroupId, epoch: Epoch) -> BoxFuture<'static, Result<(), StateError>> {
-        self.submit(Write { group, epoch, changes: None })
+        self.submit(MemoryWrite { group, epoch, changes: None })
     }
 
     fn health(&self) -> StoreHealth {

@@ -36,7 +36,7 @@ impl Default for MemoryLogOptions {
 /// A log in memory.
 pub struct MemoryLog {
     options: MemoryLogOptions,
-    state: Mutex<State>,
+    state: Mutex<MemoryLogState>,
     /// The last that was set: a log that is opened again is the same one here.
     watcher: Mutex<Option<Arc<dyn LogWatcher>>>,
 }
@@ -45,11 +45,11 @@ pub struct MemoryLog {
 type Counts = BTreeMap<GroupId, (u64, u64)>;
 
 #[derive(Default)]
-struct State {
-    waiting: Vec<Waiting>,
+struct MemoryLogState {
+    waiting: Vec<WaitingAppend>,
     waiting_bytes: usize,
     submitted: u64,
-    partitions: Vec<Part>,
+    partitions: Vec<MemoryPartition>,
     counts: Counts,
     marks: Vec<(u64, Timestamp, Counts)>,
     /// One for all partitions.
@@ -60,7 +60,7 @@ struct State {
 }
 
 #[derive(Default)]
-struct Part {
+struct MemoryPartition {
     records: BTreeMap<u64, LogRecord>,
     /// Places that are told as damaged.
     damaged: BTreeMap<u64, ()>,
@@ -68,7 +68,7 @@ struct Part {
     end: u64,
 }
 
-struct Waiting {
+struct WaitingAppend {
     /// How many were submitted before it.
     number: u64,
     partition: Partition,
@@ -86,8 +86,9 @@ impl Default for MemoryLog {
 impl MemoryLog {
     /// An empty one.
     pub fn new(options: MemoryLogOptions) -> Self {
-        let mut state = State { marks: vec![(0, Timestamp(0), BTreeMap::new())], ..State::default() };
-        state.partitions.resize_with(PARTITIONS, Part::default);
+        let mut state =
+            MemoryLogState { marks: vec![(0, Timestamp(0), BTreeMap::new())], ..MemoryLogState::default() };
+        state.partitions.resize_with(PARTITIONS, MemoryPartition::default);
         Self { options, state: Mutex::new(state), watcher: Mutex::default() }
     }
 
@@ -141,10 +142,14 @@ impl MemoryLog {
         }
     }
 
-    fn write(&self, mut state: parking_lot::MutexGuard<'_, State>, settled: Vec<Waiting>) -> usize {
+    fn write(
+        &self,
+        mut state: parking_lot::MutexGuard<'_, MemoryLogState>,
+        settled: Vec<WaitingAppend>,
+    ) -> usize {
         let count = settled.len();
         let (mut records, mut commits) = (Vec::with_capacity(count), Vec::new());
-        for Waiting { partition, groups, message, commit, .. } in settled {
+        for WaitingAppend { partition, groups, message, commit, .. } in settled {
             let cost = message.cost();
             state.waiting_bytes -= cost;
             state.failing = false;
@@ -231,7 +236,7 @@ impl PartitionedLog for MemoryLog {
         let (groups, message) = (Arc::clone(groups), message.without_receipt());
         let number = state.submitted;
         state.submitted += 1;
-        state.waiting.push(Waiting { number, partition, groups, message, commit });
+        state.waiting.push(WaitingAppend { number, partition, groups, message, commit });
         if !self.options.held {
             let all = std::mem::take(&mut state.waiting);
             self.write(state, all);

@@ -62,7 +62,7 @@ pub(super) struct Bounds {
 
 /// Names an entry taken for a flush.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Taken(u32);
+pub(super) struct TakenEntry(u32);
 
 struct StripeEntry {
     hash: u64,
@@ -154,7 +154,12 @@ impl Stripe {
 
     /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached. An entry in flight
     /// is not taken again before it has landed: of two flights the first to land could free the slot of the other.
-    pub(super) fn take(&mut self, count: usize, bytes: usize, out: &mut Vec<(Taken, LatestValue)>) -> usize {
+    pub(super) fn take(
+        &mut self,
+        count: usize,
+        bytes: usize,
+        out: &mut Vec<(TakenEntry, LatestValue)>,
+    ) -> usize {
         let mut taken = 0;
         let limit = out.len() + count;
         for _ in 0..self.dirty.len() {
@@ -170,14 +175,14 @@ impl Stripe {
             entry.dirty = false;
             entry.in_flight = true;
             taken += entry.payload.len() + OVERHEAD;
-            out.push((Taken(slot), entry.value()));
+            out.push((TakenEntry(slot), entry.value()));
         }
         taken
     }
 
     /// Ends the flight of an entry. `written` tells whether the store has what was taken. A clean entry stays
     /// for a while unless it is large or clean entries exceed `keep_bytes`.
-    pub(super) fn landed(&mut self, taken: Taken, written: bool, round: u64, keep_bytes: usize) -> Sums {
+    pub(super) fn landed(&mut self, taken: TakenEntry, written: bool, round: u64, keep_bytes: usize) -> Sums {
         let Some(entry) = self.slots[taken.0 as usize].as_mut() else { return Sums::default() };
         entry.in_flight = false;
         if entry.dirty {

@@ -95,12 +95,12 @@ pub(super) fn append(
 }
 
 #[derive(Default)]
-struct Seen {
+struct SeenRecords {
     records: Mutex<Vec<(Partition, LogRecord)>>,
     changed: Condvar,
 }
 
-impl LogWatcher for Seen {
+impl LogWatcher for SeenRecords {
     fn appended(&self, records: &[(Partition, LogRecord)]) {
         self.records.lock().extend_from_slice(records);
         self.changed.notify_all();
@@ -109,7 +109,7 @@ impl LogWatcher for Seen {
 
 /// Runs the whole suite on an empty log that is nowhere full.
 pub(super) fn run(log: &dyn PartitionedLog, push: Push<'_>) {
-    let seen = Arc::new(Seen::default());
+    let seen = Arc::new(SeenRecords::default());
     log.watch(Arc::clone(&seen) as _);
     an_empty_log_has_nothing(log);
     a_record_comes_back_as_it_went(log, push);
@@ -195,7 +195,7 @@ fn each_partition_is_in_order_and_read_in_parts(log: &dyn PartitionedLog, push: 
     }
 }
 
-fn the_watcher_hears_of_each_once_and_in_order(log: &dyn PartitionedLog, seen: &Seen) {
+fn the_watcher_hears_of_each_once_and_in_order(log: &dyn PartitionedLog, seen: &SeenRecords) {
     for partition in [Partition(0), Partition(1), Partition(200), Partition(255)] {
         let expected: Vec<u64> =
             all(log, partition, 0, EVERYTHING).0.iter().map(|record| record.offset).collect();

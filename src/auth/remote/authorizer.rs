@@ -9,7 +9,7 @@ use prost::Message as _;
 use tokio::task::JoinSet;
 
 use super::{
-    Answer,
+    ServiceAnswer,
     grpc::{digest, new_secret},
     guard::Guard,
     provider::{Provider, problem},
@@ -88,15 +88,15 @@ impl RemoteAuthorizer {
             let asked = this.guard.answer(key, async move {
                 let asked = provider.client().authorize(provider.request(question)).await;
                 match asked.map_err(|status| problem(&status))?.into_inner().decision() {
-                    v1::Decision::Allow => Ok(Answer::Allow(())),
-                    v1::Decision::Deny => Ok(Answer::Deny),
-                    v1::Decision::Ignore => Ok(Answer::Ignore),
+                    v1::Decision::Allow => Ok(ServiceAnswer::Allow(())),
+                    v1::Decision::Deny => Ok(ServiceAnswer::Deny),
+                    v1::Decision::Ignore => Ok(ServiceAnswer::Ignore),
                     v1::Decision::Unspecified => Err("the answer has no decision".to_owned()),
                 }
             });
             match asked.await {
-                Ok(Answer::Allow(())) => Ok(true),
-                Ok(Answer::Deny | Answer::Ignore) => Ok(false),
+                Ok(ServiceAnswer::Allow(())) => Ok(true),
+                Ok(ServiceAnswer::Deny | ServiceAnswer::Ignore) => Ok(false),
                 Err(_) if this.on_error == OnError::Allow => Ok(true),
                 Err(_) => Err(Unanswered),
             }
@@ -136,9 +136,9 @@ impl RemoteAuthorizer {
     }
 }
 
-type Told = Result<Option<Box<str>>, Unanswered>;
+type AuthorizerAnswer = Result<Option<Box<str>>, Unanswered>;
 
-async fn told(asked: &mut JoinSet<Told>) -> Told {
+async fn told(asked: &mut JoinSet<AuthorizerAnswer>) -> AuthorizerAnswer {
     asked.join_next().await.and_then(Result::ok).unwrap_or(Err(Unanswered))
 }
 

@@ -7,7 +7,7 @@ use aws_lc_rs::{hmac, rand};
 use prost::Message as _;
 
 use super::{
-    Answer, MAX_CLAIMS, Said, conclude, ends, fitting,
+    LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting,
     guard::Guard,
     provider::{Provider, problem},
 };
@@ -51,7 +51,11 @@ impl GrpcHook {
     }
 
     /// Asks about a login. Cancel safe.
-    pub(in crate::auth) async fn ask(&self, credentials: &Credentials, fields: Option<&Fields>) -> Said {
+    pub(in crate::auth) async fn ask(
+        &self,
+        credentials: &Credentials,
+        fields: Option<&Fields>,
+    ) -> LoginOutcome {
         let question = question(credentials, fields);
         let key = digest(&self.secret, &question.encode_to_vec());
         let provider = self.provider.clone();
@@ -107,10 +111,10 @@ fn question(credentials: &Credentials, fields: Option<&Fields>) -> v1::Authentic
 }
 
 /// What an answer means.
-fn understand(answer: v1::AuthenticateResponse) -> Result<Answer<Principal>, String> {
+fn understand(answer: v1::AuthenticateResponse) -> Result<ServiceAnswer<Principal>, String> {
     match answer.decision() {
-        v1::Decision::Deny => return Ok(Answer::Deny),
-        v1::Decision::Ignore => return Ok(Answer::Ignore),
+        v1::Decision::Deny => return Ok(ServiceAnswer::Deny),
+        v1::Decision::Ignore => return Ok(ServiceAnswer::Ignore),
         v1::Decision::Allow => {}
         v1::Decision::Unspecified => return Err("the answer has no decision".to_owned()),
     }
@@ -151,9 +155,9 @@ mod tests {
             let principal = Some(v1::Principal { expire_time, ..v1::Principal::default() });
             understand(v1::AuthenticateResponse { decision, principal })
         };
-        assert!(matches!(say(1, i64::MAX), Ok(Answer::Allow(_))));
-        assert!(matches!(say(2, 0), Ok(Answer::Deny)));
-        assert!(matches!(say(3, 0), Ok(Answer::Ignore)));
+        assert!(matches!(say(1, i64::MAX), Ok(ServiceAnswer::Allow(_))));
+        assert!(matches!(say(2, 0), Ok(ServiceAnswer::Deny)));
+        assert!(matches!(say(3, 0), Ok(ServiceAnswer::Ignore)));
         for decision in [0, 4, -1] {
             assert!(say(decision, 0).is_err(), "{decision}");
         }
@@ -176,7 +180,7 @@ mod tests {
                 expire_time: None,
             }),
         };
-        let Ok(Answer::Allow(principal)) = understand(told(2)) else { panic!() };
+        let Ok(ServiceAnswer::Allow(principal)) = understand(told(2)) else { panic!() };
         assert_eq!((principal.method, principal.username.as_deref()), (Method::Hook, Some("u")));
         assert_eq!((principal.tenant.as_deref(), principal.expires), (Some("t"), None));
         assert_eq!((principal.groups.len(), principal.claims.len()), (64, 64));

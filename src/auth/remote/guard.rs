@@ -11,14 +11,14 @@ use std::{
     time::Duration,
 };
 
-use access::remote::{Breaker, Cache, Found};
+use access::remote::{Breaker, Cache, CachedAnswer};
 use aws_lc_rs::rand;
 use gateway_core::{Timestamp, clock, metrics::count};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
 use tracing::{info, warn};
 
-use super::Answer;
+use super::ServiceAnswer;
 use crate::config::RemoteLimits;
 
 /// The longest that a source that does not answer is left alone.
@@ -47,14 +47,14 @@ pub(super) struct Guard<P> {
 
 /// Answers that are remembered, each for its question in one of the two.
 struct Caches<P> {
-    allowed: Cache<Answer<P>>,
-    others: Cache<Answer<P>>,
+    allowed: Cache<ServiceAnswer<P>>,
+    others: Cache<ServiceAnswer<P>>,
 }
 
 impl<P: Clone> Caches<P> {
-    fn get(&self, key: &[u8; 32], now: Timestamp) -> Found<Answer<P>> {
+    fn get(&self, key: &[u8; 32], now: Timestamp) -> CachedAnswer<ServiceAnswer<P>> {
         match self.allowed.get(key, now) {
-            Found::Nothing => self.others.get(key, now),
+            CachedAnswer::Nothing => self.others.get(key, now),
             found => found,
         }
     }
@@ -98,18 +98,18 @@ impl<P: Clone + Send + 'static> Guard<P> {
     ///
     /// # Errors
     /// [`Away`], within twice the deadline.
-    pub(super) async fn answer<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<Answer<P>, Away>
+    pub(super) async fn answer<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<ServiceAnswer<P>, Away>
     where
-        F: Future<Output = Result<Answer<P>, String>> + Send + 'static,
+        F: Future<Output = Result<ServiceAnswer<P>, String>> + Send + 'static,
     {
         let found = self.caches.lock().get(&key, clock::now());
         let stale = match found {
-            Found::Fresh(answer) => {
+            CachedAnswer::Fresh(answer) => {
                 count(|c| c.hook_cached.add(1));
                 return Ok(answer);
             }
-            Found::Stale(answer) => Some(answer),
-            Found::Nothing => None,
+            CachedAnswer::Stale(answer) => Some(answer),
+            CachedAnswer::Nothing => None,
         };
         match self.ask(key, ask).await {
             Ok(answer) => Ok(answer),
@@ -120,9 +120,9 @@ impl<P: Clone + Send + 'static> Guard<P> {
         }
     }
 
-    async fn ask<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<Answer<P>, Away>
+    async fn ask<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<ServiceAnswer<P>, Away>
     where
-        F: Future<Output = Result<Answer<P>, String>> + Send + 'static,
+        F: Future<Output = Result<ServiceAnswer<P>, String>> + Send + 'static,
     {
         // Nobody waits for a place to ask one who does not answer.
         if self.breaker.lock().is_open() && self.places.available_permits() < self.limits.max_concurrent {
@@ -157,9 +157,9 @@ impl<P: Clone + Send + 'static> Guard<P> {
     fn take(
         &self,
         key: [u8; 32],
-        told: Result<Answer<P>, String>,
+        told: Result<ServiceAnswer<P>, String>,
         now: Timestamp,
-    ) -> Result<Answer<P>, Away> {
+    ) -> Result<ServiceAnswer<P>, Away> {
         match told {
             Ok(answer) => {
                 count(|c| c.hook_answers.add(1));
@@ -174,16 +174,16 @@ impl<P: Clone + Send + 'static> Guard<P> {
                 }
                 let limits = &self.limits;
                 let fresh = match &answer {
-                    Answer::Allow(_) => limits.cache_ttl.0,
-                    Answer::Deny | Answer::Ignore => limits.cache_negative_ttl.0,
+                    ServiceAnswer::Allow(_) => limits.cache_ttl.0,
+                    ServiceAnswer::Deny | ServiceAnswer::Ignore => limits.cache_negative_ttl.0,
                 };
                 let mut jitter = [0];
                 let _ = rand::fill(&mut jitter);
                 let mut caches = self.caches.lock();
                 let Caches { allowed, others } = &mut *caches;
                 let (own, other) = match &answer {
-                    Answer::Allow(_) => (allowed, others),
-                    Answer::Deny | Answer::Ignore => (others, allowed),
+                    ServiceAnswer::Allow(_) => (allowed, others),
+                    ServiceAnswer::Deny | ServiceAnswer::Ignore => (others, allowed),
                 };
                 own.put(key, answer.clone(), now, fresh, limits.stale_if_error.0, jitter[0]);
                 // It may have been another before.
@@ -227,7 +227,11 @@ mod tests {
         Guard::new("test", limits)
     }
 
-    async fn answer(guard: &Arc<Guard<u8>>, key: u8, answer: Answer<u8>) -> Result<Answer<u8>, Away> {
+    async fn answer(
+        guard: &Arc<Guard<u8>>,
+        key: u8,
+        answer: ServiceAnswer<u8>,
+    ) -> Result<ServiceAnswer<u8>, Away> {
         guard.answer([key; 32], async move { Ok(answer) }).await
     }
 
@@ -241,22 +245,22 @@ mod tests {
             let asked = guard.answer([1; 32], async { panic!("a bug of ours") }).await;
             assert_eq!(asked.err(), Some(Away::Silent));
         }
-        let asked = answer(&guard, 1, Answer::Allow(7)).await;
-        assert!(matches!(asked, Ok(Answer::Allow(7))), "it is asked again");
+        let asked = answer(&guard, 1, ServiceAnswer::Allow(7)).await;
+        assert!(matches!(asked, Ok(ServiceAnswer::Allow(7))), "it is asked again");
     }
 
     #[tokio::test]
     async fn failed_logins_push_no_good_answer_out_and_a_new_answer_counts() {
         let guard = guard(RemoteLimits { cache_size: 4, ..RemoteLimits::default() });
-        answer(&guard, 0, Answer::Allow(7)).await.expect("an answer");
+        answer(&guard, 0, ServiceAnswer::Allow(7)).await.expect("an answer");
         for key in 1..=10 {
-            answer(&guard, key, Answer::Deny).await.expect("an answer");
+            answer(&guard, key, ServiceAnswer::Deny).await.expect("an answer");
         }
         let known = guard.answer([0; 32], async { Err("not to be asked".to_owned()) }).await;
-        assert!(matches!(known, Ok(Answer::Allow(7))));
-        let denied = guard.take([0; 32], Ok(Answer::Deny), clock::now());
-        assert!(matches!(denied, Ok(Answer::Deny)));
+        assert!(matches!(known, Ok(ServiceAnswer::Allow(7))));
+        let denied = guard.take([0; 32], Ok(ServiceAnswer::Deny), clock::now());
+        assert!(matches!(denied, Ok(ServiceAnswer::Deny)));
         let known = guard.answer([0; 32], async { Err("not to be asked".to_owned()) }).await;
-        assert!(matches!(known, Ok(Answer::Deny)), "what it said last");
+        assert!(matches!(known, Ok(ServiceAnswer::Deny)), "what it said last");
     }
 }

@@ -7,7 +7,7 @@ use aws_lc_rs::{hmac, rand};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::{Answer, MAX_CLAIMS, Said, conclude, ends, fitting, guard::Guard};
+use super::{LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting, guard::Guard};
 use crate::{
     auth::{Credentials, Method, Principal},
     config::{AuthHttp, ConfigError, OnError, Problem},
@@ -56,8 +56,12 @@ impl HttpHook {
     }
 
     /// Asks about a login. Cancel safe.
-    pub(in crate::auth) async fn ask(&self, credentials: &Credentials, fields: Option<&Fields>) -> Said {
-        let Some(question) = question(credentials, fields) else { return Said::Deny };
+    pub(in crate::auth) async fn ask(
+        &self,
+        credentials: &Credentials,
+        fields: Option<&Fields>,
+    ) -> LoginOutcome {
+        let Some(question) = question(credentials, fields) else { return LoginOutcome::Deny };
         let mut key = [0; 32];
         key.copy_from_slice(hmac::sign(&self.secret, &question).as_ref());
         let client = self.service.client();
@@ -99,18 +103,18 @@ fn question(credentials: &Credentials, fields: Option<&Fields>) -> Option<Vec<u8
 }
 
 /// What an answer means.
-fn understand(status: StatusCode, body: &[u8]) -> Result<Answer<Principal>, String> {
+fn understand(status: StatusCode, body: &[u8]) -> Result<ServiceAnswer<Principal>, String> {
     let allowed = || Principal { method: Method::Hook, ..Principal::default() };
     match status {
-        StatusCode::NO_CONTENT => return Ok(Answer::Allow(allowed())),
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(Answer::Deny),
+        StatusCode::NO_CONTENT => return Ok(ServiceAnswer::Allow(allowed())),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(ServiceAnswer::Deny),
         StatusCode::OK => {}
         status => return Err(format!("status {}", status.as_u16())),
     }
     let body: Value = serde_json::from_slice(body).map_err(|_| "the answer is not JSON".to_owned())?;
     match body.get("result").and_then(Value::as_str) {
-        Some("deny") => return Ok(Answer::Deny),
-        Some("ignore") => return Ok(Answer::Ignore),
+        Some("deny") => return Ok(ServiceAnswer::Deny),
+        Some("ignore") => return Ok(ServiceAnswer::Ignore),
         Some("allow") => {}
         _ => return Err("the answer has no result of allow, deny or ignore".to_owned()),
     }
@@ -156,10 +160,10 @@ mod tests {
     fn only_a_clear_answer_is_one() {
         let say =
             |status: u16, body: &str| understand(StatusCode::from_u16(status).unwrap(), body.as_bytes());
-        assert!(matches!(say(204, ""), Ok(Answer::Allow(_))));
-        assert!(matches!(say(200, r#"{"result": "deny"}"#), Ok(Answer::Deny)));
-        assert!(matches!(say(200, r#"{"result": "ignore"}"#), Ok(Answer::Ignore)));
-        assert!(matches!(say(401, ""), Ok(Answer::Deny)));
+        assert!(matches!(say(204, ""), Ok(ServiceAnswer::Allow(_))));
+        assert!(matches!(say(200, r#"{"result": "deny"}"#), Ok(ServiceAnswer::Deny)));
+        assert!(matches!(say(200, r#"{"result": "ignore"}"#), Ok(ServiceAnswer::Ignore)));
+        assert!(matches!(say(401, ""), Ok(ServiceAnswer::Deny)));
         for (status, body) in [
             (200, ""),
             (200, "allow"),
@@ -174,7 +178,7 @@ mod tests {
         }
         let body = r#"{"result": "allow", "is_superuser": false, "client_attrs": {"site": "n", "level": 2},
                        "groups": ["a"], "tenant": "t", "username": "u"}"#;
-        let Ok(Answer::Allow(principal)) = say(200, body) else { panic!("{body}") };
+        let Ok(ServiceAnswer::Allow(principal)) = say(200, body) else { panic!("{body}") };
         assert_eq!((principal.method, principal.username.as_deref()), (Method::Hook, Some("u")));
         assert_eq!((principal.tenant.as_deref(), principal.groups.len()), (Some("t"), 1));
         let claims: Vec<_> = principal.claims.iter().map(|(name, values)| (&**name, &*values[0])).collect();

@@ -27,7 +27,7 @@ const MAX_PRINCIPAL: usize = 16 << 10;
 
 /// What a service said.
 #[derive(Debug, Clone)]
-enum Answer<P> {
+enum ServiceAnswer<P> {
     /// Yes; about a login, with who it is.
     Allow(P),
     /// No.
@@ -37,7 +37,7 @@ enum Answer<P> {
 }
 
 /// What came of a question about a login.
-pub(super) enum Said {
+pub(super) enum LoginOutcome {
     Allow(Principal),
     Deny,
     /// Nothing: the next step is asked.
@@ -50,7 +50,7 @@ pub(super) enum Said {
 ///
 /// # Errors
 /// It is more than may be held. Nothing is left out: a rule may deny by what would be.
-fn fitting(principal: Principal) -> Result<Answer<Principal>, String> {
+fn fitting(principal: Principal) -> Result<ServiceAnswer<Principal>, String> {
     let size = |text: &str| size_of::<Box<str>>() + text.len();
     let Principal { username, groups, claims, tenant, .. } = &principal;
     let claims = claims.iter().map(|(name, values)| {
@@ -63,27 +63,31 @@ fn fitting(principal: Principal) -> Result<Answer<Principal>, String> {
     if bytes > MAX_PRINCIPAL {
         return Err(format!("groups and claims of {bytes} bytes, and {MAX_PRINCIPAL} may be held"));
     }
-    Ok(Answer::Allow(principal))
+    Ok(ServiceAnswer::Allow(principal))
 }
 
 /// What an answer, or that there is none, means for a login.
-fn conclude(answer: Result<Answer<Principal>, Away>, on_error: OnError, credentials: &Credentials) -> Said {
+fn conclude(
+    answer: Result<ServiceAnswer<Principal>, Away>,
+    on_error: OnError,
+    credentials: &Credentials,
+) -> LoginOutcome {
     match (answer, on_error) {
-        (Ok(Answer::Allow(mut principal)), _) => {
+        (Ok(ServiceAnswer::Allow(mut principal)), _) => {
             if principal.username.is_none() {
                 principal.username = credentials.username.as_deref().map(Into::into);
             }
             if principal.expires.is_some_and(|at| at <= clock::now()) {
-                return Said::Deny;
+                return LoginOutcome::Deny;
             }
-            Said::Allow(principal)
+            LoginOutcome::Allow(principal)
         }
-        (Ok(Answer::Deny), _) => Said::Deny,
-        (Ok(Answer::Ignore), _) | (Err(_), OnError::Next) => Said::Ignore,
+        (Ok(ServiceAnswer::Deny), _) => LoginOutcome::Deny,
+        (Ok(ServiceAnswer::Ignore), _) | (Err(_), OnError::Next) => LoginOutcome::Ignore,
         // Nobody has said who it is.
-        (Err(_), OnError::Allow) => Said::Allow(Principal::default()),
-        (Err(Away::Busy), OnError::Refuse) => Said::Busy,
-        (Err(Away::Silent), OnError::Refuse) => Said::Unavailable,
+        (Err(_), OnError::Allow) => LoginOutcome::Allow(Principal::default()),
+        (Err(Away::Busy), OnError::Refuse) => LoginOutcome::Busy,
+        (Err(Away::Silent), OnError::Refuse) => LoginOutcome::Unavailable,
     }
 }
 

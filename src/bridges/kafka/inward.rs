@@ -46,7 +46,7 @@ use crate::{
         outward::pause,
         status::{Failure, Reason, Refusal, Status},
     },
-    config::{Bridge, KafkaBridge, KafkaStart, Record, RecordTopic},
+    config::{Bridge, KafkaBridge, KafkaStart, RecordFields, RecordTopic},
 };
 
 /// Messages that are taken and not committed.
@@ -90,7 +90,7 @@ struct Reader {
     /// Sum of `owed`.
     owing: Count,
     commits: Commits,
-    held: Held,
+    held: HeldRecords,
 }
 
 /// Offsets, and where they are.
@@ -105,7 +105,7 @@ struct Commits {
 }
 
 /// What the gateway did not take: one, and what comes before a pause takes hold.
-struct Held {
+struct HeldRecords {
     messages: VecDeque<OwnedMessage>,
     bytes: usize,
     retries: u32,
@@ -434,7 +434,7 @@ impl Reader {
                 under_way: None,
                 next: now,
             },
-            held: Held { messages: VecDeque::new(), bytes: 0, retries: 0, retry: now },
+            held: HeldRecords { messages: VecDeque::new(), bytes: 0, retries: 0, retry: now },
             consumer,
         }
     }
@@ -570,7 +570,7 @@ impl Commits {
     }
 }
 
-impl Held {
+impl HeldRecords {
     /// Until it is time to try again; never if nothing is held.
     async fn due(&self) {
         if self.retries == 0 {
@@ -753,7 +753,7 @@ struct View<'a, M> {
     headers: &'a [(&'a str, &'a [u8])],
 }
 
-impl<M: rdkafka::Message> Record for View<'_, M> {
+impl<M: rdkafka::Message> RecordFields for View<'_, M> {
     fn topic(&self) -> &str {
         self.message.topic()
     }

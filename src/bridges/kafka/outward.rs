@@ -17,7 +17,7 @@ use crate::{
         MARK, has_mark,
         outward::Out,
         status::{Failure, Reason, Status},
-        work::{Fate, Item, Work},
+        work::{BridgeBatch, BridgeItem, Fate},
     },
     config::{Bridge, KafkaBridge, KafkaCompression},
 };
@@ -109,7 +109,7 @@ impl KafkaOut {
         Ok(self.producer.insert(producer).clone())
     }
 
-    fn send(&self, producer: &FutureProducer, item: &Item) -> Result<Sent, Failure> {
+    fn send(&self, producer: &FutureProducer, item: &BridgeItem) -> Result<Sent, Failure> {
         let message = item.message();
         if has_mark(message.properties.as_deref(), &self.mark) {
             // It went out here before, and came back.
@@ -134,7 +134,7 @@ impl KafkaOut {
         }
     }
 
-    fn headers(&self, item: &Item) -> OwnedHeaders {
+    fn headers(&self, item: &BridgeItem) -> OwnedHeaders {
         let message = item.message();
         let mut all = OwnedHeaders::new();
         let mut add = |key: &str, value: &[u8]| {
@@ -185,7 +185,7 @@ enum Sent {
 }
 
 impl Out for KafkaOut {
-    async fn deliver(&mut self, work: &mut Work) -> Result<(), Failure> {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), Failure> {
         let producer = self.producer()?;
         let mut under = Vec::new();
         let mut failed = None;

@@ -13,7 +13,7 @@ use crate::bridges::{
     MARK, has_mark,
     outward::Out,
     status::{Failure, Reason, Status},
-    work::{Fate, Item, Work},
+    work::{BridgeBatch, BridgeItem, Fate},
 };
 
 /// A broker that messages are sent to. They count as delivered when it has acknowledged them; at QoS 0 when they are written.
@@ -40,7 +40,7 @@ impl MqttOut {
 }
 
 impl Out for MqttOut {
-    async fn deliver(&mut self, work: &mut Work) -> Result<(), Failure> {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), Failure> {
         let mut link = match self.link.take() {
             Some(link) => link,
             None => Link::open(&self.dial, WISH).await?,
@@ -71,7 +71,7 @@ impl Out for MqttOut {
 }
 
 impl MqttOut {
-    async fn send(&mut self, link: &mut Link, work: &mut Work) -> Result<(), Failure> {
+    async fn send(&mut self, link: &mut Link, work: &mut BridgeBatch) -> Result<(), Failure> {
         let qos = QoS::from_bits(self.dial.config.qos).unwrap_or_default();
         let window = usize::from(link.welcome.receive_maximum.unwrap_or(u16::MAX));
         let mut open = work.open().into_iter().peekable();
@@ -118,7 +118,7 @@ impl MqttOut {
         self.last
     }
 
-    fn put(&self, link: &mut Link, item: &Item, id: u16, qos: QoS) -> Put {
+    fn put(&self, link: &mut Link, item: &BridgeItem, id: u16, qos: QoS) -> Put {
         let message = item.message();
         if has_mark(message.properties.as_deref(), &self.mark) {
             // It went out here before, and came back.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use access::backends::intersection;
 
-use super::{Told, draft::quoted};
+use super::{Remark, draft::quoted};
 
 /// Where what waits is.
 const SESSION: &str =
@@ -55,18 +55,18 @@ const MISSING: &[(&str, &str)] = &[
 const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
 
 /// A line of a connection: place, key, value.
-pub(super) type Entry = (String, String, String);
+pub(super) type BridgeLine = (String, String, String);
 
 /// A `connection`, line by line.
 pub(super) struct Connection {
     pub(super) place: String,
     pub(super) name: String,
-    pub(super) lines: Vec<Entry>,
+    pub(super) lines: Vec<BridgeLine>,
 }
 
 /// The tables of a connection, and the secrets that they name.
 #[derive(Default)]
-pub(super) struct Tables {
+pub(super) struct BridgeTables {
     pub(super) text: String,
     /// File and password.
     pub(super) secrets: Vec<(PathBuf, String)>,
@@ -100,8 +100,12 @@ impl Topic {
 }
 
 impl Connection {
-    fn tell(&self, told: &mut Vec<Told>, place: &str, text: String, lost: bool) {
-        told.push(Told { place: place.to_owned(), text: format!("connection {}: {text}", self.name), lost });
+    fn tell(&self, told: &mut Vec<Remark>, place: &str, text: String, lost: bool) {
+        told.push(Remark {
+            place: place.to_owned(),
+            text: format!("connection {}: {text}", self.name),
+            lost,
+        });
     }
 
     fn last(&self, keys: &[&str]) -> Option<&str> {
@@ -114,11 +118,11 @@ impl Connection {
     }
 
     /// The tables; none if the connection cannot be carried over, which is told.
-    pub(super) fn tables(&self, beside: &Path, told: &mut Vec<Told>) -> Tables {
+    pub(super) fn tables(&self, beside: &Path, told: &mut Vec<Remark>) -> BridgeTables {
         let topics = self.look_at_lines(told);
         let Some(address) = self.last(&["address", "addresses"]) else {
             self.tell(told, &self.place, "no address; it is not carried over".to_owned(), true);
-            return Tables::default();
+            return BridgeTables::default();
         };
         for key in ["bridge_psk", "bridge_identity", "bridge_insecure"] {
             let refused = if key == "bridge_insecure" { self.is(key) } else { self.last(&[key]).is_some() };
@@ -126,7 +130,7 @@ impl Connection {
                 let text =
                     format!("{key}: a bridge checks the other side's certificate; it is not carried over");
                 self.tell(told, &self.place, text, true);
-                return Tables::default();
+                return BridgeTables::default();
             }
         }
         let hosts: Vec<&str> = address.split_whitespace().collect();
@@ -146,7 +150,7 @@ impl Connection {
         if groups.is_empty() {
             self.tell(told, &self.place, "no topic; it is not carried over".to_owned(), true);
         }
-        let mut made = Tables::default();
+        let mut made = BridgeTables::default();
         let name = self.slug();
         let password = self.last(&["remote_password", "password"]);
         let file = beside.with_file_name(format!("bridge-{name}.password"));
@@ -178,7 +182,7 @@ impl Connection {
 
     /// What is written as the level. What goes out and comes in again is known by a property of MQTT 5: at 3.1.1, of which
     /// `try_private` is an extension, it would come to devices twice.
-    fn level(&self, topics: &[Topic], told: &mut Vec<Told>) -> Option<&'static str> {
+    fn level(&self, topics: &[Topic], told: &mut Vec<Remark>) -> Option<&'static str> {
         if self.last(&["bridge_protocol_version"]) == Some("mqttv50") {
             return None;
         }
@@ -194,7 +198,7 @@ impl Connection {
         None
     }
 
-    fn look_at_lines(&self, told: &mut Vec<Told>) -> Vec<Topic> {
+    fn look_at_lines(&self, told: &mut Vec<Remark>) -> Vec<Topic> {
         let mut topics = Vec::new();
         for (place, key, value) in &self.lines {
             let shown = format!("{key} {}", if key.ends_with("password") { "..." } else { value });

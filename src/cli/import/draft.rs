@@ -3,7 +3,7 @@
 use std::{collections::BTreeMap, fmt::Write as _};
 
 /// A line of the output: key, value as TOML, and where it comes from.
-struct Item {
+struct DraftItem {
     key: &'static str,
     value: String,
     from: String,
@@ -13,7 +13,7 @@ struct Item {
 #[derive(Default)]
 pub(super) struct Draft {
     order: Vec<&'static str>,
-    sections: BTreeMap<&'static str, Vec<Item>>,
+    sections: BTreeMap<&'static str, Vec<DraftItem>>,
     /// `[[listeners]]` tables and comments, whole.
     listeners: Vec<String>,
     /// Other tables, whole.
@@ -28,7 +28,7 @@ impl Draft {
         }
         let items = self.sections.entry(section).or_default();
         items.retain(|item| item.key != key);
-        items.push(Item { key, value, from: from.to_owned() });
+        items.push(DraftItem { key, value, from: from.to_owned() });
     }
 
     pub(super) fn has(&self, section: &'static str, key: &'static str) -> bool {
@@ -69,7 +69,7 @@ impl Draft {
     }
 
     fn write_items(&self, section: &str, text: &mut String) {
-        for Item { key, value, from } in self.sections.get(section).into_iter().flatten() {
+        for DraftItem { key, value, from } in self.sections.get(section).into_iter().flatten() {
             let comment = if from.is_empty() { String::new() } else { format!("  # {from}") };
             let _ = writeln!(text, "{key} = {value}{comment}");
         }

@@ -6,7 +6,7 @@ use std::{
 };
 
 /// One option.
-pub(super) struct Line {
+pub(super) struct OptionLine {
     pub(super) file: PathBuf,
     pub(super) number: usize,
     pub(super) key: String,
@@ -14,7 +14,7 @@ pub(super) struct Line {
     pub(super) value: String,
 }
 
-impl Line {
+impl OptionLine {
     /// File and line, for people.
     pub(super) fn place(&self) -> String {
         format!("{}:{}", self.file.display(), self.number)
@@ -31,7 +31,7 @@ impl Line {
 ///
 /// # Errors
 /// A file or directory that cannot be read.
-pub(super) fn read(file: &Path) -> Result<Vec<Line>, String> {
+pub(super) fn read(file: &Path) -> Result<Vec<OptionLine>, String> {
     let mut lines = Vec::new();
     for line in of_file(file)? {
         if line.key != "include_dir" {
@@ -45,7 +45,7 @@ pub(super) fn read(file: &Path) -> Result<Vec<Line>, String> {
     Ok(lines)
 }
 
-fn of_file(file: &Path) -> Result<Vec<Line>, String> {
+fn of_file(file: &Path) -> Result<Vec<OptionLine>, String> {
     let bytes = fs::read(file).map_err(|error| format!("read {}: {error}", file.display()))?;
     let text = String::from_utf8_lossy(&bytes);
     let numbered = text.lines().map(str::trim).enumerate();
@@ -53,7 +53,7 @@ fn of_file(file: &Path) -> Result<Vec<Line>, String> {
     let options = options.map(|(number, line)| {
         let (key, value) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
         let value = value.trim().chars().map(|letter| if letter.is_control() { '?' } else { letter });
-        Line { file: file.to_owned(), number: number + 1, key: key.to_owned(), value: value.collect() }
+        OptionLine { file: file.to_owned(), number: number + 1, key: key.to_owned(), value: value.collect() }
     });
     Ok(options.collect())
 }

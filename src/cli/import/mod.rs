@@ -28,7 +28,7 @@ use crate::config::ImportCommand;
 const RULES: &str = "rules.toml";
 
 /// What became of a line that is not simply carried over.
-struct Told {
+struct Remark {
     /// File and line, empty for what is about the whole.
     place: String,
     text: String,
@@ -43,7 +43,7 @@ struct Imported {
     rules: Option<String>,
     /// Passwords of bridges, each with the file that the configuration names for it.
     secrets: Vec<(PathBuf, String)>,
-    told: Vec<Told>,
+    told: Vec<Remark>,
 }
 
 /// Runs the command. Exit code 1 if anything was left out.
@@ -61,7 +61,7 @@ pub(crate) fn run(command: &ImportCommand) -> Result<ExitCode, Box<dyn Error>> {
         None => {
             write!(stdout(), "{}", imported.config)?;
             if rules.is_none() && imported.rules.is_some() {
-                imported.told.push(Told {
+                imported.told.push(Remark {
                     place: String::new(),
                     text: format!(
                         "the rules of acl_file were not written; name a file with --rules, or write all with --output \
@@ -77,7 +77,7 @@ pub(crate) fn run(command: &ImportCommand) -> Result<ExitCode, Box<dyn Error>> {
     for (file, secret) in &imported.secrets {
         match output {
             Some(_) => write_secret(file, secret)?,
-            None => imported.told.push(Told {
+            None => imported.told.push(Remark {
                 place: String::new(),
                 text: format!("a bridge's password was not written; put it into {}", file.display()),
                 lost: true,
@@ -116,7 +116,7 @@ fn write_with(path: &Path, text: &str, mode: u32) -> Result<(), Box<dyn Error>> 
     Ok(file.write_all(text.as_bytes())?)
 }
 
-fn password_files(lines: &[lines::Line]) -> Vec<PathBuf> {
+fn password_files(lines: &[lines::OptionLine]) -> Vec<PathBuf> {
     let named =
         lines.iter().filter(|line| line.key == "password_file").map(|line| PathBuf::from(&line.value));
     let mut files: Vec<PathBuf> = named.collect();
@@ -125,8 +125,8 @@ fn password_files(lines: &[lines::Line]) -> Vec<PathBuf> {
 }
 
 /// Hashes that the gateway does not take keep the whole file from being used: better told here.
-fn look_at_passwords(path: &Path, told: &mut Vec<Told>) {
-    let mut tell = |text: String| told.push(Told { place: String::new(), text, lost: true });
+fn look_at_passwords(path: &Path, told: &mut Vec<Remark>) {
+    let mut tell = |text: String| told.push(Remark { place: String::new(), text, lost: true });
     match fs::read_to_string(path) {
         Err(error) => tell(format!("password_file {}: {error}; it could not be looked at", path.display())),
         Ok(text) => {

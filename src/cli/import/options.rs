@@ -5,10 +5,10 @@
 use std::path::{Path, PathBuf};
 
 use super::{
-    Imported, Told,
+    Imported, Remark,
     bridges::Connection,
     draft::{Draft, quoted},
-    lines::Line,
+    lines::OptionLine,
     listeners::{Guard, Listener, Made},
     rules,
 };
@@ -113,7 +113,7 @@ const OF_BRIDGES: &[&str] = &[
 ];
 
 /// Reads what the lines say.
-pub(super) fn convert(lines: &[Line], rules_file: &Path) -> Imported {
+pub(super) fn convert(lines: &[OptionLine], rules_file: &Path) -> Imported {
     let mut reader = Reader::default();
     for line in lines {
         reader.line(line);
@@ -124,7 +124,7 @@ pub(super) fn convert(lines: &[Line], rules_file: &Path) -> Imported {
 #[derive(Default)]
 struct Reader {
     draft: Draft,
-    told: Vec<Told>,
+    told: Vec<Remark>,
     /// The first is Mosquitto's default listener, which opens if it is asked for, or if there is no other.
     listeners: Vec<Listener>,
     default_asked: bool,
@@ -151,14 +151,14 @@ struct LogTypes {
 const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
 
 impl Reader {
-    fn note(&mut self, line: &Line, text: &str) {
+    fn note(&mut self, line: &OptionLine, text: &str) {
         let text = format!("{}: {text}", line.text());
-        self.told.push(Told { place: line.place(), text, lost: false });
+        self.told.push(Remark { place: line.place(), text, lost: false });
     }
 
-    fn lost(&mut self, line: &Line, text: &str) {
+    fn lost(&mut self, line: &OptionLine, text: &str) {
         let text = format!("{}: {text}", line.text());
-        self.told.push(Told { place: line.place(), text, lost: true });
+        self.told.push(Remark { place: line.place(), text, lost: true });
     }
 
     fn listener(&mut self) -> &mut Listener {
@@ -180,11 +180,11 @@ impl Reader {
     }
 
     /// Copies a number, a size or a truth value to a key of ours.
-    fn copy(&mut self, line: &Line, section: &'static str, key: &'static str, value: String) {
+    fn copy(&mut self, line: &OptionLine, section: &'static str, key: &'static str, value: String) {
         self.draft.set(section, key, value, &line.text());
     }
 
-    fn line(&mut self, line: &Line) {
+    fn line(&mut self, line: &OptionLine) {
         let key = line.key.as_str();
         if key == "connection" {
             let (place, name) = (line.place(), line.value.clone());
@@ -212,7 +212,7 @@ impl Reader {
         self.lost(line, "not an option that is known here");
     }
 
-    fn flag(&mut self, line: &Line) -> bool {
+    fn flag(&mut self, line: &OptionLine) -> bool {
         match line.value.to_lowercase().as_str() {
             "true" | "1" => true,
             "false" | "0" => false,
@@ -223,7 +223,7 @@ impl Reader {
         }
     }
 
-    fn number(&mut self, line: &Line) -> Option<u64> {
+    fn number(&mut self, line: &OptionLine) -> Option<u64> {
         let number = line.value.parse();
         if number.is_err() {
             self.lost(line, "not a number from 0");
@@ -231,7 +231,7 @@ impl Reader {
         number.ok()
     }
 
-    fn of_listener(&mut self, line: &Line) -> bool {
+    fn of_listener(&mut self, line: &OptionLine) -> bool {
         let text = (!line.value.is_empty()).then(|| line.value.clone());
         match line.key.as_str() {
             "listener" => self.new_listener(line),
@@ -328,7 +328,7 @@ impl Reader {
         true
     }
 
-    fn new_listener(&mut self, line: &Line) {
+    fn new_listener(&mut self, line: &OptionLine) {
         let asked = self.default_asked;
         self.listener();
         self.default_asked = asked;
@@ -345,7 +345,7 @@ impl Reader {
         self.listeners.push(listener);
     }
 
-    fn of_guard(&mut self, line: &Line) -> bool {
+    fn of_guard(&mut self, line: &OptionLine) -> bool {
         let text = (!line.value.is_empty()).then(|| line.value.clone());
         match line.key.as_str() {
             "per_listener_settings" => self.per_listener = self.flag(line),
@@ -384,7 +384,7 @@ impl Reader {
         true
     }
 
-    fn of_limits(&mut self, line: &Line) -> bool {
+    fn of_limits(&mut self, line: &OptionLine) -> bool {
         let limit = |key| ("limits", key);
         let (section, key) = match line.key.as_str() {
             "max_inflight_messages" => limit("max_inflight"),
@@ -464,14 +464,14 @@ impl Reader {
         true
     }
 
-    fn packet_size(&mut self, line: &Line, bytes: u64) {
+    fn packet_size(&mut self, line: &OptionLine, bytes: u64) {
         // MQTT has no larger packets.
         let bytes = bytes.min(256 << 20);
         self.max_packet_size = Some(bytes);
         self.copy(line, "limits", "max_packet_size", bytes.to_string());
     }
 
-    fn of_the_rest(&mut self, line: &Line) -> bool {
+    fn of_the_rest(&mut self, line: &OptionLine) -> bool {
         match line.key.as_str() {
             "persistence" => self.persistence = Some(self.flag(line)),
             "persistence_location" => self.note(
@@ -548,7 +548,7 @@ impl Reader {
         }
         if listeners.is_empty() {
             let text = "no listener could be carried over: the gateway listens on this machine only";
-            self.told.push(Told { place: String::new(), text: text.to_owned(), lost: true });
+            self.told.push(Remark { place: String::new(), text: text.to_owned(), lost: true });
             self.draft.set("", "addr", quoted("127.0.0.1:1883"), text);
             self.draft.set("", "non_tls", "true".to_owned(), "");
         }
@@ -624,11 +624,11 @@ impl Reader {
                             "on all addresses of IPv4; for IPv6 add one like it with address = \"[::]:{}\"",
                             listener.port
                         );
-                        self.told.push(Told { place: listener.place.clone(), text, lost: false });
+                        self.told.push(Remark { place: listener.place.clone(), text, lost: false });
                     }
                     if listener.cafile.is_some() && !listener.asks_for_certificates() {
                         let text = "cafile: of no use, since require_certificate is not set";
-                        self.told.push(Told {
+                        self.told.push(Remark {
                             place: listener.place.clone(),
                             text: text.to_owned(),
                             lost: false,
@@ -642,7 +642,7 @@ impl Reader {
                     self.draft.listener(format!("# Not opened: {place}: {}\n", problems.join("; ")));
                     for text in problems {
                         let text = format!("the listener is not opened: {text}");
-                        self.told.push(Told { place: place.clone(), text, lost: true });
+                        self.told.push(Remark { place: place.clone(), text, lost: true });
                     }
                 }
             }
@@ -693,7 +693,7 @@ impl Reader {
             if guard.acl_file.is_some() && !proved {
                 let text = "nobody proves a user name here, so that the lines of acl_file for users apply to nobody; \
                             Mosquitto believes the name that a client says";
-                self.told.push(Told { place: listener.place.clone(), text: text.to_owned(), lost: true });
+                self.told.push(Remark { place: listener.place.clone(), text: text.to_owned(), lost: true });
             }
         }
     }
@@ -710,7 +710,7 @@ impl Reader {
             }
             if !all || said.iter().any(|(number, _)| *number != largest) {
                 let text = format!("{text}: limits.{key} is for all listeners, and theirs are not the same");
-                self.told.push(Told { place: String::new(), text, lost: true });
+                self.told.push(Remark { place: String::new(), text, lost: true });
             }
         }
         if !self.draft.has("limits", "session_expiry_max") {
@@ -718,7 +718,7 @@ impl Reader {
             self.draft.set("limits", "session_expiry_max", u32::MAX.to_string(), text);
         }
         match self.max_packet_size {
-            None => self.told.push(Told {
+            None => self.told.push(Remark {
                 place: String::new(),
                 text: "packets may have 1 MiB here, and 256 MiB with Mosquitto 2.0: set limits.max_packet_size if your \
                        devices send larger ones, such as pictures"
@@ -743,14 +743,14 @@ impl Reader {
         match self.persistence {
             Some(false) if bridges => {
                 let text = "persistence false: bridges keep what waits on the disk, and so the gateway keeps sessions, too";
-                self.told.push(Told { place: String::new(), text: text.to_owned(), lost: false });
+                self.told.push(Remark { place: String::new(), text: text.to_owned(), lost: false });
             }
             Some(true) => self.draft.set("store", "enabled", "true".to_owned(), "persistence true"),
             Some(false) => {
                 self.draft.set("store", "enabled", "false".to_owned(), "persistence false");
                 self.draft.set("groups", "enabled", "false".to_owned(), "they need the store");
             }
-            None => self.told.push(Told {
+            None => self.told.push(Remark {
                 place: String::new(),
                 text: "persistence is not set, so that Mosquitto forgets sessions and retained messages when it ends; here \
                        they are kept (store.enabled = false forgets them too)"
@@ -813,7 +813,7 @@ mod tests {
     fn imported(texts: &[&str]) -> (String, Vec<String>) {
         let lines = texts.iter().enumerate().map(|(at, text)| {
             let (key, value) = text.split_once(' ').unwrap_or((text, ""));
-            Line {
+            OptionLine {
                 file: PathBuf::from("m.conf"),
                 number: at + 1,
                 key: key.to_owned(),

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, fmt::Write as _, fs};
 
 use access::rules::import_mosquitto;
 
-use super::{Told, draft::quoted, listeners::Listener};
+use super::{Remark, draft::quoted, listeners::Listener};
 
 /// Rules for the listeners that open; `None` where none of them has an `acl_file`, so that everything is allowed.
-pub(super) fn of_listeners(listeners: &[&Listener], told: &mut Vec<Told>) -> Option<String> {
+pub(super) fn of_listeners(listeners: &[&Listener], told: &mut Vec<Remark>) -> Option<String> {
     let mut files: BTreeMap<Option<&str>, Vec<String>> = BTreeMap::new();
     for listener in listeners {
         files.entry(listener.guard.acl_file.as_deref()).or_default().push(listener.name());
@@ -37,11 +37,11 @@ pub(super) fn of_listeners(listeners: &[&Listener], told: &mut Vec<Told>) -> Opt
     Some(text)
 }
 
-fn of_file(file: &str, condition: &str, told: &mut Vec<Told>) -> String {
+fn of_file(file: &str, condition: &str, told: &mut Vec<Remark>) -> String {
     let read = match fs::read_to_string(file) {
         Ok(text) => text,
         Err(error) => {
-            told.push(Told {
+            told.push(Remark {
                 place: String::new(),
                 text: format!(
                     "acl_file {file}: {error}; the rules deny everything until you write them, or import it with \
@@ -54,7 +54,7 @@ fn of_file(file: &str, condition: &str, told: &mut Vec<Told>) -> String {
     };
     let imported = import_mosquitto(&read);
     for line in &imported.left_out {
-        told.push(Told { place: file.to_owned(), text: format!("left out, {line}"), lost: true });
+        told.push(Remark { place: file.to_owned(), text: format!("left out, {line}"), lost: true });
     }
     // Each rule is a table of its own, so that a condition fits after its head.
     imported.rules.replace("[[rules]]\n", &format!("[[rules]]\n{condition}"))

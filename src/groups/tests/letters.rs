@@ -120,7 +120,7 @@ async fn letters_that_cannot_be_written_stop_the_reading() {
     }
     fixture.state.fail(true);
     let mut given_up = 0;
-    let mut give_up = async |member: &mut Member| {
+    let mut give_up = async |member: &mut LiveMember| {
         while let Ok(got) = timeout(Duration::from_secs(20), messages(member)).await {
             let first = given_up as u64 + 1;
             given_up += got.len();

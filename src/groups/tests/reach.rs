@@ -21,7 +21,7 @@ impl Fixture {
         self.groups.update(with_filter(topic), None).await.expect("changed");
     }
 
-    fn open_limited(&self, name: &str) -> Member {
+    fn open_limited(&self, name: &str) -> LiveMember {
         let joining = Joining { scope: limited(), ..joining(name, Duration::ZERO) };
         self.groups.open("g", joining).expect("a member")
     }
@@ -46,7 +46,7 @@ impl Fixture {
         assert!(!self.is_within());
         let mut member = self.open_limited("limited");
         let ended = timeout(LONG, member.next(ROOM)).await.expect("in time").expect_err("refused");
-        assert_eq!(ended, Ended::OutOfScope);
+        assert_eq!(ended, MemberEnd::OutOfScope);
         let joining = Joining { scope: limited(), ..joining("fetches", Duration::ZERO) };
         let fetched = self.groups.fetch("g", joining, ROOM, Duration::ZERO).await;
         assert!(matches!(fetched, Err(GroupError::OutOfScope)), "{fetched:?}");
@@ -105,7 +105,7 @@ async fn a_member_goes_when_its_group_gets_what_it_may_not_have() {
         fixture.append(group, 1, "3");
     };
     let (ended, ()) = timeout(LONG, async { tokio::join!(waits, change) }).await.expect("in time");
-    assert_eq!(ended, Ended::OutOfScope);
+    assert_eq!(ended, MemberEnd::OutOfScope);
     drop(member);
     let mut member = fixture.open("g", "all", Duration::ZERO);
     assert_eq!(texts(&some(&mut member, 3).await), ["1", "2", "3"], "others have its partitions");

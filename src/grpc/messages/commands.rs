@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::{answers, convert};
 use crate::{
-    commands::{Answer, Failure, Record, Spec, Stage, State, Times},
+    commands::{CommandRecord, CommandState, DeviceReply, Failure, SendStage, Spec, Times},
     config::Limits,
     grpc::{proto::gateway::v1, status::Error},
 };
@@ -58,8 +58,8 @@ pub(in crate::grpc) fn times(
 }
 
 /// A stored command.
-pub(in crate::grpc) fn command(record: &Record) -> v1::Command {
-    let Record { id, spec, machine, .. } = record;
+pub(in crate::grpc) fn command(record: &CommandRecord) -> v1::Command {
+    let CommandRecord { id, spec, machine, .. } = record;
     let time = |at| Some(answers::time(clock::to_wall(at)));
     v1::Command {
         command_id: id.clone(),
@@ -80,20 +80,20 @@ pub(in crate::grpc) fn command(record: &Record) -> v1::Command {
     }
 }
 
-fn state(state: State) -> v1::CommandState {
+fn state(state: CommandState) -> v1::CommandState {
     match state {
-        State::Queued => v1::CommandState::Queued,
-        State::Sent => v1::CommandState::Sent,
-        State::Delivered => v1::CommandState::Delivered,
-        State::Replied => v1::CommandState::Replied,
-        State::TimedOut => v1::CommandState::TimedOut,
-        State::Cancelled => v1::CommandState::Cancelled,
-        State::Refused => v1::CommandState::Refused,
+        CommandState::Queued => v1::CommandState::Queued,
+        CommandState::Sent => v1::CommandState::Sent,
+        CommandState::Delivered => v1::CommandState::Delivered,
+        CommandState::Replied => v1::CommandState::Replied,
+        CommandState::TimedOut => v1::CommandState::TimedOut,
+        CommandState::Cancelled => v1::CommandState::Cancelled,
+        CommandState::Refused => v1::CommandState::Refused,
     }
 }
 
 /// A state as metadata of errors names it.
-pub(in crate::grpc) fn state_name(of: State) -> &'static str {
+pub(in crate::grpc) fn state_name(of: CommandState) -> &'static str {
     state(of).as_str_name().trim_start_matches("COMMAND_STATE_")
 }
 
@@ -132,7 +132,7 @@ pub(in crate::grpc) fn spec(spec: Option<v1::CommandSpec>, limits: &Limits) -> R
 }
 
 /// What a device answered.
-pub(in crate::grpc) fn reply(reply: &Answer) -> v1::Reply {
+pub(in crate::grpc) fn reply(reply: &DeviceReply) -> v1::Reply {
     v1::Reply {
         payload: reply.payload.clone(),
         properties: reply.properties.as_deref().map(answers::properties_to_proto),
@@ -168,11 +168,11 @@ pub(in crate::grpc) fn reason(why: Failure) -> &'static str {
 }
 
 /// How far the command came, and what else is known.
-pub(in crate::grpc) fn metadata(why: Failure, stage: Stage) -> HashMap<String, String> {
+pub(in crate::grpc) fn metadata(why: Failure, stage: SendStage) -> HashMap<String, String> {
     let stage = match stage {
-        Stage::Queued => "QUEUED",
-        Stage::Sent => "SENT",
-        Stage::Delivered => "DELIVERED",
+        SendStage::Queued => "QUEUED",
+        SendStage::Sent => "SENT",
+        SendStage::Delivered => "DELIVERED",
     };
     let more = match why {
         Failure::Refused(code) => Some(("reason_code", code.to_string())),

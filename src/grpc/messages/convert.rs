@@ -506,7 +506,7 @@ pub fn fuzz_convert(data: &[u8]) {
     {
         let message = publication.message(Timestamp(1_000));
         let mut out = Vec::new();
-        encode::message(&mut out, encode::Form::Item, &message);
+        encode::message(&mut out, encode::StreamForm::Item, &message);
         assert!(out.len() <= encode::size_bound(&message), "bound holds");
         let decoded = v1::SubscribeResponse::decode(&out[..]);
         let item = decoded.ok().and_then(|response| response.items.into_iter().next()?.item);

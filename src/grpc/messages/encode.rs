@@ -26,7 +26,7 @@ const ITEMS: u8 = delimited(1);
 
 /// Which form a message takes in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::grpc) enum Form {
+pub(in crate::grpc) enum StreamForm {
     /// `SubscribeItem { message }`.
     Item,
     /// `WatchLatestItem { value }`.
@@ -36,9 +36,9 @@ pub(in crate::grpc) enum Form {
 }
 
 /// Appends `message` to `out`.
-pub(in crate::grpc) fn message(out: &mut Vec<u8>, form: Form, message: &Message<'_>) {
+pub(in crate::grpc) fn message(out: &mut Vec<u8>, form: StreamForm, message: &Message<'_>) {
     let device = message.origin.client_id.map_or("", |id| id.as_str());
-    if form == Form::Packet {
+    if form == StreamForm::Packet {
         let base = text_len(device.len()) + text_len(message.topic.len()) + text_len(message.payload.len());
         out.reserve(base + 4);
         out.extend_from_slice(&u32::try_from(base).unwrap_or(u32::MAX).to_le_bytes());
@@ -47,7 +47,7 @@ pub(in crate::grpc) fn message(out: &mut Vec<u8>, form: Form, message: &Message<
         text(out, 3, message.payload);
         return;
     }
-    let received = Received::new(message, form == Form::Item);
+    let received = Received::new(message, form == StreamForm::Item);
     let item = 1 + varint_len(received.len as u64) + received.len;
     out.reserve(item + 12);
     out.push(ITEMS);
@@ -265,7 +265,7 @@ mod tests {
                 sent.properties = with_properties.then_some(&properties);
                 sent.expires = expires;
                 let mut out = Vec::new();
-                message(&mut out, Form::Item, &sent);
+                message(&mut out, StreamForm::Item, &sent);
                 assert!(out.len() + GAPS_BOUND <= size_bound(&sent));
                 gap(&mut out, 5, v1::GapReason::BufferFull);
                 heartbeat(&mut out, Timestamp(9));
@@ -286,7 +286,7 @@ mod tests {
                 assert_eq!(back.flatten().as_ref(), sent.properties);
 
                 out.clear();
-                message(&mut out, Form::Latest, &sent);
+                message(&mut out, StreamForm::Latest, &sent);
                 let decoded = v1::WatchLatestResponse::decode(&out[..]).unwrap();
                 assert_eq!(decoded.encode_to_vec(), out);
                 let Some(v1::watch_latest_item::Item::Value(got)) = &decoded.items[0].item else { panic!() };
@@ -294,7 +294,7 @@ mod tests {
                 assert_eq!(got.retain, retain);
 
                 out.clear();
-                message(&mut out, Form::Packet, &sent);
+                message(&mut out, StreamForm::Packet, &sent);
                 let (length, body) = out.split_at(4);
                 assert_eq!(u32::from_le_bytes(length.try_into().unwrap()) as usize, body.len());
                 let decoded = crate::grpc::proto::rpcserver::PublishedPacket::decode(body).unwrap();

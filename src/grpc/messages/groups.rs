@@ -10,7 +10,7 @@ use prost::Message as _;
 use super::{answers, consumed::MessageId, convert};
 use crate::{
     config::{Groups as Defaults, Limits},
-    groups::{DeadLetter, Definition, Filter, GroupStatus, Info, Order, PendingMessage, Start, WhenFull},
+    groups::{DeadLetter, Definition, Filter, GroupStatus, Info, KeptOrder, PendingMessage, Start, WhenFull},
     grpc::{proto::gateway::v1, status::Error},
 };
 
@@ -125,9 +125,9 @@ pub(in crate::grpc) fn definition(
         name: group.name,
         filter: filter(group.filter.unwrap_or_default(), limits)?,
         order: match convert::known(group.order_key, "group.order_key")? {
-            v1::OrderKey::Unspecified | v1::OrderKey::Device => Order::Device,
-            v1::OrderKey::DeviceTopic => Order::DeviceTopic,
-            v1::OrderKey::None => Order::None,
+            v1::OrderKey::Unspecified | v1::OrderKey::Device => KeptOrder::Device,
+            v1::OrderKey::DeviceTopic => KeptOrder::DeviceTopic,
+            v1::OrderKey::None => KeptOrder::None,
         },
         ack_deadline: millis(ack_deadline.unwrap_or(defaults.ack_deadline.0)),
         max_attempts: group.max_attempts,
@@ -309,9 +309,9 @@ pub(in crate::grpc) fn position(field: &str, position: Option<v1::Position>) -> 
 pub(in crate::grpc) fn group(info: &Info) -> v1::Group {
     let definition = &info.definition;
     let order = match definition.order {
-        Order::Device => v1::OrderKey::Device,
-        Order::DeviceTopic => v1::OrderKey::DeviceTopic,
-        Order::None => v1::OrderKey::None,
+        KeptOrder::Device => v1::OrderKey::Device,
+        KeptOrder::DeviceTopic => v1::OrderKey::DeviceTopic,
+        KeptOrder::None => v1::OrderKey::None,
     };
     let when_full = match definition.when_full {
         WhenFull::DropOldest => v1::WhenFull::DropOldest,

@@ -12,7 +12,7 @@ use std::{
 
 use arc_swap::ArcSwap;
 use broker::Account;
-use gateway_core::{info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::{
@@ -170,7 +170,7 @@ async fn open(
                     match ended {
                         Some(Ok(result)) => {
                             let (listener, reason) = ("grpc", result.err().map(tracing::field::display));
-                            info_of_peer!(Said::Handshake, peer.ip(), %peer, listener, reason, "TLS handshake failed");
+                            info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener, reason, "TLS handshake failed");
                         }
                         Some(Err(_)) => say_timed_out(peer),
                         None => say_left(peer),
@@ -199,12 +199,12 @@ async fn open(
 }
 
 fn say_refused(peer: SocketAddr, reason: &str) {
-    info_of_peer!(Said::Door, peer.ip(), %peer, listener = "grpc", reason, "connection refused");
+    info_of_peer!(LineKind::Door, peer.ip(), %peer, listener = "grpc", reason, "connection refused");
 }
 
 fn say_timed_out(peer: SocketAddr) {
     count(|c| c.grpc_refused_timeout.add(1));
-    info_of_peer!(Said::Handshake, peer.ip(), %peer, listener = "grpc", "handshake timed out");
+    info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener = "grpc", "handshake timed out");
 }
 
 fn say_left(peer: SocketAddr) {
@@ -255,7 +255,7 @@ impl Connection {
         count(|c| c.grpc_evicted_revoked.add(1));
         let (peer, reason) = (self.peer, "its certificate is revoked");
         info_of_peer!(
-            Said::Evicted, peer.ip(), %peer, listener = "grpc", reason,
+            LineKind::Evicted, peer.ip(), %peer, listener = "grpc", reason,
             "connection ended, it may no longer be"
         );
         Poll::Ready(io::ErrorKind::ConnectionAborted.into())

@@ -38,7 +38,7 @@ use super::{
 use crate::{
     backends::{
         Backends, Caller, Unknown,
-        audit::{self, Line},
+        audit::{self, AuditLine},
         now,
     },
     grpc::status::Error,
@@ -166,13 +166,13 @@ impl Call {
         count(|c| c.backend_denied_scope.add(1));
         let error = Error::OutOfScope { field: field.to_owned() };
         let end = object.floor_char_boundary(MOST_OBJECT);
-        audit::denied(Line { target: Some(&object[..end]), ..self.line() }, &error.reason());
+        audit::denied(AuditLine { target: Some(&object[..end]), ..self.line() }, &error.reason());
         error
     }
 
-    fn line(&self) -> Line<'_> {
+    fn line(&self) -> AuditLine<'_> {
         let peer = self.peer.map(|peer| peer.ip());
-        Line { caller: Some(&self.caller), method: self.method, target: None, peer }
+        AuditLine { caller: Some(&self.caller), method: self.method, target: None, peer }
     }
 
     /// Into the audit log, with how it ended.
@@ -180,7 +180,7 @@ impl Call {
         // It is there already.
         if code != Code::PermissionDenied {
             let object = self.object.lock();
-            audit::done(Line { target: object.as_deref(), ..self.line() }, &format_args!("{code:?}"));
+            audit::done(AuditLine { target: object.as_deref(), ..self.line() }, &format_args!("{code:?}"));
         }
     }
 }
@@ -215,7 +215,7 @@ impl<S> Guarded<S> {
             // What is no method of ours is text of the peer.
             let end = path.floor_char_boundary(MOST_OBJECT);
             let peer = peer.map(|peer: SocketAddr| IpAddr::to_canonical(&peer.ip()));
-            let line = Line { caller, method: &path[..end], target: None, peer };
+            let line = AuditLine { caller, method: &path[..end], target: None, peer };
             audit::denied(line, &error.reason());
             error
         };
@@ -302,7 +302,7 @@ fn ending(answer: Response<Body>, backends: Arc<Backends>, call: Arc<Call>) -> R
         return answer;
     }
     answer.map(|body| {
-        let open = Arc::new(Mutex::new(Open { body: Some(body), lost: None, waker: None }));
+        let open = Arc::new(Mutex::new(PermittedBody { body: Some(body), lost: None, waker: None }));
         let watch = tokio::spawn({
             let (open, call) = (Arc::clone(&open), Arc::clone(&call));
             async move { close(&open, lost(&backends, &call.caller).await) }
@@ -313,7 +313,7 @@ fn ending(answer: Response<Body>, backends: Arc<Backends>, call: Arc<Call>) -> R
 
 /// Takes the stream from its caller, with all that the service did for it. Not left to the one who reads the stream: while the
 /// caller takes nothing nobody does, and he would keep what he has.
-fn close(open: &Mutex<Open>, unknown: Unknown) {
+fn close(open: &Mutex<PermittedBody>, unknown: Unknown) {
     let (body, waker) = {
         let mut open = open.lock();
         open.lost = Some(unknown);
@@ -353,13 +353,13 @@ async fn lost(backends: &Backends, caller: &Caller) -> Unknown {
 }
 
 struct Ending {
-    open: Arc<Mutex<Open>>,
+    open: Arc<Mutex<PermittedBody>>,
     watch: AbortHandle,
     call: Arc<Call>,
 }
 
 /// A stream while its caller may have it.
-struct Open {
+struct PermittedBody {
     /// Gone at the end.
     body: Option<Body>,
     /// Why it ends early, until that is told.

@@ -20,7 +20,7 @@ use tonic::{
 };
 
 use super::{
-    calls::Call,
+    calls::RunningCall,
     purse::{Holding, Purse},
 };
 use crate::grpc::status::Error;
@@ -29,12 +29,12 @@ use crate::grpc::status::Error;
 const AHEAD: usize = 2;
 
 /// The body of an answer, with the place of its call.
-struct Answer<B> {
+struct AnswerBody<B> {
     /// Gone at the end.
     body: Option<Pin<Box<B>>>,
     ahead: VecDeque<Result<Frame<Bytes>, Status>>,
     purse: Arc<Purse>,
-    _call: Call,
+    _call: RunningCall,
 }
 
 /// Bytes that are charged until nobody has them.
@@ -53,7 +53,7 @@ impl AsRef<[u8]> for Charged {
 /// account becomes an error.
 pub(in crate::grpc) async fn charged<B>(
     response: Response<B>,
-    call: Call,
+    call: RunningCall,
     purse: Arc<Purse>,
 ) -> Response<Body>
 where
@@ -63,7 +63,7 @@ where
     if body.is_end_stream() {
         return Response::from_parts(parts, Body::empty());
     }
-    let mut answer = Answer { body: Some(Box::pin(body)), ahead: VecDeque::new(), purse, _call: call };
+    let mut answer = AnswerBody { body: Some(Box::pin(body)), ahead: VecDeque::new(), purse, _call: call };
     // A client that gives no room would leave the answer uncharged where it is.
     let refused = poll_fn(|cx| Poll::Ready(answer.take_ahead(cx))).await.err();
     match refused {
@@ -72,7 +72,7 @@ where
     }
 }
 
-impl<B: HttpBody<Data = Bytes, Error = Status>> Answer<B> {
+impl<B: HttpBody<Data = Bytes, Error = Status>> AnswerBody<B> {
     fn take_ahead(&mut self, cx: &mut Context<'_>) -> Result<(), Error> {
         while self.ahead.len() < AHEAD {
             match self.poll_inner(cx) {
@@ -111,7 +111,7 @@ impl<B: HttpBody<Data = Bytes, Error = Status>> Answer<B> {
     }
 }
 
-impl<B: HttpBody<Data = Bytes, Error = Status>> HttpBody for Answer<B> {
+impl<B: HttpBody<Data = Bytes, Error = Status>> HttpBody for AnswerBody<B> {
     type Data = Bytes;
     type Error = Status;
 
@@ -168,7 +168,7 @@ mod tests {
 
     async fn answer(account: &Arc<Account>, bytes: usize) -> Response<Body> {
         let body = One(Some(vec![0; bytes].into()));
-        charged(Response::new(body), Call::default(), Purse::new(Arc::clone(account))).await
+        charged(Response::new(body), RunningCall::default(), Purse::new(Arc::clone(account))).await
     }
 
     /// Rules out that a client which reads no answer has them all kept for it, on no account.

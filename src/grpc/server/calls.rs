@@ -119,9 +119,9 @@ impl CallLimit {
     }
 
     /// A place for a call, on its connection first, and what it holds.
-    fn begin<B>(&self, request: &Request<B>) -> Result<(Call, Arc<Purse>), Error> {
+    fn begin<B>(&self, request: &Request<B>) -> Result<(RunningCall, Arc<Purse>), Error> {
         let is_health = request.uri().path() == HEALTH_CHECK;
-        let mut call = Call::default();
+        let mut call = RunningCall::default();
         let standing = request.extensions().get::<Arc<Standing>>();
         if let Some(standing) = standing {
             // From now on it is not a silent guest.
@@ -159,13 +159,13 @@ fn size_of_headers(headers: &HeaderMap) -> usize {
 
 /// A call under way, until its answer is sent or given up.
 #[derive(Default)]
-pub(in crate::grpc) struct Call {
+pub(in crate::grpc) struct RunningCall {
     connection: Option<Arc<Standing>>,
     all: Option<Arc<AtomicUsize>>,
     holding: Option<Holding>,
 }
 
-impl Drop for Call {
+impl Drop for RunningCall {
     fn drop(&mut self) {
         if let Some(standing) = &self.connection {
             standing.calls.fetch_sub(1, Relaxed);

@@ -10,7 +10,7 @@ use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    commands::{Book, Commands as All, Digest, Record, Spec},
+    commands::{Book, CommandRecord, Commands as All, Digest, Spec},
     grpc::{
         Context,
         messages::{
@@ -44,7 +44,7 @@ fn check_scope(all: &All, call: &Call, spec: &Spec) -> Result<(), Error> {
 }
 
 /// Whether a command is in the caller's scope.
-fn in_scope(all: &All, call: &Call, record: &Record) -> bool {
+fn in_scope(all: &All, call: &Call, record: &CommandRecord) -> bool {
     let scope = call.scope();
     scope.has_device(&record.spec.device)
         // A list asks it of thousands: the topic is made where a scope could leave it out.
@@ -62,7 +62,7 @@ impl CommandsService {
     }
 
     /// A command that the caller may see. Nobody learns which others there are.
-    fn find(&self, call: &Call, id: &str) -> Result<(&Arc<Book>, Arc<Record>), Error> {
+    fn find(&self, call: &Call, id: &str) -> Result<(&Arc<Book>, Arc<CommandRecord>), Error> {
         let (all, book) = self.book()?;
         let record = book.get(id).filter(|record| in_scope(all, call, record));
         Ok((book, record.ok_or(Error::CommandNotFound)?))
@@ -134,7 +134,7 @@ impl Commands for CommandsService {
         let pages = Pages::of("ListCommands", &request);
         let before = pages.start(&token)?;
         let before = before.map(|start| start.parse::<u64>().map_err(|_| Error::PageTokenInvalid));
-        let wanted = |record: &Record| in_scope(all, &call, record);
+        let wanted = |record: &CommandRecord| in_scope(all, &call, record);
         let (found, next) = book.list(device, request.active_only, before.transpose()?, limit, wanted);
         let (list, cut) = fit(found.iter().map(|(_, record)| commands::command(record)), PAGE_BYTES);
         // The page that follows has what is below the last one here.

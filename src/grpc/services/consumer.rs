@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::groups::{failed, log_id, name, offered};
 use crate::{
-    groups::{Batch, Groups, Joining, Member},
+    groups::{Batch, Groups, Joining, LiveMember},
     grpc::{
         Context,
         messages::{
@@ -43,7 +43,7 @@ use crate::{
             request_size::too_large,
         },
         status::Error,
-        stream::{RawMessage, Slot},
+        stream::{RawMessage, StreamSlot},
     },
 };
 
@@ -69,15 +69,15 @@ pub(in crate::grpc) struct ConsumerService {
 
 /// What the half that reads tells the half that writes: how the stream ends.
 #[derive(Default)]
-struct Said {
+struct StreamEnd {
     ended: Option<Result<(), Status>>,
     waker: Option<Waker>,
 }
 
 /// What a member says, until its stream ends.
 struct Hearing {
-    member: Arc<Mutex<Member>>,
-    said: Arc<Mutex<Said>>,
+    member: Arc<Mutex<LiveMember>>,
+    said: Arc<Mutex<StreamEnd>>,
     bounds: Credit,
 }
 
@@ -175,22 +175,22 @@ fn credit(flow: v1::Flow, bounds: Credit) -> Credit {
 
 /// A stream of deliveries.
 pub(in crate::grpc) struct Consuming {
-    state: State,
+    state: StreamPhase,
     /// What comes after what was sent: the end.
     last: Option<Result<(), Status>>,
-    slot: Slot,
+    slot: StreamSlot,
 }
 
-enum State {
-    Opening(Pin<Box<dyn Future<Output = Result<Open, Status>> + Send>>),
-    Open(Box<Open>),
+enum StreamPhase {
+    Opening(Pin<Box<dyn Future<Output = Result<OpenMember, Status>> + Send>>),
+    Open(Box<OpenMember>),
     Ended,
 }
 
 /// A member with a stream.
-struct Open {
-    member: Arc<Mutex<Member>>,
-    said: Arc<Mutex<Said>>,
+struct OpenMember {
+    member: Arc<Mutex<LiveMember>>,
+    said: Arc<Mutex<StreamEnd>>,
     /// Ends the reading half.
     hearing: AbortHandle,
     group: Arc<Groups>,
@@ -206,20 +206,20 @@ struct Open {
     opened: Option<v1::Opened>,
 }
 
-impl Drop for Open {
+impl Drop for OpenMember {
     fn drop(&mut self) {
         // With it the last handle of the member goes.
         self.hearing.abort();
     }
 }
 
-impl Open {
+impl OpenMember {
     /// Adds what there is to a frame; how the stream ends after it, if it does.
     fn poll_frame(
         &mut self,
         cx: &mut TaskContext<'_>,
         out: &mut Vec<u8>,
-        slot: &Slot,
+        slot: &StreamSlot,
     ) -> Option<Result<(), Status>> {
         if let Some(opened) = self.opened.take() {
             item(out, Item::Opened(opened));
@@ -294,23 +294,23 @@ impl Stream for Consuming {
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut TaskContext<'_>) -> Poll<Option<Self::Item>> {
         if let Some(last) = self.last.take() {
-            self.state = State::Ended;
+            self.state = StreamPhase::Ended;
             return Poll::Ready(last.err().map(Err));
         }
-        if let State::Opening(opening) = &mut self.state {
+        if let StreamPhase::Opening(opening) = &mut self.state {
             match std::task::ready!(opening.as_mut().poll(cx)) {
                 Ok(open) => {
                     self.slot.reads(&open.name, &open.member_id);
-                    self.state = State::Open(Box::new(open));
+                    self.state = StreamPhase::Open(Box::new(open));
                 }
                 Err(status) => {
-                    self.state = State::Ended;
+                    self.state = StreamPhase::Ended;
                     return Poll::Ready(Some(Err(status)));
                 }
             }
         }
         let Self { state, slot, .. } = &mut *self;
-        let State::Open(open) = state else { return Poll::Ready(None) };
+        let StreamPhase::Open(open) = state else { return Poll::Ready(None) };
         let mut out = Vec::new();
         let last = open.poll_frame(cx, &mut out, slot);
         if last.is_none() {
@@ -322,7 +322,7 @@ impl Stream for Consuming {
         }
         match last {
             Some(last) => {
-                self.state = State::Ended;
+                self.state = StreamPhase::Ended;
                 Poll::Ready(last.err().map(Err))
             }
             None => Poll::Pending,
@@ -341,7 +341,7 @@ async fn open(
     context: Context,
     call: Arc<Call>,
     mut requests: Streaming<v1::ConsumeRequest>,
-) -> Result<Open, Status> {
+) -> Result<OpenMember, Status> {
     let mut shutdown = context.shutdown.clone();
     let first = tokio::select! {
         first = timeout(FIRST, requests.message()) => first.map_err(|_| Error::RequestIncomplete)?,
@@ -371,10 +371,10 @@ async fn open(
         resumed: member.is_resumed(),
     };
     let member = Arc::new(Mutex::new(member));
-    let said = Arc::<Mutex<Said>>::default();
+    let said = Arc::<Mutex<StreamEnd>>::default();
     let hearing = Hearing { member: Arc::clone(&member), said: Arc::clone(&said), bounds };
     let hearing = tokio::spawn(hearing.run(requests)).abort_handle();
-    Ok(Open {
+    Ok(OpenMember {
         member,
         said,
         hearing,
@@ -410,7 +410,7 @@ impl Consumer for ConsumerService {
         let slot = self.context.streams.open(&call)?;
         // The answer begins at once: some clients wait for that before they say anything.
         let opening = open(self.context.clone(), call, request.into_inner());
-        Ok(Response::new(Consuming { state: State::Opening(Box::pin(opening)), last: None, slot }))
+        Ok(Response::new(Consuming { state: StreamPhase::Opening(Box::pin(opening)), last: None, slot }))
     }
 
     async fn fetch(&self, request: Request<v1::FetchRequest>) -> Result<Response<v1::FetchResponse>, Status> {

@@ -82,7 +82,7 @@ impl DevicesService {
 }
 
 /// What a listing asks of devices beside their names and that they are online.
-struct Wanted {
+struct DeviceSelection {
     protocol: v1::ProtocolVersion,
     listener: String,
     common_name: String,
@@ -91,7 +91,7 @@ struct Wanted {
     connected_before: Option<Timestamp>,
 }
 
-impl Wanted {
+impl DeviceSelection {
     /// Takes it out of a request.
     ///
     /// # Errors
@@ -157,7 +157,7 @@ impl Devices for DevicesService {
         let start = pages.start(&token)?.map(|start| start.parse().map_err(|_| Error::PageTokenInvalid));
         let start = start.transpose()?.unwrap_or_default();
         let full = convert::view(request.view, v1::DeviceView::Basic)? == v1::DeviceView::Full;
-        let wanted = Wanted::take(&mut request)?;
+        let wanted = DeviceSelection::take(&mut request)?;
         let page = {
             let prefix = request.device_id_prefix.as_str();
             let name = |id: &str| id.starts_with(prefix) && call.scope().has_device(id);
@@ -413,14 +413,14 @@ mod tests {
             }
         };
         let mut request = v1::ListDevicesRequest { common_name: "meter-1".to_owned(), ..Default::default() };
-        let wanted = Wanted::take(&mut request).expect("a good request");
+        let wanted = DeviceSelection::take(&mut request).expect("a good request");
         assert!(wanted.is_some() && wanted.is(&device(Some("meter-1"))));
         for other in [None, Some("meter"), Some("meter-12"), Some("")] {
             assert!(!wanted.is(&device(other)), "{other:?}");
         }
         let shown = answers::device(device(Some("meter-1"))).connection.expect("a connection");
         assert_eq!(shown.common_name.as_deref(), Some("meter-1"));
-        let any = Wanted::take(&mut v1::ListDevicesRequest::default()).expect("a good request");
+        let any = DeviceSelection::take(&mut v1::ListDevicesRequest::default()).expect("a good request");
         assert!(!any.is_some() && any.is(&device(None)));
     }
 }

@@ -5,7 +5,7 @@ mod tokens;
 use std::{collections::HashSet, sync::Arc, time::Duration};
 
 use access::backends::Grant;
-use broker::{Event, EventKind, EventReader, Selector, Told};
+use broker::{Event, EventKind, EventOrGap, EventReader, Selector};
 use gateway_core::{clock, parse_shared};
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
@@ -45,14 +45,14 @@ async fn silence(interval: Option<Duration>) {
 const UNKNOWN: u64 = 0;
 
 /// Which events a watch wants.
-struct Wanted {
+struct EventSelection {
     kinds: HashSet<v1::EventKind>,
     devices: Selector,
     /// Whose topics alone.
     grant: Arc<Grant>,
 }
 
-impl Wanted {
+impl EventSelection {
     fn item(&self, event: Event) -> Option<v1::WatchEventsItem> {
         let kind = self.kinds.is_empty() || self.kinds.contains(&answers::event_kind(&event.kind));
         let in_scope = match &event.kind {
@@ -78,15 +78,15 @@ fn item(item: v1::watch_events_item::Item) -> v1::WatchEventsItem {
 }
 
 /// Waits for at least one wanted event, then takes what else is there. Cancel safe.
-async fn next_batch(events: &mut EventReader, wanted: &Wanted) -> Vec<v1::WatchEventsItem> {
+async fn next_batch(events: &mut EventReader, wanted: &EventSelection) -> Vec<v1::WatchEventsItem> {
     let mut items = Vec::new();
     while items.is_empty() {
         events.ready().await;
         let mut bytes = 0;
         while items.len() < BATCH && bytes < BATCH_BYTES {
             let item = match events.read() {
-                Some(Told::Event(event)) => wanted.item(event),
-                Some(Told::Missed(count)) => Some(wanted.gap(count)),
+                Some(EventOrGap::Event(event)) => wanted.item(event),
+                Some(EventOrGap::Missed(count)) => Some(wanted.gap(count)),
                 None => break,
             };
             bytes += item.as_ref().map_or(0, prost::Message::encoded_len);
@@ -128,7 +128,7 @@ impl Events for EventsService {
         let devices = Selector::new(false).devices(request.device_ids, request.device_id_prefixes);
         let grant = Arc::clone(&call.caller().grant);
         let devices = devices.within(devices_of(&grant));
-        let wanted = Wanted { kinds, devices, grant };
+        let wanted = EventSelection { kinds, devices, grant };
 
         let heartbeat = convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?;
         let from = TOKENS.place(&request.resume_token)?;
@@ -197,7 +197,7 @@ mod tests {
         let broker = broker();
         let mut events = broker.watch_events(None).unwrap();
         many(&broker, ["even", "odd"]);
-        let wanted = Wanted {
+        let wanted = EventSelection {
             kinds: HashSet::from([v1::EventKind::TakenOver]),
             devices: Selector::new(false).devices(vec![], vec!["od".into()]),
             grant: Arc::clone(&Call::unlimited().caller().grant),
@@ -225,7 +225,7 @@ mod tests {
         grant.scope = Scope::new(None, Some(vec!["own-*".to_owned()])).unwrap();
         let grant = Arc::new(grant);
         let devices = Selector::new(false).within(devices_of(&grant));
-        let wanted = Wanted { kinds: HashSet::new(), devices, grant };
+        let wanted = EventSelection { kinds: HashSet::new(), devices, grant };
         let items = next_batch(&mut events, &wanted).await;
         let [v1::WatchEventsItem { item: Some(v1::watch_events_item::Item::Gap(gap)) }] = &items[..] else {
             panic!("{items:?}")

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use access::{
     Method, Principal, Subject,
-    rules::{Asked, Explanation},
+    rules::{AccessQuestion, Explanation},
 };
 use broker::Broker;
 use gateway_core::{QoS, TopicFilter, TopicName, parse_shared};
@@ -90,10 +90,10 @@ fn check(action: &Action, call: &Call) -> Result<(), Error> {
     }
 }
 
-fn asked(action: &Action) -> Result<Asked<'_>, Error> {
+fn asked(action: &Action) -> Result<AccessQuestion<'_>, Error> {
     Ok(match action {
-        Action::Subscribe(filter) => Asked::Subscribe { filter },
-        Action::Publish(publish) => Asked::Publish {
+        Action::Subscribe(filter) => AccessQuestion::Subscribe { filter },
+        Action::Publish(publish) => AccessQuestion::Publish {
             topic: &publish.topic,
             qos: match convert::known(publish.qos, "publish.qos")? {
                 v1::Qos::Unspecified | v1::Qos::AtMostOnce => QoS::AtMostOnce,

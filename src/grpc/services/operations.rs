@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 
 use super::security::{over_all, role_to, scope_to, time};
 use crate::{
-    bridges::{BridgesStatus, Shown, State},
+    bridges::{BridgesStatus, Reachability, Shown},
     config::{Config, Direction},
     grpc::{
         Context,
@@ -164,9 +164,9 @@ fn bridge(shown: Shown) -> v1::Bridge {
         }
         .into(),
         state: match seen.state {
-            State::Starting => v1::BridgeState::Starting,
-            State::Up => v1::BridgeState::Up,
-            State::Down => v1::BridgeState::Down,
+            Reachability::Starting => v1::BridgeState::Starting,
+            Reachability::Up => v1::BridgeState::Up,
+            Reachability::Down => v1::BridgeState::Down,
         }
         .into(),
         messages: seen.carried,

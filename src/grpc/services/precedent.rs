@@ -11,7 +11,7 @@ use crate::grpc::{
     Context,
     messages::{
         convert::{self, MAX_FILTERS, MAX_STREAM_BATCH},
-        encode::Form,
+        encode::StreamForm,
     },
     now,
     proto::{
@@ -42,7 +42,7 @@ impl PublishedPacketService for PrecedentService {
         convert::check_client_ids("device_id", &devices, limits)?;
         call.check_devices("device_id", &devices)?;
         let options = StreamOptions {
-            form: Form::Packet,
+            form: StreamForm::Packet,
             policy: SlowPolicy::DropOldest,
             buffer: limits.stream_buffer.0,
             batch: MAX_STREAM_BATCH,

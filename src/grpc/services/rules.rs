@@ -1,6 +1,6 @@
 //! `Security.ListRules`: the rules in force, to whoever may read them.
 
-use access::rules::Listed;
+use access::rules::ListedRule;
 
 use crate::{
     auth::Authority,
@@ -38,8 +38,8 @@ pub(super) fn list(
     Ok(v1::ListRulesResponse { rules: page, next_page_token, file, unnamed: unnamed.into() })
 }
 
-fn shown(rule: Listed) -> v1::Rule {
-    let Listed { line, deny, publish, subscribe, topics, topic_count, conditions, limits } = rule;
+fn shown(rule: ListedRule) -> v1::Rule {
+    let ListedRule { line, deny, publish, subscribe, topics, topic_count, conditions, limits } = rule;
     let topic_count = u32::try_from(topic_count).unwrap_or(u32::MAX);
     v1::Rule { line, deny, publish, subscribe, topics, topic_count, conditions, limits }
 }

@@ -21,9 +21,9 @@ use crate::{
         proto::{gateway::v1, server::shadows_server::Shadows},
         server::{access::Call, deadline::within},
         status::Error,
-        stream::Slot,
+        stream::StreamSlot,
     },
-    shadow::{Change, Key, Shadow, Shadows as All},
+    shadow::{Key, Shadow, ShadowChange, Shadows as All},
 };
 
 /// Bytes of a batch of a watch, not counting its last item.
@@ -223,7 +223,7 @@ impl Shadows for ShadowsService {
         let heartbeat = convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?;
         let all = Arc::clone(self.all()?);
         let slot = self.context.streams.open(&call)?;
-        let wanted = Arc::new(Wanted {
+        let wanted = Arc::new(ShadowSelection {
             devices: request.device_ids.iter().cloned().collect(),
             names: request.names.into_iter().collect(),
             topics: all.options().topics.clone(),
@@ -245,12 +245,12 @@ impl Shadows for ShadowsService {
                     send((&sender, &slot), items).await?;
                 }
             };
-            let ended: Result<std::convert::Infallible, Ended> = tokio::select! {
+            let ended: Result<std::convert::Infallible, WatchEnd> = tokio::select! {
                 ended = sending => ended,
-                _ = shutdown.wait_for(|stop| *stop) => Err(Ended::Error(Error::ShuttingDown)),
-                () = sender.closed() => Err(Ended::Gone),
+                _ = shutdown.wait_for(|stop| *stop) => Err(WatchEnd::Error(Error::ShuttingDown)),
+                () = sender.closed() => Err(WatchEnd::Gone),
             };
-            if let Err(Ended::Error(error)) = ended {
+            if let Err(WatchEnd::Error(error)) = ended {
                 let _ = sender.send(Err(error.into())).await;
             }
         });
@@ -261,21 +261,21 @@ impl Shadows for ShadowsService {
 type Sender = mpsc::Sender<Result<v1::WatchShadowResponse, Status>>;
 
 /// Why a watch ends.
-enum Ended {
+enum WatchEnd {
     /// The caller is gone.
     Gone,
     Error(Error),
 }
 
 /// What a watch wants.
-struct Wanted {
+struct ShadowSelection {
     devices: HashSet<String>,
     names: HashSet<String>,
     topics: Topics,
     grant: Arc<Grant>,
 }
 
-impl Wanted {
+impl ShadowSelection {
     fn is(&self, shadow: &Shadow) -> bool {
         (self.devices.is_empty() || self.devices.contains(shadow.device.as_str()))
             && (self.names.is_empty() || self.names.contains(&*shadow.name))
@@ -304,7 +304,10 @@ fn missed(items: &[v1::WatchShadowItem]) -> u64 {
 }
 
 /// Sends items in batches that are not too large.
-async fn send((sender, slot): (&Sender, &Slot), items: Vec<v1::WatchShadowItem>) -> Result<(), Ended> {
+async fn send(
+    (sender, slot): (&Sender, &StreamSlot),
+    items: Vec<v1::WatchShadowItem>,
+) -> Result<(), WatchEnd> {
     let mut items = items.into_iter().peekable();
     while items.peek().is_some() {
         let mut size = 0;
@@ -318,7 +321,7 @@ async fn send((sender, slot): (&Sender, &Slot), items: Vec<v1::WatchShadowItem>)
         let response = v1::WatchShadowResponse { items: batch };
         slot.lost(missed(&response.items));
         let messages = response.items.len() as u64;
-        slot.sending(messages, sender.send(Ok(response))).await.map_err(|_| Ended::Gone)?;
+        slot.sending(messages, sender.send(Ok(response))).await.map_err(|_| WatchEnd::Gone)?;
     }
     Ok(())
 }
@@ -327,16 +330,16 @@ async fn send((sender, slot): (&Sender, &Slot), items: Vec<v1::WatchShadowItem>)
 async fn send_snapshot(
     all: &All,
     devices: &[String],
-    wanted: &Wanted,
-    to: (&Sender, &Slot),
-) -> Result<(), Ended> {
+    wanted: &ShadowSelection,
+    to: (&Sender, &StreamSlot),
+) -> Result<(), WatchEnd> {
     use v1::watch_shadow_item::Item;
 
     for device in devices {
         let mut after: Option<Arc<str>> = None;
         loop {
             let page = all.list(device, after.as_deref(), SNAPSHOT_PAGE).await;
-            let (found, last) = page.map_err(|rejection| Ended::Error(rejection.into()))?;
+            let (found, last) = page.map_err(|rejection| WatchEnd::Error(rejection.into()))?;
             let current = found.iter().filter(|shadow| wanted.is(shadow));
             send(to, current.map(|shadow| item(Item::Shadow(to_proto(shadow)))).collect()).await?;
             if last.is_none() {
@@ -368,9 +371,11 @@ async fn next_items(
         },
     };
     let to_item = |change| match change {
-        Change::Missed(count) => item(Item::Gap(v1::Gap { count, reason: v1::GapReason::Memory.into() })),
-        Change::Shadow(shadow) if shadow.state.is_some() => item(Item::Shadow(to_proto(&shadow))),
-        Change::Shadow(Shadow { device, name, version, changed, .. }) => {
+        ShadowChange::Missed(count) => {
+            item(Item::Gap(v1::Gap { count, reason: v1::GapReason::Memory.into() }))
+        }
+        ShadowChange::Shadow(shadow) if shadow.state.is_some() => item(Item::Shadow(to_proto(&shadow))),
+        ShadowChange::Shadow(Shadow { device, name, version, changed, .. }) => {
             item(Item::Deleted(v1::DeletedShadow {
                 device_id: device.as_str().to_owned(),
                 name: name.to_string(),

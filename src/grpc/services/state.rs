@@ -17,7 +17,7 @@ use crate::grpc::{
     messages::{
         answers,
         convert::{self, MAX_FILTERS, MAX_STREAM_BATCH},
-        encode::Form,
+        encode::StreamForm,
         page::{PAGE_BYTES, Pages, fit},
     },
     now,
@@ -346,7 +346,7 @@ impl State for StateService {
             heartbeat: convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?,
         };
         let options = StreamOptions {
-            form: Form::Latest,
+            form: StreamForm::Latest,
             policy: SlowPolicy::Conflate,
             buffer: limits.stream_buffer.0,
             batch: MAX_STREAM_BATCH,

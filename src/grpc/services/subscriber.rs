@@ -9,7 +9,7 @@ use crate::grpc::{
     Context,
     messages::{
         convert::{self, MAX_FILTERS},
-        encode::Form,
+        encode::StreamForm,
     },
     proto::{gateway::v1, server::subscriber_server::Subscriber},
     server::access::{Call, devices_of},
@@ -38,7 +38,7 @@ impl Subscriber for SubscriberService {
         let filters = call.narrow("topic_filters", wanted.filters, MAX_FILTERS)?;
         let selector = wanted.selector.within(devices_of(&call.caller().grant));
         let options = StreamOptions {
-            form: Form::Item,
+            form: StreamForm::Item,
             policy: wanted.policy,
             buffer: wanted.buffer,
             batch: wanted.batch,

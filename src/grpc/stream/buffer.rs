@@ -9,7 +9,7 @@ use hashbrown::HashMap;
 
 use super::{
     super::{
-        messages::encode::{self, Form},
+        messages::encode::{self, StreamForm},
         proto::gateway::v1::GapReason,
         status::Error,
     },
@@ -206,7 +206,7 @@ impl StreamBuffer {
             return None;
         }
         if options.policy == SlowPolicy::Conflate {
-            return self.pop_values(options.batch, options.form == Form::Item);
+            return self.pop_values(options.batch, options.form == StreamForm::Item);
         }
         let batch = match self.sealed.pop_front() {
             Some(batch) => batch,

@@ -89,18 +89,18 @@ impl OpenStream {
 
 /// One place among the streams, given back on drop.
 #[derive(Debug)]
-pub(in crate::grpc) struct Slot {
+pub(in crate::grpc) struct StreamSlot {
     streams: Arc<Streams>,
     stream: Arc<OpenStream>,
 }
 
-impl Drop for Slot {
+impl Drop for StreamSlot {
     fn drop(&mut self) {
         self.streams.inner.lock().open.remove(&self.stream.id);
     }
 }
 
-impl Slot {
+impl StreamSlot {
     /// Notes which group it reads, and as whom.
     pub(in crate::grpc) fn reads(&self, group: &str, member: &str) {
         // Said once.
@@ -136,7 +136,7 @@ impl Streams {
     }
 
     /// Takes a place, for a stream without a buffer of its own.
-    pub(in crate::grpc) fn open(self: &Arc<Self>, call: &Arc<Call>) -> Result<Slot, Error> {
+    pub(in crate::grpc) fn open(self: &Arc<Self>, call: &Arc<Call>) -> Result<StreamSlot, Error> {
         self.take(call, None, &[])
     }
 
@@ -146,7 +146,7 @@ impl Streams {
         call: &Arc<Call>,
         target: &Arc<StreamTarget>,
         filters: &[String],
-    ) -> Result<Slot, Error> {
+    ) -> Result<StreamSlot, Error> {
         self.take(call, Some(Arc::downgrade(target)), filters)
     }
 
@@ -155,7 +155,7 @@ impl Streams {
         call: &Arc<Call>,
         target: Option<Weak<StreamTarget>>,
         filters: &[String],
-    ) -> Result<Slot, Error> {
+    ) -> Result<StreamSlot, Error> {
         let mut inner = self.inner.lock();
         if inner.closed {
             return Err(Error::ShuttingDown);
@@ -180,7 +180,7 @@ impl Streams {
             dropped: AtomicU64::new(0),
         });
         inner.open.insert(id, Arc::clone(&stream));
-        Ok(Slot { streams: Arc::clone(self), stream })
+        Ok(StreamSlot { streams: Arc::clone(self), stream })
     }
 
     /// All that are open now, in no order.

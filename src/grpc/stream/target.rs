@@ -9,7 +9,7 @@ use parking_lot::Mutex;
 
 use super::{
     super::{
-        messages::encode::{self, Form},
+        messages::encode::{self, StreamForm},
         status::Error,
     },
     buffer::{Batch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
@@ -31,7 +31,7 @@ pub(in crate::grpc) enum SlowPolicy {
 /// Fixed properties of a stream.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::grpc) struct StreamOptions {
-    pub(in crate::grpc) form: Form,
+    pub(in crate::grpc) form: StreamForm,
     pub(in crate::grpc) policy: SlowPolicy,
     /// Cap of the buffer in bytes.
     pub(in crate::grpc) buffer: usize,
@@ -57,7 +57,7 @@ impl std::fmt::Debug for StreamTarget {
 
 /// What [`StreamTarget::take`] found.
 #[derive(Debug)]
-pub(in crate::grpc) enum Taken {
+pub(in crate::grpc) enum StreamTake {
     /// A batch with this many messages in it.
     Batch { bytes: Bytes, messages: u32 },
     /// Nothing (or not enough); the waker is registered.
@@ -165,11 +165,11 @@ impl StreamTarget {
 
     /// Whether batches are made of packets with their lengths.
     pub(super) fn is_packets(&self) -> bool {
-        self.options.form == Form::Packet
+        self.options.form == StreamForm::Packet
     }
 
     /// The next batch; with `full_only` only a full one, unless the stream is over.
-    pub(super) fn take(&self, cx: &Context<'_>, full_only: bool) -> Taken {
+    pub(super) fn take(&self, cx: &Context<'_>, full_only: bool) -> StreamTake {
         let mut state = self.state.lock();
         let full_only = full_only && state.closed.is_none();
         if let Some(batch) = state.pop(&self.options, full_only) {
@@ -181,18 +181,18 @@ impl StreamTarget {
         if let Some(error) = &state.closed
             && state.is_empty()
         {
-            return Taken::Closed(error.clone());
+            return StreamTake::Closed(error.clone());
         }
         state.full_only = full_only;
         match &mut state.waker {
             Some(waker) => waker.clone_from(cx.waker()),
             none => *none = Some(cx.waker().clone()),
         }
-        Taken::Nothing
+        StreamTake::Nothing
     }
 
     /// Puts the gaps in front. Outside of the lock: a copy of the batch, but rare.
-    fn finish(&self, batch: Batch) -> Taken {
+    fn finish(&self, batch: Batch) -> StreamTake {
         let Batch { lost, mut bytes, messages, .. } = batch;
         if !lost.is_empty() && !self.is_packets() {
             let mut whole = Vec::with_capacity(bytes.len() + encode::GAPS_BOUND);
@@ -200,7 +200,7 @@ impl StreamTarget {
             whole.append(&mut bytes);
             bytes = whole;
         }
-        Taken::Batch { bytes: bytes.into(), messages }
+        StreamTake::Batch { bytes: bytes.into(), messages }
     }
 
     /// Adds one message, or says why not.
@@ -248,7 +248,7 @@ impl StreamTarget {
         let before = open.bytes.len();
         if !state.lost.is_empty() {
             let lost = std::mem::take(&mut state.lost);
-            if form != Form::Packet {
+            if form != StreamForm::Packet {
                 lost.encode(&mut open.bytes);
             }
             open.inside.add(lost);

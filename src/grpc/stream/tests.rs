@@ -11,7 +11,7 @@ use tonic::Code;
 use super::{super::proto::gateway::v1, *};
 use crate::{
     config::{ByteSize, Limits},
-    grpc::messages::encode::Form,
+    grpc::messages::encode::StreamForm,
 };
 
 const OPTIONS: Offer<'_> = Offer {
@@ -24,7 +24,7 @@ const OPTIONS: Offer<'_> = Offer {
 };
 
 fn target(policy: SlowPolicy, buffer: usize, batch: usize) -> Arc<StreamTarget> {
-    let options = StreamOptions { form: Form::Item, policy, buffer, batch };
+    let options = StreamOptions { form: StreamForm::Item, policy, buffer, batch };
     Arc::new(StreamTarget::new(broker(Limits::default()), Selector::default(), options))
 }
 
@@ -56,7 +56,7 @@ fn stream(target: &Arc<StreamTarget>, pace: Pace) -> Subscription {
 fn drain(target: &StreamTarget) -> Vec<i64> {
     let mut seen = Vec::new();
     let cx = Context::from_waker(Waker::noop());
-    while let Taken::Batch { bytes, messages } = target.take(&cx, false) {
+    while let StreamTake::Batch { bytes, messages } = target.take(&cx, false) {
         let response = v1::SubscribeResponse::decode(bytes).unwrap();
         let mut count = 0;
         for item in response.items {
@@ -92,7 +92,7 @@ fn a_batch_stays_within_its_limit() {
     }
     let cx = Context::from_waker(Waker::noop());
     let mut batches = 0;
-    while let Taken::Batch { bytes, .. } = target.take(&cx, false) {
+    while let StreamTake::Batch { bytes, .. } = target.take(&cx, false) {
         assert!(bytes.len() <= 4096);
         batches += 1;
     }
@@ -111,7 +111,7 @@ fn drop_newest_keeps_the_old_and_says_where_the_new_are_missing() {
         assert_eq!(outcome, Outcome::Dropped(DropReason::QueueFull));
     }
     let cx = Context::from_waker(Waker::noop());
-    let Taken::Batch { messages, .. } = target.take(&cx, false) else { panic!() };
+    let StreamTake::Batch { messages, .. } = target.take(&cx, false) else { panic!() };
     deliver(&target, "d", "t", &[0; 7]);
     let mut expected = vec![500; kept - messages as usize];
     expected.extend([-10, 7]);
@@ -236,7 +236,7 @@ fn devices_prefixes_and_exclusions_are_filtered() {
 #[test]
 fn a_message_left_out_is_ignored_and_tells_the_publisher_nothing() {
     let options =
-        StreamOptions { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
+        StreamOptions { form: StreamForm::Item, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
     let target = StreamTarget::new(broker(Limits::default()), Selector::new(true), options);
     let receipt = Arc::new(Receipt::default());
     let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
@@ -261,7 +261,7 @@ async fn a_waiting_reader_is_flushed_once_per_turn() {
     assert!(!deliver(&target, "d", "t", b"nobody waits").flush);
     drain(&target);
     let cx = Context::from_waker(&waker);
-    assert!(matches!(target.take(&cx, false), Taken::Nothing));
+    assert!(matches!(target.take(&cx, false), StreamTake::Nothing));
     assert!(deliver(&target, "d", "t", b"1").flush);
     assert!(!deliver(&target, "d", "t", b"2").flush, "already in the turn's list");
     Arc::clone(&target).flush();
@@ -335,7 +335,7 @@ async fn linger_gathers_and_heartbeats_fill_the_silence() {
 #[tokio::test]
 async fn packets_come_one_by_one() {
     let options =
-        StreamOptions { form: Form::Packet, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
+        StreamOptions { form: StreamForm::Packet, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
     let target = Arc::new(StreamTarget::new(broker(Limits::default()), Selector::default(), options));
     deliver(&target, "d", "t", &[0; 5000]); // lost; packets cannot tell, and must not end the stream
     for payload in [&b"1"[..], b"", b"333"] {
@@ -365,7 +365,7 @@ fn buffers_are_charged_to_the_memory_budget_and_given_back() {
     let broker = broker(Limits::default());
     let used = || broker.gauges().queued_bytes;
     for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
-        let options = StreamOptions { form: Form::Item, policy, buffer: 256 << 10, batch: 4096 };
+        let options = StreamOptions { form: StreamForm::Item, policy, buffer: 256 << 10, batch: 4096 };
         let target = Arc::new(StreamTarget::new(broker.clone(), Selector::default(), options));
         for n in 0..1000 {
             deliver(&target, "d", &format!("t/{n}"), &[0; 500]);
@@ -391,7 +391,7 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     let gaps = |target: &StreamTarget| {
         let cx = Context::from_waker(Waker::noop());
         let (mut got, mut lost) = (0, 0);
-        while let Taken::Batch { bytes, .. } = target.take(&cx, false) {
+        while let StreamTake::Batch { bytes, .. } = target.take(&cx, false) {
             for item in v1::SubscribeResponse::decode(bytes).unwrap().items {
                 match item.item.unwrap() {
                     v1::subscribe_item::Item::Gap(gap) => {
@@ -406,7 +406,7 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     };
     for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
         let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
-        let options = StreamOptions { form: Form::Item, policy, buffer: 1 << 20, batch: 4096 };
+        let options = StreamOptions { form: StreamForm::Item, policy, buffer: 1 << 20, batch: 4096 };
         let target = StreamTarget::new(broker.clone(), Selector::default(), options);
         let mut refused = 0;
         for n in 0..500u64 {
@@ -425,14 +425,18 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
         );
         if ended {
             let cx = Context::from_waker(Waker::noop());
-            assert!(matches!(target.take(&cx, false), Taken::Closed(Error::MemoryBudget)));
+            assert!(matches!(target.take(&cx, false), StreamTake::Closed(Error::MemoryBudget)));
         }
     }
     // Others have it all: nothing of our own can make room.
     let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
     assert!(broker.account().charge(MemoryKind::GrpcStreams, 0, BUDGET));
-    let options =
-        StreamOptions { form: Form::Item, policy: SlowPolicy::DropOldest, buffer: 1 << 20, batch: 4096 };
+    let options = StreamOptions {
+        form: StreamForm::Item,
+        policy: SlowPolicy::DropOldest,
+        buffer: 1 << 20,
+        batch: 4096,
+    };
     let target = StreamTarget::new(broker.clone(), Selector::default(), options);
     assert_eq!(deliver(&target, "d", "t", b"1").outcome, Outcome::Dropped(DropReason::Memory));
     broker.account().release(MemoryKind::GrpcStreams, BUDGET);
@@ -463,7 +467,7 @@ fn the_backlog_of_a_stream_is_what_its_reader_has_not_taken() {
         assert_eq!((backlog.waiting, backlog.oldest), (kept, oldest.map(Timestamp)), "{policy:?}");
         assert_eq!((backlog.sent, backlog.dropped, backlog.conflated), (0, dropped, conflated), "{policy:?}");
         assert!((1..=4_096).contains(&backlog.bytes), "{policy:?}");
-        while let Taken::Batch { .. } = target.take(&cx, false) {}
+        while let StreamTake::Batch { .. } = target.take(&cx, false) {}
         let after = Backlog { sent: kept, dropped, conflated, ..Backlog::default() };
         assert_eq!(target.backlog(), after, "{policy:?}");
     }

@@ -7,7 +7,7 @@ use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 
 use super::{JsonOptions, problem::Problem};
-use crate::http::held::{Held, NoMemory};
+use crate::http::held::{HeldBytes, NoMemory};
 
 impl From<NoMemory> for Problem {
     fn from(NoMemory: NoMemory) -> Self {
@@ -18,7 +18,7 @@ impl From<NoMemory> for Problem {
 /// Bytes of a body that have a time of their own.
 const STEP: usize = 64 << 10;
 /// All of a request's body.
-pub(super) async fn read(body: Body, options: &JsonOptions, held: &mut Held) -> Result<Bytes, Problem> {
+pub(super) async fn read(body: Body, options: &JsonOptions, held: &mut HeldBytes) -> Result<Bytes, Problem> {
     let most = options.max_body;
     let announced = body.size_hint().lower();
     if announced > most as u64 {

@@ -17,7 +17,7 @@ use super::problem::Problem;
 use crate::grpc::Local;
 
 /// What is called, for whom.
-pub(super) struct Call<'a> {
+pub(super) struct HttpCall<'a> {
     pub(super) api: &'a Local,
     pub(super) peer: Option<SocketAddr>,
     /// All values of `authorization`: the API refuses two.
@@ -26,7 +26,7 @@ pub(super) struct Call<'a> {
     pub(super) method: &'a MethodDescriptor,
 }
 
-impl Call<'_> {
+impl HttpCall<'_> {
     /// The answer to one message.
     pub(super) async fn unary(&self, message: Bytes) -> Result<Bytes, Problem> {
         let (mut api, path) = self.ready().await?;

@@ -20,8 +20,8 @@ use prost_reflect::{
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{encode::Form, problem::Problem};
-use crate::http::held::Held;
+use super::{encode::JsonForm, problem::Problem};
+use crate::http::held::HeldBytes;
 
 /// Bytes that an item of a message is charged with besides its text: a message, or a value in a list.
 const ITEM: usize = 256;
@@ -53,15 +53,19 @@ pub(super) fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
 pub(super) fn message(
     of: MessageDescriptor,
     json: &[u8],
-    form: Form,
-    held: &mut Held,
+    form: JsonForm,
+    held: &mut HeldBytes,
 ) -> Result<DynamicMessage, Problem> {
     let text = std::str::from_utf8(json).map_err(|_| Problem::bad_json("", "is not UTF-8"))?;
     if text.trim_ascii().is_empty() {
         return Ok(DynamicMessage::new(of));
     }
-    let state =
-        State { form, held: RefCell::new(held), path: RefCell::default(), failed: RefCell::default() };
+    let state = DecodeContext {
+        form,
+        held: RefCell::new(held),
+        path: RefCell::default(),
+        failed: RefCell::default(),
+    };
     let mut deserializer = serde_json::Deserializer::from_str(text);
     let seed = MessageSeed { state: &state, of };
     let read = seed.deserialize(&mut deserializer).and_then(|message| {
@@ -217,15 +221,15 @@ fn snake(camel: &str) -> String {
 }
 
 /// What reading a body has to know wherever it is.
-struct State<'h> {
-    form: Form,
-    held: RefCell<&'h mut Held>,
+struct DecodeContext<'h> {
+    form: JsonForm,
+    held: RefCell<&'h mut HeldBytes>,
     /// Names down to where it is, left as they are by a failure.
     path: RefCell<Vec<String>>,
     failed: RefCell<Option<Problem>>,
 }
 
-impl State<'_> {
+impl DecodeContext<'_> {
     fn charge<E: serde::de::Error>(&self, bytes: usize) -> Result<(), E> {
         self.held.borrow_mut().more(bytes).map_err(|problem| {
             *self.failed.borrow_mut() = Some(problem.into());
@@ -246,7 +250,7 @@ impl State<'_> {
 
 /// A message, or null.
 struct MessageSeed<'s, 'h> {
-    state: &'s State<'h>,
+    state: &'s DecodeContext<'h>,
     of: MessageDescriptor,
 }
 
@@ -313,7 +317,7 @@ fn payload_of<'de, A: MapAccess<'de>>(map: &mut A, other: &str) -> Result<Bytes,
 
 /// The value of a field, or null.
 struct FieldSeed<'s, 'h, 'f> {
-    state: &'s State<'h>,
+    state: &'s DecodeContext<'h>,
     field: &'f FieldDescriptor,
 }
 
@@ -334,7 +338,7 @@ impl<'de> DeserializeSeed<'de> for FieldSeed<'_, '_, '_> {
 
 /// A single value of a field, of a list, or of a map.
 fn one<'de, D: Deserializer<'de>>(
-    state: &State<'_>,
+    state: &DecodeContext<'_>,
     field: &FieldDescriptor,
     kind: &Kind,
     deserializer: D,
@@ -352,7 +356,7 @@ fn one<'de, D: Deserializer<'de>>(
 }
 
 /// A value that is no object of ours, of the text that JSON has for it.
-fn value(form: Form, field: &FieldDescriptor, kind: &Kind, raw: &str) -> Result<Option<Value>, String> {
+fn value(form: JsonForm, field: &FieldDescriptor, kind: &Kind, raw: &str) -> Result<Option<Value>, String> {
     if form.shows_json_of(field) && !raw.starts_with('"') {
         return Ok(Some(Value::String(raw.to_owned())));
     }
@@ -373,7 +377,7 @@ fn value(form: Form, field: &FieldDescriptor, kind: &Kind, raw: &str) -> Result<
 }
 
 /// A value of a list, or of a map.
-struct Item<'s, 'h, 'f>(&'s State<'h>, &'f FieldDescriptor, &'f Kind);
+struct Item<'s, 'h, 'f>(&'s DecodeContext<'h>, &'f FieldDescriptor, &'f Kind);
 
 impl<'de> DeserializeSeed<'de> for Item<'_, '_, '_> {
     type Value = Option<Value>;
@@ -384,7 +388,7 @@ impl<'de> DeserializeSeed<'de> for Item<'_, '_, '_> {
 }
 
 struct ItemsVisitor<'s, 'h, 'f> {
-    state: &'s State<'h>,
+    state: &'s DecodeContext<'h>,
     field: &'f FieldDescriptor,
 }
 
@@ -416,7 +420,7 @@ impl<'de> Visitor<'de> for ItemsVisitor<'_, '_, '_> {
 }
 
 struct EntriesVisitor<'s, 'h, 'f> {
-    state: &'s State<'h>,
+    state: &'s DecodeContext<'h>,
     field: &'f FieldDescriptor,
 }
 

@@ -12,14 +12,14 @@ pub(super) const TIMES: usize = 6;
 
 /// How much like proto3 JSON it is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum JsonForm {
     /// For people: what is 0, false or empty is there as well, payloads are text, and the documents of shadows JSON.
     Plain,
     /// As every library for protobuf reads and writes it.
     Canonical,
 }
 
-impl Form {
+impl JsonForm {
     /// Whether the text of `field` is JSON, and shown and read as such.
     pub(super) fn shows_json_of(self, field: &FieldDescriptor) -> bool {
         self == Self::Plain
@@ -35,7 +35,7 @@ impl Form {
 pub(super) fn to_vec(
     message: &DynamicMessage,
     part: Option<&str>,
-    form: Form,
+    form: JsonForm,
     view: View,
 ) -> Result<Vec<u8>, Problem> {
     let part = part.and_then(|part| message.get_field_by_name(part));
@@ -47,7 +47,7 @@ pub(super) fn to_vec(
 #[derive(Clone, Copy)]
 pub(super) struct Shown<'a> {
     pub(super) message: &'a DynamicMessage,
-    pub(super) form: Form,
+    pub(super) form: JsonForm,
     pub(super) view: View,
 }
 
@@ -62,7 +62,7 @@ impl Serialize for Shown<'_> {
         for field in of.fields() {
             let is_there = message.has_field(&field);
             // What can be absent is so only if it is.
-            let stands = form == Form::Plain && !field.supports_presence();
+            let stands = form == JsonForm::Plain && !field.supports_presence();
             if !is_there && !stands {
                 continue;
             }
@@ -91,7 +91,7 @@ impl Serialize for Shown<'_> {
 struct Item<'a> {
     value: &'a Value,
     kind: Kind,
-    form: Form,
+    form: JsonForm,
     view: View,
 }
 

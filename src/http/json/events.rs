@@ -25,12 +25,12 @@ use tokio_stream::Stream as _;
 use tonic::Streaming;
 
 use super::{
-    call::Call,
-    encode::{self, Form},
+    call::HttpCall,
+    encode::{self, JsonForm},
     payload::View,
     problem::Problem,
 };
-use crate::http::held::Held;
+use crate::http::held::HeldBytes;
 
 /// When nothing happens a comment goes so often, for proxies that close what is silent, and to find readers that are gone.
 const COMMENT: Duration = Duration::from_secs(15);
@@ -43,12 +43,12 @@ const RESUME: &str = "resume_token";
 
 /// Opens the stream of a call.
 pub(super) async fn open(
-    call: Call<'_>,
+    call: HttpCall<'_>,
     mut message: DynamicMessage,
     headers: &HeaderMap,
     view: View,
-    form: Form,
-    mut held: Held,
+    form: JsonForm,
+    mut held: HeldBytes,
 ) -> Result<Response, Problem> {
     held.more(STREAM)?;
     let last = match headers.get("last-event-id") {
@@ -109,13 +109,13 @@ struct Events {
     of: MessageDescriptor,
     stream: Streaming<Bytes>,
     view: View,
-    form: Form,
+    form: JsonForm,
     begin: Option<Bytes>,
     number: u64,
     silence: Pin<Box<Sleep>>,
     ended: bool,
     /// At least [`STREAM`], and what the response in the making takes.
-    held: Held,
+    held: HeldBytes,
 }
 
 impl HttpBody for Events {

@@ -54,7 +54,7 @@ use self::{
     routes::{Body, ROUTES, Route},
 };
 use super::{
-    held::{Held, paced},
+    held::{HeldBytes, paced},
     seats::Known,
     server::Peer,
 };
@@ -141,15 +141,15 @@ impl Json {
         let shared = &*self.0;
         let method = self.method(route, params)?;
         let (parts, body) = request.into_parts();
-        let asked = Asked::of(route, &parts.uri, &parts.headers)?;
+        let asked = RequestFields::of(route, &parts.uri, &parts.headers)?;
         let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
         let credentials = parts.headers.get_all(AUTHORIZATION).into_iter().cloned().collect();
         let call =
-            call::Call { api: &shared.api, peer, credentials, timeout: asked.timeout, method: &method };
+            call::HttpCall { api: &shared.api, peer, credentials, timeout: asked.timeout, method: &method };
         // Nobody who may not call makes us hold what it sends, or keeps its seat.
         call.check()?;
         Known::note(&parts.extensions);
-        let mut held = Held::new(&shared.account);
+        let mut held = HeldBytes::new(&shared.account);
         let body = match route.body {
             Body::None => Bytes::new(),
             Body::Json | Body::Payload(_) => body::read(body, &shared.options, &mut held).await?,
@@ -184,7 +184,7 @@ impl Json {
             .await
             .map_err(|_| Problem::timed_out())??;
         drop(held);
-        let mut held = Held::new(&shared.account);
+        let mut held = HeldBytes::new(&shared.account);
         // Decoded, and as JSON.
         held.more(answer.len().saturating_mul(encode::TIMES))?;
         let answer = DynamicMessage::decode(method.output(), answer).map_err(|_| Problem::internal())?;
@@ -239,7 +239,7 @@ pub(super) fn busy() -> Response {
 }
 
 /// What a request asks for besides its path and body.
-struct Asked {
+struct RequestFields {
     /// Fields of the message.
     fields: Vec<(String, String)>,
     view: View,
@@ -249,7 +249,7 @@ struct Asked {
     key: Option<String>,
 }
 
-impl Asked {
+impl RequestFields {
     fn of(route: &Route, uri: &Uri, headers: &HeaderMap) -> Result<Self, Problem> {
         let key = match headers.get("idempotency-key") {
             None => None,

@@ -7,7 +7,7 @@ use serde_json::{Map, Value, json};
 
 use super::{
     OPENAPI,
-    encode::Form,
+    encode::JsonForm,
     routes::{Body, ROUTES, Route},
 };
 
@@ -70,7 +70,7 @@ impl Schemas {
                 json!({"type": "object", "additionalProperties": value})
             }
             kind if field.is_list() => json!({"type": "array", "items": self.kind(&kind)}),
-            _ if Form::Plain.shows_json_of(field) => json!({"type": ["object", "null"]}),
+            _ if JsonForm::Plain.shows_json_of(field) => json!({"type": ["object", "null"]}),
             kind => self.kind(&kind),
         };
         let file = field.parent_message().parent_file_descriptor_proto().clone();

@@ -14,7 +14,7 @@ use serde::ser::SerializeMap;
 use serde_json::value::RawValue;
 
 use super::{decode, problem::Problem};
-use crate::http::held::{Held, paced};
+use crate::http::held::{HeldBytes, paced};
 
 /// Content types that the payload of a device may have here: what a browser would run or draw is not among them, since it would
 /// be on the gateway's own origin.
@@ -103,7 +103,7 @@ fn content_type(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// The one payload of an answer as the body; `None` if it has none or several.
-pub(super) fn raw(mut answer: DynamicMessage, held: Held) -> Option<Response> {
+pub(super) fn raw(mut answer: DynamicMessage, held: HeldBytes) -> Option<Response> {
     for name in ["value", "message", "reply"] {
         let Some(Value::Message(mut value)) = answer.take_field_by_name(name) else { continue };
         let Some(Value::Bytes(payload)) =

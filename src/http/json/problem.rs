@@ -16,11 +16,11 @@ use tonic_types::StatusExt as _;
 
 /// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Problem(Box<Told>);
+pub(super) struct Problem(Box<ProblemDetails>);
 
 /// The explanation that is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Told {
+struct ProblemDetails {
     /// There is no page to read about it, so the status says what kind it is.
     #[serde(rename = "type")]
     kind: &'static str,
@@ -53,7 +53,7 @@ struct Violation {
 
 impl Problem {
     fn new(status: StatusCode, code: Code, reason: &'static str, detail: impl Into<String>) -> Self {
-        Self(Box::new(Told {
+        Self(Box::new(ProblemDetails {
             kind: "about:blank",
             title: status.canonical_reason().unwrap_or_default(),
             status: status.as_u16(),

@@ -2,7 +2,7 @@
 
 use axum::routing::MethodFilter;
 
-use super::{encode::Form, payload::View};
+use super::{encode::JsonForm, payload::View};
 
 /// An HTTP method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -52,12 +52,21 @@ pub(super) struct Route {
     pub(super) answer: Option<&'static str>,
     /// The field that `Idempotency-Key` sets.
     pub(super) key: Option<&'static str>,
-    pub(super) form: Form,
+    pub(super) form: JsonForm,
 }
 
 impl Route {
     const fn new(verb: Verb, path: &'static str, rpc: &'static str) -> Self {
-        Self { verb, path, rpc, body: Body::None, fields: &[], answer: None, key: None, form: Form::Plain }
+        Self {
+            verb,
+            path,
+            rpc,
+            body: Body::None,
+            fields: &[],
+            answer: None,
+            key: None,
+            form: JsonForm::Plain,
+        }
     }
 
     const fn get(path: &'static str, rpc: &'static str) -> Self {
@@ -97,7 +106,7 @@ impl Route {
     }
 
     const fn canonical(self) -> Self {
-        Self { form: Form::Canonical, ..self }
+        Self { form: JsonForm::Canonical, ..self }
     }
 
     /// The field that a name in the path stands for.
@@ -111,7 +120,7 @@ impl Route {
     }
 }
 
-impl Form {
+impl JsonForm {
     /// How payloads are shown where the request does not say it.
     pub(super) fn view(self) -> View {
         match self {

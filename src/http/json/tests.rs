@@ -9,16 +9,16 @@ use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescri
 
 use super::{
     decode,
-    encode::{self, Form},
+    encode::{self, JsonForm},
     payload::View,
     problem::Problem,
     routes::ROUTES,
 };
-use crate::http::held::Held;
+use crate::http::held::HeldBytes;
 
-fn read(of: &MessageDescriptor, json: &[u8], form: Form) -> Result<DynamicMessage, Problem> {
+fn read(of: &MessageDescriptor, json: &[u8], form: JsonForm) -> Result<DynamicMessage, Problem> {
     let account = Arc::new(Account::new(1 << 30));
-    let read = decode::message(of.clone(), json, form, &mut Held::new(&account));
+    let read = decode::message(of.clone(), json, form, &mut HeldBytes::new(&account));
     assert_eq!(account.held(MemoryKind::Http), 0, "all is given back");
     read
 }
@@ -122,18 +122,18 @@ proptest! {
         let mut dice = Dice(seed);
         for of in pool().all_messages().filter(|of| of.package_name() == "gateway.v1" && !of.is_map_entry()) {
             let message = dice.message(&of, 0);
-            let json = encode::to_vec(&message, None, Form::Canonical, View::Base64).unwrap();
-            let back = read(&of, &json, Form::Canonical);
+            let json = encode::to_vec(&message, None, JsonForm::Canonical, View::Base64).unwrap();
+            let back = read(&of, &json, JsonForm::Canonical);
             let shown = String::from_utf8_lossy(&json).into_owned();
             prop_assert_eq!(back.as_ref().ok(), Some(&message), "{}: {}: {:?}", of.name(), shown, back);
             // Plain, what is nothing is there too; what is text may be JSON that is none.
             if !matches!(of.name(), "Shadow" | "UpdateShadowRequest")
-                && let Ok(json) = encode::to_vec(&message, None, Form::Plain, View::Text)
+                && let Ok(json) = encode::to_vec(&message, None, JsonForm::Plain, View::Text)
                 && !shown.contains("desired") && !shown.contains("reported") && !shown.contains("delta")
                 && !shown.contains("metadata")
             {
-                let again = read(&of, &json, Form::Plain).unwrap();
-                let json = encode::to_vec(&again, None, Form::Canonical, View::Base64).unwrap();
+                let again = read(&of, &json, JsonForm::Plain).unwrap();
+                let json = encode::to_vec(&again, None, JsonForm::Canonical, View::Base64).unwrap();
                 prop_assert_eq!(String::from_utf8_lossy(&json).into_owned(), shown, "{}", of.name());
             }
         }
@@ -145,11 +145,11 @@ proptest! {
         let mut dice = Dice(seed);
         let of = pool().get_message_by_name("gateway.v1.PublishBatchRequest").unwrap();
         let message = dice.message(&of, 0);
-        let mut json = encode::to_vec(&message, None, Form::Canonical, View::Base64).unwrap();
+        let mut json = encode::to_vec(&message, None, JsonForm::Canonical, View::Base64).unwrap();
         let at = usize::from(cut) % json.len();
-        let _ = read(&of, &json[..at], Form::Plain);
+        let _ = read(&of, &json[..at], JsonForm::Plain);
         json[at] = byte;
-        let _ = read(&of, &json, Form::Plain);
+        let _ = read(&of, &json, JsonForm::Plain);
     }
 }
 
@@ -157,18 +157,18 @@ proptest! {
 fn what_people_write_besides_proto3_json_is_read() {
     let of = pool().get_message_by_name("gateway.v1.PublishRequest").unwrap();
     let canonical = br#"{"topic":"a","payload":"MQ==","qos":"QOS_AT_LEAST_ONCE","wait":"WAIT_DURABLE"}"#;
-    let expected = read(&of, canonical, Form::Plain).unwrap();
+    let expected = read(&of, canonical, JsonForm::Plain).unwrap();
     for json in [
         r#"{"topic":"a","payloadText":"1","qos":1,"wait":"durable"}"#,
         r#"{"topic":"a","payloadJson":1,"qos":"1","wait":"DURABLE"}"#,
         r#"{"topic":"a","payload":"MQ","qos":"at_least_once","wait":"WAIT_DURABLE","retain":null}"#,
         r#"{"topic":"a","payload":"MQ==","qos":"at-least-once","wait":2,"properties":null}"#,
     ] {
-        let read = read(&of, json.as_bytes(), Form::Plain);
+        let read = read(&of, json.as_bytes(), JsonForm::Plain);
         assert!(read.as_ref() == Ok(&expected), "{json}");
     }
     let exact =
-        read(&of, br#"{"topic":"a","payloadJson":{"n": 12345678901234567890.10}}"#, Form::Plain).unwrap();
+        read(&of, br#"{"topic":"a","payloadJson":{"n": 12345678901234567890.10}}"#, JsonForm::Plain).unwrap();
     let payload = exact.get_field_by_name("payload").unwrap().into_owned();
     assert_eq!(payload, Value::Bytes((&br#"{"n": 12345678901234567890.10}"#[..]).into()));
 }
@@ -178,7 +178,7 @@ fn a_small_body_is_not_a_large_message() {
     let of = pool().get_message_by_name("gateway.v1.PublishBatchRequest").unwrap();
     let json = format!("{{\"requests\":[{}{{}}]}}", "{},".repeat(100_000));
     let account = Arc::new(Account::new(8 << 20));
-    let read = decode::message(of, json.as_bytes(), Form::Plain, &mut Held::new(&account));
+    let read = decode::message(of, json.as_bytes(), JsonForm::Plain, &mut HeldBytes::new(&account));
     assert_eq!(read.unwrap_err().reason(), "MEMORY_BUDGET");
     assert_eq!(account.held(MemoryKind::Http), 0);
 }
@@ -206,6 +206,6 @@ fn each_route_names_a_method_and_fields_of_its_request() {
 fn a_field_mask_of_very_many_paths_is_refused() {
     let of = pool().get_message_by_name("gateway.v1.UpdateGroupRequest").unwrap();
     let body = |paths: usize| format!("{{\"updateMask\":\"{}\"}}", vec!["a"; paths].join(",")).into_bytes();
-    assert!(read(&of, &body(100), Form::Canonical).is_ok());
-    assert!(read(&of, &body(101), Form::Canonical).is_err());
+    assert!(read(&of, &body(100), JsonForm::Canonical).is_ok());
+    assert!(read(&of, &body(101), JsonForm::Canonical).is_err());
 }

@@ -22,12 +22,12 @@ const LEAST: f64 = 1e-60;
 const FRESH: f64 = STEP as f64 * 2.0 / 1e3;
 
 /// A line: its name and its points, seconds before now (below zero) and value.
-pub(super) struct Line {
+pub(super) struct ChartLine {
     pub(super) name: String,
     pub(super) points: Vec<(f64, f64)>,
 }
 
-impl Line {
+impl ChartLine {
     /// What is now; none if the last point is of earlier, as of something that has not happened since.
     fn last(&self) -> Option<f64> {
         self.points.last().filter(|(at, _)| *at >= -FRESH).map(|(_, value)| *value)
@@ -35,7 +35,7 @@ impl Line {
 }
 
 /// The lines with a caption that says the last value of each in words, for those who do not see them. At most six lines.
-pub(super) fn chart(title: &str, unit: &str, lines: &[Line]) -> Markup {
+pub(super) fn chart(title: &str, unit: &str, lines: &[ChartLine]) -> Markup {
     let lines = &lines[..lines.len().min(COLOURS.len())];
     let drawn = draw(lines);
     html! {
@@ -64,7 +64,7 @@ pub(super) fn chart(title: &str, unit: &str, lines: &[Line]) -> Markup {
 }
 
 /// `None` if there are less than two points, or they cannot be drawn.
-fn draw(lines: &[Line]) -> Option<String> {
+fn draw(lines: &[ChartLine]) -> Option<String> {
     let points = || lines.iter().flat_map(|line| line.points.iter().copied()).filter(is_drawn);
     if points().count() < 2 {
         return None;
@@ -144,11 +144,11 @@ mod tests {
         for first in extremes {
             for second in extremes {
                 let points = vec![(-60.0, first), (-1.0, second), (0.0, 1.0), (0.0, first)];
-                let line = Line { name: "x".to_owned(), points };
+                let line = ChartLine { name: "x".to_owned(), points };
                 assert!(chart("extreme", "", &[line]).0.len() < 64 << 10, "{first} {second}");
             }
             let points = vec![(first, 1.0), (0.0, 2.0), (0.0, 2.0)];
-            assert!(chart("long ago", "", &[Line { name: "x".to_owned(), points }]).0.len() < 64 << 10);
+            assert!(chart("long ago", "", &[ChartLine { name: "x".to_owned(), points }]).0.len() < 64 << 10);
         }
     }
 
@@ -156,7 +156,7 @@ mod tests {
     #[test]
     fn a_value_of_earlier_is_drawn_and_not_said_to_be_the_present_one() {
         let said = |last: f64| {
-            let line = Line { name: "x".to_owned(), points: vec![(-40.0, 7.5), (last, 7.5)] };
+            let line = ChartLine { name: "x".to_owned(), points: vec![(-40.0, 7.5), (last, 7.5)] };
             let drawn = chart("", "ms", &[line]).into_string();
             assert!(drawn.contains("<polyline"), "{drawn}");
             drawn.contains("<b>7.50 ms</b>")
@@ -167,11 +167,12 @@ mod tests {
     #[test]
     fn a_chart_has_no_style_or_script_that_a_strict_policy_refuses() {
         let points = vec![(-4.0, 1.0), (-2.0, f64::NAN), (0.0, 3.0)];
-        let drawn = chart("<b>", "", &[Line { name: "<i>".to_owned(), points }]).into_string();
+        let drawn = chart("<b>", "", &[ChartLine { name: "<i>".to_owned(), points }]).into_string();
         assert!(drawn.contains("<svg") && drawn.contains("polyline"), "{drawn}");
         assert!(!drawn.contains("style=") && !drawn.contains("<script") && !drawn.contains("<style"));
         assert!(drawn.contains("&lt;b&gt;") && !drawn.contains("<i>"));
-        let one = chart("one", "", &[Line { name: "x".to_owned(), points: vec![(0.0, 1.0)] }]).into_string();
+        let one =
+            chart("one", "", &[ChartLine { name: "x".to_owned(), points: vec![(0.0, 1.0)] }]).into_string();
         assert!(!one.contains("<svg") && one.contains("Nothing to draw"));
     }
 }

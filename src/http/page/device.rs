@@ -32,18 +32,24 @@ const COMMANDS: i32 = 10;
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Named {
+pub(super) struct DeviceQuery {
     id: String,
     /// Page of its subscriptions.
     subscriptions: String,
 }
 
-pub(super) async fn show(visitor: Visitor, Query(Named { id, subscriptions }): Query<Named>) -> Response {
+pub(super) async fn show(
+    visitor: Visitor,
+    Query(DeviceQuery { id, subscriptions }): Query<DeviceQuery>,
+) -> Response {
     page(&visitor, &id, &subscriptions, html! {}).await
 }
 
 /// Does what the form says, and shows the device as it is then.
-pub(super) async fn act(Query(Named { id, .. }): Query<Named>, Post { visitor, fields }: Post) -> Response {
+pub(super) async fn act(
+    Query(DeviceQuery { id, .. }): Query<DeviceQuery>,
+    Post { visitor, fields }: Post,
+) -> Response {
     let said = match perform(&visitor, &id, &fields).await {
         Ok(text) => done(&text),
         Err(status) => problem(&status),
@@ -405,7 +411,7 @@ async fn commands(visitor: &Visitor, id: &str) -> Markup {
 pub(super) async fn live(
     State(house): State<Arc<House>>,
     visitor: Visitor,
-    Query(Named { id, .. }): Query<Named>,
+    Query(DeviceQuery { id, .. }): Query<DeviceQuery>,
 ) -> Response {
     live::stream(&house, visitor, |visitor, events| async move {
         let mut subscriber = visitor.api.subscriber();

@@ -27,7 +27,7 @@ const CALLS: usize = 64;
 /// What to list.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Wanted {
+pub(super) struct DevicesQuery {
     prefix: String,
     online: String,
     version: String,
@@ -36,7 +36,7 @@ pub(super) struct Wanted {
     page: String,
 }
 
-impl Wanted {
+impl DevicesQuery {
     fn version(&self) -> ProtocolVersion {
         match self.version.as_str() {
             "3.1" => ProtocolVersion::V31,
@@ -74,10 +74,10 @@ impl Wanted {
 
     /// A page of those that are wanted: first the one whose id was given in full, then others as they are found, until the
     /// page is full, the list has ended, or enough was looked at.
-    async fn find(&self, visitor: &Visitor) -> Result<Found, Status> {
+    async fn find(&self, visitor: &Visitor) -> Result<FoundDevices, Status> {
         let exact = self.exact(visitor).await;
         let is_exact = exact.is_some();
-        let mut found = Found { devices: Vec::new(), next: self.page.clone() };
+        let mut found = FoundDevices { devices: Vec::new(), next: self.page.clone() };
         if self.page.is_empty() {
             found.devices.extend(exact);
         }
@@ -111,7 +111,7 @@ impl Wanted {
 }
 
 /// What was found.
-struct Found {
+struct FoundDevices {
     devices: Vec<v1::Device>,
     /// Where to go on; empty at the end.
     next: String,
@@ -120,7 +120,7 @@ struct Found {
 pub(super) async fn list(
     State(_): State<Arc<House>>,
     visitor: Visitor,
-    Query(wanted): Query<Wanted>,
+    Query(wanted): Query<DevicesQuery>,
 ) -> Response {
     let found = wanted.find(&visitor).await;
     let body = html! {
@@ -145,7 +145,7 @@ pub(super) async fn list(
     layout::page(&visitor, "/page/devices", "Devices", body)
 }
 
-fn filters(wanted: &Wanted) -> Markup {
+fn filters(wanted: &DevicesQuery) -> Markup {
     let versions = [("", "any"), ("3.1", "3.1"), ("3.1.1", "3.1.1"), ("5", "5.0")];
     html! {
         section {

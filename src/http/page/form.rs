@@ -8,7 +8,7 @@ use axum::{
 use http_body_util::BodyExt as _;
 
 use super::{House, short};
-use crate::http::held::Held;
+use crate::http::held::HeldBytes;
 
 /// Most bytes of a form, and of one that somebody sends who is not known yet.
 pub(super) const MOST: usize = 256 << 10;
@@ -19,7 +19,7 @@ const FIELDS: usize = 64;
 /// The fields of a form.
 pub(super) struct Fields {
     pairs: Vec<(String, String)>,
-    _held: Held,
+    _held: HeldBytes,
 }
 
 impl Fields {
@@ -36,7 +36,7 @@ impl Fields {
         if !kind.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
             return Err(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "this is not a form\n"));
         }
-        let mut held = Held::new(&house.account);
+        let mut held = HeldBytes::new(&house.account);
         let (mut body, mut whole) = (body, Vec::new());
         while let Some(frame) = body.frame().await {
             let Ok(frame) = frame else {

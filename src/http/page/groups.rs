@@ -21,12 +21,12 @@ const LETTERS: i32 = 50;
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Wanted {
+pub(super) struct GroupsQuery {
     page: String,
 }
 
 /// All groups.
-pub(super) async fn list(visitor: Visitor, Query(Wanted { page }): Query<Wanted>) -> Response {
+pub(super) async fn list(visitor: Visitor, Query(GroupsQuery { page }): Query<GroupsQuery>) -> Response {
     let request = v1::ListGroupsRequest { page_size: PAGE, page_token: page };
     let body = match visitor.api.groups().list_groups(request).await {
         Err(status) => problem(&status),
@@ -75,17 +75,17 @@ fn row(group: &v1::Group) -> Markup {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Named {
+pub(super) struct GroupQuery {
     name: String,
     page: String,
 }
 
-pub(super) async fn show(visitor: Visitor, Query(named): Query<Named>) -> Response {
+pub(super) async fn show(visitor: Visitor, Query(named): Query<GroupQuery>) -> Response {
     page(&visitor, &named, html! {}).await
 }
 
 /// Does what the form says, and shows the group as it is then.
-pub(super) async fn act(Query(named): Query<Named>, Post { visitor, fields }: Post) -> Response {
+pub(super) async fn act(Query(named): Query<GroupQuery>, Post { visitor, fields }: Post) -> Response {
     let said = match perform(&visitor, &named.name, &fields).await {
         Ok(text) => done(&text),
         Err(status) => problem(&status),
@@ -138,7 +138,7 @@ fn ago(minutes: u64) -> Timestamp {
     Timestamp { seconds: now.saturating_sub(past) as i64, nanos: 0 }
 }
 
-async fn page(visitor: &Visitor, named: &Named, said: Markup) -> Response {
+async fn page(visitor: &Visitor, named: &GroupQuery, said: Markup) -> Response {
     let name = named.name.as_str();
     let found = visitor.api.groups().get_group(v1::GetGroupRequest { name: name.to_owned() }).await;
     let group = match found {
@@ -220,7 +220,7 @@ async fn members(visitor: &Visitor, name: &str) -> Markup {
     }
 }
 
-async fn letters(visitor: &Visitor, named: &Named, to: &str) -> Markup {
+async fn letters(visitor: &Visitor, named: &GroupQuery, to: &str) -> Markup {
     let request = v1::ListDeadLettersRequest {
         name: named.name.clone(),
         page_size: LETTERS,

@@ -13,7 +13,7 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{House, short, visit::Visitor};
-use crate::http::held::Held;
+use crate::http::held::HeldBytes;
 
 /// A comment so often, by which a browser that is gone is found out.
 pub(super) const PULSE: Duration = Duration::from_secs(15);
@@ -24,18 +24,18 @@ const WAITING: usize = 4;
 const LIVE: usize = 256 << 10;
 
 /// A live part that is open.
-struct Open {
-    _held: Held,
+struct OpenPart {
+    _held: HeldBytes,
 }
 
-impl Open {
-    fn new(held: Held) -> Self {
+impl OpenPart {
+    fn new(held: HeldBytes) -> Self {
         count(|c| c.page_live_opened.add(1));
         Self { _held: held }
     }
 }
 
-impl Drop for Open {
+impl Drop for OpenPart {
     fn drop(&mut self) {
         count(|c| c.page_live_ended.add(1));
     }
@@ -94,11 +94,11 @@ pub(super) fn stream<F>(
 where
     F: Future<Output = Result<(), Gone>> + Send + 'static,
 {
-    let mut held = Held::new(&house.account);
+    let mut held = HeldBytes::new(&house.account);
     if held.more(LIVE).is_err() {
         return short();
     }
-    let open = Open::new(held);
+    let open = OpenPart::new(held);
     let mut drain = house.drain.clone();
     let (sender, receiver) = mpsc::channel(WAITING);
     let gone = sender.clone();

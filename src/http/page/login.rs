@@ -30,7 +30,7 @@ use super::{
     visit::{Visitor, peer},
 };
 use crate::http::{
-    held::{Held, NoMemory},
+    held::{HeldBytes, NoMemory},
     server::Encrypted,
 };
 
@@ -56,7 +56,7 @@ struct Login {
     used: Timestamp,
     until: Timestamp,
     /// The token and what goes with it, on the memory account.
-    _held: Held,
+    _held: HeldBytes,
 }
 
 /// Why there is no login.
@@ -68,7 +68,7 @@ enum NoLogin {
 
 /// What a request has of its login.
 #[derive(Clone)]
-pub(super) struct Known {
+pub(super) struct PageLogin {
     pub(super) token: Option<Arc<Zeroizing<String>>>,
     /// What a form must bring back.
     pub(super) csrf: Arc<str>,
@@ -100,8 +100,8 @@ impl Logins {
         Self { table, left, account: Arc::clone(account), tries: Tries::default(), open }
     }
 
-    pub(super) fn open(&self) -> Known {
-        Known { token: None, csrf: Arc::clone(&self.open) }
+    pub(super) fn open(&self) -> PageLogin {
+        PageLogin { token: None, csrf: Arc::clone(&self.open) }
     }
 
     /// Keeps `token` and answers with the name of the login.
@@ -109,7 +109,7 @@ impl Logins {
         let fresh = || random().ok_or(NoLogin::Randomness);
         let (id, csrf) = (fresh()?, fresh()?);
         let until = now.plus_millis(LONGEST_LOGIN.as_millis() as u64);
-        let mut held = Held::new(&self.account);
+        let mut held = HeldBytes::new(&self.account);
         held.more(token.len() + OVERHEAD).map_err(|NoMemory| NoLogin::Memory)?;
         let login = Login { token: Arc::new(token), csrf: csrf.into(), used: now, until, _held: held };
         let mut table = self.table.lock();
@@ -125,11 +125,11 @@ impl Logins {
     }
 
     /// The login that the cookie names, which is used by this.
-    pub(super) fn find(&self, headers: &HeaderMap, now: Timestamp) -> Option<Known> {
+    pub(super) fn find(&self, headers: &HeaderMap, now: Timestamp) -> Option<PageLogin> {
         let mut table = self.table.lock();
         let login = table.get_mut(id(headers)?).filter(|login| login.lasts(now))?;
         login.used = now;
-        Some(Known { token: Some(Arc::clone(&login.token)), csrf: Arc::clone(&login.csrf) })
+        Some(PageLogin { token: Some(Arc::clone(&login.token)), csrf: Arc::clone(&login.csrf) })
     }
 
     /// Ends the login that the cookie names.
@@ -213,7 +213,7 @@ fn safe(next: &str) -> &str {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Asked {
+pub(super) struct LoginQuery {
     next: String,
 }
 
@@ -246,7 +246,7 @@ fn form(next: &str, problem: Option<&str>) -> Response {
 }
 
 /// The form that asks for a token.
-pub(super) async fn ask(State(house): State<Arc<House>>, Query(asked): Query<Asked>) -> Response {
+pub(super) async fn ask(State(house): State<Arc<House>>, Query(asked): Query<LoginQuery>) -> Response {
     if house.asks { form(&asked.next, None) } else { Redirect::to("/page/").into_response() }
 }
 

@@ -64,7 +64,7 @@ use http_body_util::BodyExt as _;
 use tokio::sync::watch;
 
 use self::{login::Logins, ring::Ring};
-use super::held::{Held, NoMemory, paced};
+use super::held::{HeldBytes, NoMemory, paced};
 use crate::grpc::Local;
 
 /// How long at most a page is worked on.
@@ -145,7 +145,7 @@ async fn held(State(house): State<Arc<House>>, request: Request, next: Next) -> 
     // Pages are made as a whole.
     let Ok(page) = body.collect().await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
     let page = page.to_bytes();
-    let mut held = Held::new(&house.account);
+    let mut held = HeldBytes::new(&house.account);
     match held.more(page.len()) {
         Ok(()) => Response::from_parts(parts, paced(page, held)),
         Err(NoMemory) => short(),

@@ -10,7 +10,7 @@ use tonic::Status;
 
 use super::{
     House,
-    chart::{Line, chart},
+    chart::{ChartLine, chart},
     layout::{self, bytes, problem, time},
     live,
     ring::{STEP, Sample, levels, rates, ratios},
@@ -35,20 +35,20 @@ const WANTED: &[&str] = &[
     "gateway_certificate_days_left",
 ];
 
-struct Seen {
+struct OverviewData {
     status: v1::GetStatusResponse,
     samples: Vec<Sample>,
 }
 
 /// Asks the API, with the visitor's rights, and adds what it says to the samples that all share.
-async fn look(house: &House, visitor: &Visitor) -> Result<Seen, Status> {
+async fn look(house: &House, visitor: &Visitor) -> Result<OverviewData, Status> {
     let mut operations = visitor.api.operations();
     let status = operations.get_status(v1::GetStatusRequest {}).await?.into_inner();
     let name_prefixes = WANTED.iter().map(|name| (*name).to_owned()).collect();
     let metrics = operations.get_metrics(v1::GetMetricsRequest { name_prefixes }).await?.into_inner();
     let at = metrics.time.map_or(0, |at| at.seconds as u64 * 1_000 + at.nanos as u64 / 1_000_000);
     let samples = house.ring.with(Sample::new(at, &metrics.metrics));
-    Ok(Seen { status, samples })
+    Ok(OverviewData { status, samples })
 }
 
 pub(super) async fn show(State(house): State<Arc<House>>, visitor: Visitor) -> Response {
@@ -97,12 +97,12 @@ pub(super) async fn live(State(house): State<Arc<House>>, visitor: Visitor) -> R
     })
 }
 
-fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> Line {
-    Line { name: name.into(), points }
+fn line(name: impl Into<String>, points: Vec<(f64, f64)>) -> ChartLine {
+    ChartLine { name: name.into(), points }
 }
 
 /// A line for each QoS.
-fn by_qos(samples: &[Sample], name: &str) -> Vec<Line> {
+fn by_qos(samples: &[Sample], name: &str) -> Vec<ChartLine> {
     let of = |qos: u8| {
         let key = format!("{name}{{qos={qos}}}");
         line(format!("QoS {qos}"), rates(samples, |sample| sample.get(&key)))
@@ -111,7 +111,7 @@ fn by_qos(samples: &[Sample], name: &str) -> Vec<Line> {
 }
 
 /// A line for each label of `name` whose last value is among the highest.
-fn by_label(samples: &[Sample], name: &str, of: impl Fn(&str) -> Vec<(f64, f64)>) -> Vec<Line> {
+fn by_label(samples: &[Sample], name: &str, of: impl Fn(&str) -> Vec<(f64, f64)>) -> Vec<ChartLine> {
     let Some(last) = samples.last() else { return Vec::new() };
     let mut labels: Vec<(&str, f64)> = last.by_label(name).filter(|(_, value)| *value > 0.0).collect();
     labels.sort_by(|a, b| b.1.total_cmp(&a.1));
@@ -120,7 +120,7 @@ fn by_label(samples: &[Sample], name: &str, of: impl Fn(&str) -> Vec<(f64, f64)>
     labels.iter().map(|(label, _)| line(shown(label), of(&format!("{name}{{{label}}}")))).collect()
 }
 
-fn content(Seen { status, samples }: &Seen) -> Markup {
+fn content(OverviewData { status, samples }: &OverviewData) -> Markup {
     let Some(now) = samples.last() else { return html! {} };
     let level = |name: &'static str| levels(samples, move |sample| sample.get(name));
     let dropped =

@@ -25,14 +25,14 @@ const MOST: usize = 100;
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Wanted {
+pub(super) struct PacketsQuery {
     id: String,
     payloads: String,
 }
 
 /// The trace of a device, which begins with its live part.
-pub(super) async fn show(visitor: Visitor, Query(wanted): Query<Wanted>) -> Response {
-    let Wanted { id, payloads } = &wanted;
+pub(super) async fn show(visitor: Visitor, Query(wanted): Query<PacketsQuery>) -> Response {
+    let PacketsQuery { id, payloads } = &wanted;
     let live = format!("/page/live/packets?{}", query(&[("id", id), ("payloads", payloads)]));
     let why = visitor.why_not("Devices/TracePackets");
     let body = html! {
@@ -66,7 +66,7 @@ pub(super) async fn show(visitor: Visitor, Query(wanted): Query<Wanted>) -> Resp
 pub(super) async fn live(
     State(house): State<Arc<House>>,
     visitor: Visitor,
-    Query(Wanted { id, payloads }): Query<Wanted>,
+    Query(PacketsQuery { id, payloads }): Query<PacketsQuery>,
 ) -> Response {
     live::stream(&house, visitor, |visitor, events| async move {
         let payload_bytes = if payloads.is_empty() { 0 } else { SHOWN };

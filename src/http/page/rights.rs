@@ -21,20 +21,20 @@ const TO: &str = "/page/access";
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Wanted {
+pub(super) struct RightsQuery {
     rules: String,
     tokens: String,
     bans: String,
 }
 
-pub(super) async fn show(visitor: Visitor, Query(wanted): Query<Wanted>) -> Response {
+pub(super) async fn show(visitor: Visitor, Query(wanted): Query<RightsQuery>) -> Response {
     page(&visitor, &wanted, None, html! {}).await
 }
 
 /// Does what the form says, and shows all as it is then.
 pub(super) async fn act(Post { visitor, fields }: Post) -> Response {
     let said = perform(&visitor, &fields).await.unwrap_or_else(|status| problem(&status));
-    page(&visitor, &Wanted::default(), Some(&fields), said).await
+    page(&visitor, &RightsQuery::default(), Some(&fields), said).await
 }
 
 async fn perform(visitor: &Visitor, fields: &Fields) -> Result<Markup, Status> {
@@ -168,7 +168,7 @@ fn of_target(target: &Target) -> (&'static str, &str) {
     }
 }
 
-async fn page(visitor: &Visitor, wanted: &Wanted, fields: Option<&Fields>, said: Markup) -> Response {
+async fn page(visitor: &Visitor, wanted: &RightsQuery, fields: Option<&Fields>, said: Markup) -> Response {
     let kept = |name: &str| {
         fields.filter(|fields| fields.get("do") == "explain").map_or("", |fields| fields.get(name))
     };
@@ -210,7 +210,7 @@ fn not_for(visitor: &Visitor, method: &str) -> Option<Markup> {
     visitor.why_not(method).map(|why| html! { p.muted { "This is " (why) "." } })
 }
 
-async fn rules(visitor: &Visitor, wanted: &Wanted) -> Markup {
+async fn rules(visitor: &Visitor, wanted: &RightsQuery) -> Markup {
     if let Some(not) = not_for(visitor, "Security/ListRules") {
         return not;
     }
@@ -269,7 +269,7 @@ fn rule_row(rule: &v1::Rule) -> Markup {
     }
 }
 
-async fn tokens(visitor: &Visitor, wanted: &Wanted) -> Markup {
+async fn tokens(visitor: &Visitor, wanted: &RightsQuery) -> Markup {
     if let Some(not) = not_for(visitor, "Security/ListTokens") {
         return not;
     }
@@ -323,7 +323,7 @@ async fn tokens(visitor: &Visitor, wanted: &Wanted) -> Markup {
     }
 }
 
-async fn bans(visitor: &Visitor, wanted: &Wanted) -> Markup {
+async fn bans(visitor: &Visitor, wanted: &RightsQuery) -> Markup {
     if let Some(not) = not_for(visitor, "Security/ListBans") {
         return not;
     }

@@ -10,7 +10,7 @@ use gateway_api::gateway::v1::Metric;
 use gateway_core::metrics::count;
 use parking_lot::Mutex;
 
-use crate::http::held::Held;
+use crate::http::held::HeldBytes;
 
 /// How long charts reach back.
 const SAMPLES: usize = 150;
@@ -65,11 +65,11 @@ impl Sample {
 const VALUE: usize = 96;
 
 /// The last samples, of five minutes, on the memory account.
-pub(super) struct Ring(Mutex<(VecDeque<Sample>, Held)>);
+pub(super) struct Ring(Mutex<(VecDeque<Sample>, HeldBytes)>);
 
 impl Ring {
     pub(super) fn new(account: &Arc<Account>) -> Self {
-        Self(Mutex::new((VecDeque::new(), Held::new(account))))
+        Self(Mutex::new((VecDeque::new(), HeldBytes::new(account))))
     }
 
     /// Takes a sample, unless another visitor has just brought one, and returns all.

@@ -58,12 +58,15 @@ fn left(certificate: &v1::Certificate) -> Markup {
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Wanted {
+pub(super) struct SettingsQuery {
     key: String,
 }
 
 /// The configuration in effect.
-pub(super) async fn configuration(visitor: Visitor, Query(Wanted { key }): Query<Wanted>) -> Response {
+pub(super) async fn configuration(
+    visitor: Visitor,
+    Query(SettingsQuery { key }): Query<SettingsQuery>,
+) -> Response {
     let body = match visitor.api.operations().get_configuration(v1::GetConfigurationRequest {}).await {
         Err(status) => problem(&status),
         Ok(found) => {

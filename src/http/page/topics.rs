@@ -17,7 +17,7 @@ use tonic::Status;
 
 use super::{
     House,
-    chart::{Line, chart},
+    chart::{ChartLine, chart},
     layout::{self, button, csrf, done, payload, problem, query, time},
     live::{self, Events, Gone, PULSE},
     tail::{self, topic as link},
@@ -34,14 +34,14 @@ const EDITED: usize = 32 << 10;
 /// What to list.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Wanted {
+pub(super) struct TopicsQuery {
     filter: String,
     device: String,
     page: String,
     retained: String,
 }
 
-impl Wanted {
+impl TopicsQuery {
     fn link(&self, page: &str, retained: &str) -> String {
         let pairs = [
             ("filter", self.filter.as_str()),
@@ -55,7 +55,7 @@ impl Wanted {
 }
 
 /// The tree, and the retained messages beside it.
-pub(super) async fn list(visitor: Visitor, Query(wanted): Query<Wanted>) -> Response {
+pub(super) async fn list(visitor: Visitor, Query(wanted): Query<TopicsQuery>) -> Response {
     let request = v1::ListLatestRequest {
         device_ids: if wanted.device.is_empty() { Vec::new() } else { vec![wanted.device.clone()] },
         topic_filter: wanted.filter.clone(),
@@ -171,18 +171,18 @@ impl<'a> Tree<'a> {
 /// Which topic.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Named {
+pub(super) struct TopicQuery {
     name: String,
     /// The member of JSON payloads that is drawn.
     field: String,
 }
 
-pub(super) async fn show(visitor: Visitor, Query(named): Query<Named>) -> Response {
+pub(super) async fn show(visitor: Visitor, Query(named): Query<TopicQuery>) -> Response {
     page(&visitor, &named, html! {}).await
 }
 
 /// Sets or deletes what is retained.
-pub(super) async fn act(Query(named): Query<Named>, Post { visitor, fields }: Post) -> Response {
+pub(super) async fn act(Query(named): Query<TopicQuery>, Post { visitor, fields }: Post) -> Response {
     let said = match perform(&visitor, &named.name, &fields).await {
         Ok(text) => done(text),
         Err(status) => problem(&status),
@@ -211,7 +211,7 @@ async fn perform(visitor: &Visitor, name: &str, fields: &Fields) -> Result<&'sta
     }
 }
 
-async fn page(visitor: &Visitor, named: &Named, said: Markup) -> Response {
+async fn page(visitor: &Visitor, named: &TopicQuery, said: Markup) -> Response {
     let name = named.name.as_str();
     let latest = visitor
         .api
@@ -317,11 +317,11 @@ fn millis(at: Option<&Timestamp>) -> f64 {
 fn drawn(title: &str, points: &VecDeque<(f64, f64)>) -> Markup {
     let last = points.back().map_or(0.0, |(at, _)| *at);
     let points = points.iter().map(|(at, value)| ((at - last) / 1e3, *value)).collect();
-    chart(title, "", &[Line { name: "value".to_owned(), points }])
+    chart(title, "", &[ChartLine { name: "value".to_owned(), points }])
 }
 
 /// The numbers that the topic has had, where they are kept.
-async fn history(visitor: &Visitor, device: &str, named: &Named) -> Option<Markup> {
+async fn history(visitor: &Visitor, device: &str, named: &TopicQuery) -> Option<Markup> {
     let request = v1::ListHistoryRequest {
         device_id: device.to_owned(),
         topic: named.name.clone(),
@@ -341,7 +341,7 @@ async fn history(visitor: &Visitor, device: &str, named: &Named) -> Option<Marku
 pub(super) async fn live(
     State(house): State<Arc<House>>,
     visitor: Visitor,
-    Query(named): Query<Named>,
+    Query(named): Query<TopicQuery>,
 ) -> Response {
     live::stream(&house, visitor, |visitor, events| async move {
         let request = tail::request(vec![named.name.clone()], Vec::new());

@@ -17,7 +17,7 @@ use super::{
     House,
     api::Api,
     form, layout,
-    login::{Known, is_own_form},
+    login::{PageLogin, is_own_form},
 };
 use crate::http::{seats, server::Peer};
 
@@ -58,7 +58,7 @@ impl Visitor {
             true => house.logins.find(&parts.headers, clock::now()),
             false => Some(house.logins.open()),
         };
-        let Some(Known { token, csrf }) = known else { return Err(to_login(parts)) };
+        let Some(PageLogin { token, csrf }) = known else { return Err(to_login(parts)) };
         let api = Api::new(&house.local, token.as_ref().map(|token| token.as_str()), peer);
         match api.operations().get_caller(v1::GetCallerRequest {}).await {
             Ok(caller) => {

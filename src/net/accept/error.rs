@@ -3,7 +3,7 @@
 use std::io;
 
 use codec::{DecodeError, reason};
-use gateway_core::{Peer, info_of_peer, log_limits::Said};
+use gateway_core::{Peer, info_of_peer, log_limits::LineKind};
 use thiserror::Error;
 use tracing::debug;
 
@@ -55,12 +55,12 @@ impl HandshakeError {
             }
             Self::Refused { code, client_id } => {
                 let code = format_args!("{code:#04x}");
-                info_of_peer!(Said::Refused, ip, %peer, client_id, listener, reason = %self, %code, "CONNECT refused");
+                info_of_peer!(LineKind::Refused, ip, %peer, client_id, listener, reason = %self, %code, "CONNECT refused");
             }
             Self::Layer(LayerError::Tls(error)) => {
-                info_of_peer!(Said::Handshake, ip, %peer, listener, reason = %error, "TLS handshake failed");
+                info_of_peer!(LineKind::Handshake, ip, %peer, listener, reason = %error, "TLS handshake failed");
             }
-            _ => info_of_peer!(Said::Handshake, ip, %peer, listener, reason = %self, "handshake failed"),
+            _ => info_of_peer!(LineKind::Handshake, ip, %peer, listener, reason = %self, "handshake failed"),
         }
     }
 }

@@ -17,7 +17,7 @@ use std::{
 
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
-use gateway_core::{Peer, clock, info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{Peer, clock, info_of_peer, log_limits::LineKind, metrics::count};
 use session::{
     Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate, Inbound, LinkParams, evaluate_connect,
 };
@@ -33,17 +33,17 @@ use super::{
     error::HandshakeError,
     listener::{Listener, WebSocketEntry, count_refusal},
     proxy,
-    unauthenticated::{Crowded, Place},
+    unauthenticated::{Crowded, UnauthenticatedPlace},
 };
 #[cfg(feature = "quic")]
-use crate::net::quic::Call;
+use crate::net::quic::FirstPacket;
 use crate::net::{
     Shared,
     connection::{
         Connection, ending::finish_alone, frames::grant_held, limiter::Limiter,
         reauthentication::Reauthentication,
     },
-    device::{Device, Link, Reception, Writer, flush},
+    device::{Device, Link, Reception, SocketWriter, flush},
     layers::{
         LayerError, Layers,
         layered::Io,
@@ -88,7 +88,7 @@ pub(in crate::net) async fn run(incoming: Incoming, shared: Arc<Shared>) -> Opti
         Some(Ok(Err(error))) => error.log(peer, listener),
         Some(Err(_)) => {
             count(|c| c.handshake_timeout.add(1));
-            info_of_peer!(Said::Handshake, peer.ip(), %peer, listener, "handshake timed out");
+            info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener, "handshake timed out");
         }
         None => {
             count(|c| c.refused_silent.add(1));
@@ -106,7 +106,7 @@ async fn establish(
     seat: &mut Seat,
     guest: &Guest,
     shared: Arc<Shared>,
-    place: &Place,
+    place: &UnauthenticatedPlace,
 ) -> Result<Connection, HandshakeError> {
     let socket = match stream {
         Arrived::Stream(stream) => TcpStream::from_std(stream)?.into(),
@@ -131,7 +131,7 @@ async fn establish(
 /// The handshake of QUIC, up to the client's stream.
 #[cfg(feature = "quic")]
 async fn answer(
-    call: Call,
+    call: FirstPacket,
     peer: Peer,
     seat: &mut Seat,
     guest: &Guest,
@@ -376,7 +376,7 @@ async fn open(
             drop(entering);
             count(|c| c.refused_connect.add(1));
             info_of_peer!(
-                Said::Limit, peer.ip(), %peer, %client_id, listener = &**listener.name, quota = %exceeded,
+                LineKind::Limit, peer.ip(), %peer, %client_id, listener = &**listener.name, quota = %exceeded,
                 "CONNECT over a quota"
             );
             return Err(wire.refuse(&connect, Some(reason::QUOTA_EXCEEDED)).await);
@@ -385,7 +385,7 @@ async fn open(
     finish_alone(opened.aftermath.take());
     if opened.took_over {
         info_of_peer!(
-            Said::Takeover, peer.ip(), %peer, %client_id, listener = &**listener.name,
+            LineKind::Takeover, peer.ip(), %peer, %client_id, listener = &**listener.name,
             "session taken over, its earlier connection ends"
         );
     }
@@ -428,11 +428,11 @@ async fn open(
     // Where sending has a rate only the connection's own task sends.
     let (io, writer) = match wire.socket {
         Socket::Stream(read, write) if wire.layers.is_plain() && room.is_none() => {
-            (Io::Plain(read), Writer::Direct(Some(write)))
+            (Io::Plain(read), SocketWriter::Direct(Some(write)))
         }
         socket => {
             let charge = Charge::new(shared.broker.account(), MemoryKind::Replies);
-            (Io::layered(socket, wire.layers, charge), Writer::Owner)
+            (Io::layered(socket, wire.layers, charge), SocketWriter::Owner)
         }
     };
     claim.keep();
@@ -520,7 +520,7 @@ struct Wire<'a> {
     layers: Layers,
     /// Bytes above the layers that are there so far.
     plain: Vec<u8>,
-    place: &'a Place,
+    place: &'a UnauthenticatedPlace,
 }
 
 impl Wire<'_> {

@@ -3,7 +3,7 @@
 use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
-use gateway_core::{Durability, Peer, info_of_peer, log_limits::Said, metrics::count, warn_limited};
+use gateway_core::{Durability, Peer, info_of_peer, log_limits::LineKind, metrics::count, warn_limited};
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{
     net::{TcpListener, UnixListener},
@@ -269,7 +269,7 @@ impl Listener {
 fn refused(refusal: Refusal, peer: Peer, listener: &Listener) {
     count_refusal(refusal);
     let listener = listener.name.as_str();
-    info_of_peer!(Said::Door, peer.ip(), %peer, listener, reason = refusal.words(), "connection refused");
+    info_of_peer!(LineKind::Door, peer.ip(), %peer, listener, reason = refusal.words(), "connection refused");
 }
 
 /// Counts one who is not let in.

@@ -18,14 +18,14 @@ use crate::net::{Shared, connection::Connection, shard::Incoming};
 
 /// The future of one socket. Dropping it ends the connection as lost.
 pub(in crate::net) struct Serving {
-    stage: Stage,
+    stage: ServingStage,
     _load: Load,
 }
 
 /// A connection and its place.
 type Seated = (Connection, Seat);
 
-enum Stage {
+enum ServingStage {
     Handshake(Pin<Box<dyn Future<Output = Option<Seated>> + Send>>),
     Connected(Connection, #[expect(dead_code, reason = "held for its drop")] Seat),
 }
@@ -33,7 +33,7 @@ enum Stage {
 impl Serving {
     pub(in crate::net) fn new(incoming: Incoming, load: Load, shared: &Arc<Shared>) -> Self {
         let handshake = handshake::run(incoming, Arc::clone(shared));
-        Self { stage: Stage::Handshake(Box::pin(handshake)), _load: load }
+        Self { stage: ServingStage::Handshake(Box::pin(handshake)), _load: load }
     }
 }
 
@@ -41,13 +41,13 @@ impl Future for Serving {
     type Output = ();
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
-        if let Stage::Handshake(handshake) = &mut self.stage {
+        if let ServingStage::Handshake(handshake) = &mut self.stage {
             let Some((connection, seat)) = ready!(handshake.as_mut().poll(cx)) else {
                 return Poll::Ready(());
             };
-            self.stage = Stage::Connected(connection, seat);
+            self.stage = ServingStage::Connected(connection, seat);
         }
-        if let Stage::Connected(connection, _) = &mut self.stage {
+        if let ServingStage::Connected(connection, _) = &mut self.stage {
             let end = ready!(connection.poll(cx));
             connection.finish(end);
         }

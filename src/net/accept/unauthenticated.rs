@@ -31,7 +31,7 @@ struct Guest {
 }
 
 /// One who has not authenticated; what he holds is given back on drop.
-pub(in crate::net) struct Place {
+pub(in crate::net) struct UnauthenticatedPlace {
     all: Arc<Unauthenticated>,
     number: u64,
     /// Whether he is, or was, among the guests: most never are.
@@ -48,13 +48,18 @@ impl Unauthenticated {
         Arc::new(Self { account: Arc::clone(account), next: AtomicU64::new(0), guests: Mutex::default() })
     }
 
-    pub(in crate::net) fn enter(self: &Arc<Self>) -> Place {
+    pub(in crate::net) fn enter(self: &Arc<Self>) -> UnauthenticatedPlace {
         let number = self.next.fetch_add(1, Relaxed);
-        Place { all: Arc::clone(self), number, listed: AtomicBool::new(false), told: Arc::default() }
+        UnauthenticatedPlace {
+            all: Arc::clone(self),
+            number,
+            listed: AtomicBool::new(false),
+            told: Arc::default(),
+        }
     }
 }
 
-impl Place {
+impl UnauthenticatedPlace {
     /// He holds `bytes` now. Makes room by sending away those who came before.
     ///
     /// # Errors
@@ -96,7 +101,7 @@ impl Place {
     }
 }
 
-impl Drop for Place {
+impl Drop for UnauthenticatedPlace {
     fn drop(&mut self) {
         self.leave();
     }
@@ -116,14 +121,15 @@ mod tests {
         // A sixteenth of this is for those who have not authenticated.
         let account = Arc::new(Account::new(16 << 20));
         let all = Unauthenticated::new(&account);
-        let places: Vec<Place> = (0..100).map(|_| all.enter()).collect();
+        let places: Vec<UnauthenticatedPlace> = (0..100).map(|_| all.enter()).collect();
         for place in &places {
             assert!(place.hold(FREE).is_ok());
             assert!(place.hold(100 << 10).is_ok());
             assert!(account.used() <= 1 << 20);
         }
-        let lost =
-            |place: &Place| pin!(place.lost()).poll(&mut Context::from_waker(Waker::noop())).is_ready();
+        let lost = |place: &UnauthenticatedPlace| {
+            pin!(place.lost()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        };
         let gone = places.iter().filter(|place| lost(place)).count();
         assert_eq!(gone, 90);
         assert!(places[90..].iter().all(|place| !lost(place)), "the youngest stay");

@@ -16,7 +16,7 @@ use gateway_core::{Commit, Page, QoS, Refused, clock};
 use session::{Load, Reply};
 
 use super::{Connection, ending::End};
-use crate::net::{shard::Work, timers};
+use crate::net::{shard::PacketWork, timers};
 
 /// Answers that may wait before reading pauses.
 const MOST_HELD: usize = 1024;
@@ -30,22 +30,22 @@ pub(in crate::net) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Se
 
 /// An answer that must not go yet, and none after it: acknowledgements keep the order of what they acknowledge
 /// [MQTT-4.6.0-2] [MQTT-4.6.0-3].
-pub(in crate::net) struct Held {
+pub(in crate::net) struct HeldAnswer {
     commit: Option<Arc<Commit>>,
-    answer: Answer,
+    answer: HeldPacket,
 }
 
-enum Answer {
+enum HeldPacket {
     /// PUBACK, PUBREC, PUBREL or PUBCOMP.
     Reply { kind: AckKind, packet_id: u16, code: u8 },
     /// SUBACK or UNSUBACK.
     Whole(Vec<u8>),
 }
 
-impl Held {
+impl HeldAnswer {
     /// Whether it answers a SUBSCRIBE or UNSUBSCRIBE.
     pub(in crate::net) fn is_whole(&self) -> bool {
-        matches!(self.answer, Answer::Whole(_))
+        matches!(self.answer, HeldPacket::Whole(_))
     }
 }
 
@@ -53,7 +53,10 @@ impl Connection {
     /// Sends an acknowledgement once its commit is done, if it has one.
     pub(in crate::net) fn reply(&mut self, reply: Reply, answers: &mut Vec<u8>) -> Result<(), End> {
         let Reply { kind, packet_id, code, after } = reply;
-        self.answer_when(Held { commit: after, answer: Answer::Reply { kind, packet_id, code } }, answers)
+        self.answer_when(
+            HeldAnswer { commit: after, answer: HeldPacket::Reply { kind, packet_id, code } },
+            answers,
+        )
     }
 
     /// Sends a whole packet once the commit is done.
@@ -63,10 +66,10 @@ impl Connection {
         commit: Arc<Commit>,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
-        self.answer_when(Held { commit: Some(commit), answer: Answer::Whole(packet) }, answers)
+        self.answer_when(HeldAnswer { commit: Some(commit), answer: HeldPacket::Whole(packet) }, answers)
     }
 
-    fn answer_when(&mut self, held: Held, answers: &mut Vec<u8>) -> Result<(), End> {
+    fn answer_when(&mut self, held: HeldAnswer, answers: &mut Vec<u8>) -> Result<(), End> {
         let waits = self.rare.as_ref().is_some_and(|rare| !rare.held.is_empty());
         let result = held.commit.as_ref().map_or(Some(Ok(())), |commit| commit.result());
         match result {
@@ -80,13 +83,13 @@ impl Connection {
 
     fn answer_now(
         &mut self,
-        answer: Answer,
+        answer: HeldPacket,
         result: Result<(), Refused>,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
         match answer {
-            Answer::Reply { kind, packet_id, code } => {
+            HeldPacket::Reply { kind, packet_id, code } => {
                 let answers_publish = matches!(kind, AckKind::PubAck | AckKind::PubRec);
                 let code = match result {
                     Err(Refused) if answers_publish => self.refuse_kept(kind, packet_id)?,
@@ -95,7 +98,7 @@ impl Connection {
                 };
                 codec::encode_ack(kind, packet_id, code, protocol, answers);
             }
-            Answer::Whole(packet) => {
+            HeldPacket::Whole(packet) => {
                 result.map_err(|Refused| End::Protocol(reason::QUOTA_EXCEEDED))?;
                 answers.extend_from_slice(&packet);
             }
@@ -120,7 +123,11 @@ impl Connection {
 
     /// Sends the answers that may go now. The task is woken when the next one may. True if so many wait that reading must
     /// pause.
-    pub(in crate::net) fn poll_held(&mut self, work: &mut Work, cx: &mut Context<'_>) -> Result<bool, End> {
+    pub(in crate::net) fn poll_held(
+        &mut self,
+        work: &mut PacketWork,
+        cx: &mut Context<'_>,
+    ) -> Result<bool, End> {
         let Some(rare) = &mut self.rare else { return Ok(false) };
         if rare.held.is_empty() {
             return Ok(false);
@@ -135,7 +142,7 @@ impl Connection {
                     None => break,
                 },
             };
-            let Some(Held { answer, .. }) = rare.held.pop_front() else { break };
+            let Some(HeldAnswer { answer, .. }) = rare.held.pop_front() else { break };
             if let Err(end) = self.answer_now(answer, result, &mut work.answers) {
                 // What was answered before goes out before the end.
                 self.append_answers(work);
@@ -152,7 +159,7 @@ impl Connection {
     }
 
     /// Reads what is on disk only as long as there is room for it.
-    pub(in crate::net) fn poll_load(&mut self, work: &mut Work, cx: &mut Context<'_>) {
+    pub(in crate::net) fn poll_load(&mut self, work: &mut PacketWork, cx: &mut Context<'_>) {
         if !self.device.is_durable() {
             return;
         }

@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use broker::{Aftermath, CloseReason, Closed, Session, Turn};
 use codec::reason;
-use gateway_core::{clock, info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{clock, info_of_peer, log_limits::LineKind, metrics::count};
 use tracing::{Level, debug, enabled};
 
 use super::Connection;
 use crate::net::{
-    device::{Flushing, Link, Writer, flush},
+    device::{Flushing, Link, SocketWriter, flush},
     layers::layered::Io,
     shard::flush_turn,
     trace, wheel,
@@ -79,7 +79,7 @@ impl Connection {
         let (peer, listener) = (info.peer, info.listener.as_str());
         let (reason, code) = (reason::words(code), format_args!("{code:#04x}"));
         info_of_peer!(
-            Said::Protocol, peer.ip(), %peer, client_id = %core.client_id(), listener, reason, %code,
+            LineKind::Protocol, peer.ip(), %peer, client_id = %core.client_id(), listener, reason, %code,
             "connection ended for what its client sent"
         );
     }
@@ -91,7 +91,7 @@ impl Connection {
         let (peer, listener) = (info.peer, info.listener.as_str());
         let (reason, code) = (reason::words(code), format_args!("{code:#04x}"));
         info_of_peer!(
-            Said::Limit, peer.ip(), %peer, client_id = %core.client_id(), listener, packet, reason, %code,
+            LineKind::Limit, peer.ip(), %peer, client_id = %core.client_id(), listener, packet, reason, %code,
             "packet over a limit refused"
         );
     }
@@ -119,7 +119,7 @@ impl Connection {
             return;
         }
         let Some(link) = self.detach_flushed() else { return };
-        let Link { writer: Writer::Direct(Some(writer)), unsent, .. } = link else { return };
+        let Link { writer: SocketWriter::Direct(Some(writer)), unsent, .. } = link else { return };
         flush::farewell(&writer, unsent.as_deref(), last);
         trace::written(&self.device, last, self.inbound.protocol());
     }

@@ -6,13 +6,13 @@ use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, 
 use codec::{Frame, Packet, Publish, reason};
 use gateway_core::{
     ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit,
-    info_of_peer, limits::Limits, log_limits::Said, metrics::count,
+    info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
 };
 use session::{Effect, Enhanced, Env, Gate, Inbound, Incoming, Outbound, Owner, Permit, Violation};
 use tracing::info;
 
 use super::{Connection, Rare, ending::End, unfinished::Publishing};
-use crate::net::{Shared, device::Device, shard::Work, trace};
+use crate::net::{Shared, device::Device, shard::PacketWork, trace};
 use crate::{
     auth::{Authority, Excess, Permissions, Refused, Remembered, RemoteAuthorizer, Wish},
     telemetry::{ClientTrace, trace_clients},
@@ -34,7 +34,7 @@ pub(in crate::net) struct Handled {
 impl Connection {
     /// Finishes the packet that was begun and handles the complete frames in `bytes`, all of them or until the account is
     /// spent; then `unread` is set. Answers and deliveries are left in `work`.
-    pub(in crate::net) fn handle_frames(&mut self, bytes: &[u8], work: &mut Work) -> Handled {
+    pub(in crate::net) fn handle_frames(&mut self, bytes: &[u8], work: &mut PacketWork) -> Handled {
         let mut handled = Handled { used: 0, messages: 0, end: None };
         if !bytes.is_empty() || self.is_unfinished() {
             self.device.core().set_handling(true);
@@ -44,8 +44,8 @@ impl Connection {
         handled
     }
 
-    fn handle_each(&mut self, bytes: &[u8], handled: &mut Handled, work: &mut Work) -> Result<(), End> {
-        let Work { turn, answers, now, .. } = work;
+    fn handle_each(&mut self, bytes: &[u8], handled: &mut Handled, work: &mut PacketWork) -> Result<(), End> {
+        let PacketWork { turn, answers, now, .. } = work;
         let max = self.device.shared.limits.max_packet_size.0;
         let traced = trace_clients().of(self.device.core().client_id().as_str());
         self.go_on(*now, turn, answers)?;
@@ -366,7 +366,7 @@ pub(in crate::net) fn log_denied(device: &Device, epoch: u32, action: &str, topi
     let (peer, listener) = (info.peer, info.listener.as_str());
     let Refused { line, why } = refused;
     info_of_peer!(
-        Said::Denied, peer.ip(), %peer, client_id = %core.client_id(), listener, action, topic, line,
+        LineKind::Denied, peer.ip(), %peer, client_id = %core.client_id(), listener, action, topic, line,
         reason = why.as_str(), "not allowed by the rules"
     );
 }
@@ -384,7 +384,7 @@ pub(in crate::net) fn grant_held(
     if left_out > 0 {
         count(|c| c.subscribe_refused.add(left_out as u64));
         info_of_peer!(
-            Said::Limit, peer.ip(), %peer, %client_id, listener, left_out,
+            LineKind::Limit, peer.ip(), %peer, %client_id, listener, left_out,
             "subscriptions get nothing, the service allows a session no more with wildcards"
         );
     }

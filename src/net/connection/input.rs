@@ -19,7 +19,7 @@ use super::{
 };
 use crate::net::{
     layers::{LayerError, layered::Io, websocket::WebSocketError},
-    shard::{Local, Work},
+    shard::{Local, PacketWork},
     wheel,
 };
 
@@ -36,7 +36,7 @@ impl Connection {
     }
 
     /// Goes on with what was read before.
-    fn handle_unread(&mut self, work: &mut Work) -> Result<(), End> {
+    fn handle_unread(&mut self, work: &mut PacketWork) -> Result<(), End> {
         self.unread = false;
         // What it sent waits for us: that is no silence.
         self.device.heard(self.epoch, wheel::second());
@@ -110,7 +110,7 @@ impl Connection {
     }
 
     /// Handles the frames in `partial` followed by `bytes`; keeps what is incomplete.
-    fn process(&mut self, bytes: &[u8], work: &mut Work) -> Result<(), End> {
+    fn process(&mut self, bytes: &[u8], work: &mut PacketWork) -> Result<(), End> {
         if self.partial.is_empty() {
             let used = self.handle(bytes, work)?;
             let kept = self.partial.keep(&bytes[used..], self.device.shared.broker.account());
@@ -144,7 +144,7 @@ impl Connection {
         started::forget(&self.device, self.epoch);
     }
 
-    fn handle(&mut self, bytes: &[u8], work: &mut Work) -> Result<usize, End> {
+    fn handle(&mut self, bytes: &[u8], work: &mut PacketWork) -> Result<usize, End> {
         work.now = clock::now();
         work.answers.clear();
         let listed = work.turn.dirty.len();

@@ -29,7 +29,7 @@ use session::{Inbound, OUT_BUFFER};
 use tokio::time::Sleep;
 
 use self::{
-    durable::{Held, Reading},
+    durable::{HeldAnswer, Reading},
     ending::End,
     limiter::Limiter,
     partial::Partial,
@@ -40,7 +40,7 @@ use self::{
 use super::{
     device::{Device, flush},
     layers::layered::Io,
-    shard::{Local, Work},
+    shard::{Local, PacketWork},
     timers, wheel,
 };
 use crate::auth::{Asked, Permissions, Remembered};
@@ -61,7 +61,7 @@ pub(in crate::net) struct Rare {
     /// Queues of shared groups held more than there was room for.
     pub(in crate::net) group_queues: bool,
     /// Answers that wait for the disk.
-    pub(in crate::net) held: VecDeque<Held>,
+    pub(in crate::net) held: VecDeque<HeldAnswer>,
     /// More of the session's queue, on its way from the disk.
     pub(in crate::net) reading: Option<Reading>,
     /// What the client's topic aliases have of the memory account.
@@ -233,7 +233,7 @@ impl Connection {
     }
 
     /// Whether more may be read; if not, the task is woken when it may. The client's silence does not count meanwhile.
-    fn may_read(&mut self, choked: bool, work: &mut Work, cx: &mut Context<'_>) -> bool {
+    fn may_read(&mut self, choked: bool, work: &mut PacketWork, cx: &mut Context<'_>) -> bool {
         if self.rare.is_some() && (self.poll_paused(cx) || self.poll_asked(cx)) {
             return false;
         }

@@ -10,9 +10,9 @@ use gateway_core::{Effort, metrics::count};
 
 use super::{BACKLOG, Connection, ending::End};
 use crate::net::{
-    device::{Writer, flush},
+    device::{SocketWriter, flush},
     layers::{LayerError, layered::Io},
-    shard::Work,
+    shard::PacketWork,
     timers, wheel,
 };
 
@@ -33,7 +33,7 @@ impl Connection {
             // If it is needed, this poll asks for it again.
             link.notify_room = false;
             let elsewhere = std::mem::take(&mut link.elsewhere);
-            (link.sending.is_left(), matches!(link.writer, Writer::Direct(_)), elsewhere)
+            (link.sending.is_left(), matches!(link.writer, SocketWriter::Direct(_)), elsewhere)
         };
         if elsewhere {
             self.rare().group_queues = true;
@@ -87,7 +87,7 @@ impl Connection {
     }
 
     /// Whether the peer still does not read its answers after a flush.
-    pub(super) fn is_backlogged(&mut self, work: &mut Work) -> bool {
+    pub(super) fn is_backlogged(&mut self, work: &mut PacketWork) -> bool {
         work.flush();
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return false };
         self.backlogged = slot.out.buffered() >= BACKLOG || self.io.is_backlogged();
@@ -98,7 +98,7 @@ impl Connection {
     }
 
     /// Puts the answers into the out-buffer.
-    pub(in crate::net) fn append_answers(&mut self, work: &mut Work) {
+    pub(in crate::net) fn append_answers(&mut self, work: &mut PacketWork) {
         if work.answers.is_empty() {
             return;
         }

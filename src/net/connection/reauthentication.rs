@@ -11,24 +11,24 @@ use std::{
 use broker::{CloseReason, Event, EventKind, Session};
 use bytes::Bytes;
 use codec::{Packet, reason};
-use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::Said, metrics::count};
+use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::LineKind, metrics::count};
 use session::{Enhanced, Presented};
 use tokio::time::Sleep;
 
 use super::{Connection, ending::End, frames::grant_held};
 use crate::{
     auth::{
-        Authority, Credentials, Denied, Dialogue, Identity, Permissions, Principal, Progress, Unanswered,
+        AuthProgress, Authority, Credentials, Denied, Dialogue, Identity, Permissions, Principal, Unanswered,
     },
-    net::{layers::layered::Io, shard::Work, timers},
+    net::{layers::layered::Io, shard::PacketWork, timers},
     tls::CertificateId,
 };
 
 /// What an authenticator says, and the dialogue to go on with.
-type Answering = Pin<Box<dyn Future<Output = (Box<dyn Dialogue>, Result<Progress, Denied>)> + Send>>;
+type Answering = Pin<Box<dyn Future<Output = (Box<dyn Dialogue>, Result<AuthProgress, Denied>)> + Send>>;
 
 /// The subscriptions that it allows.
-type Asking = Pin<Box<dyn Future<Output = Result<Vec<Box<str>>, Unanswered>> + Send>>;
+type AskingFilters = Pin<Box<dyn Future<Output = Result<Vec<Box<str>>, Unanswered>> + Send>>;
 
 /// The identity that has been proved, and the subscriptions that the user's service allows it.
 struct Granting {
@@ -36,7 +36,7 @@ struct Granting {
     data: Option<Bytes>,
     /// Those that it was asked about.
     filters: Vec<(String, QoS)>,
-    asking: Asking,
+    asking: AskingFilters,
 }
 
 /// The authentications of one connection.
@@ -108,19 +108,23 @@ impl Connection {
     }
 
     /// Goes on with an authentication that is under way. The task is woken for more.
-    pub(super) fn poll_reauthentication(&mut self, work: &mut Work, cx: &mut Context<'_>) -> Result<(), End> {
+    pub(super) fn poll_reauthentication(
+        &mut self,
+        work: &mut PacketWork,
+        cx: &mut Context<'_>,
+    ) -> Result<(), End> {
         let Some(this) = self.reauthentication() else { return Ok(()) };
         if let Some(answering) = &mut this.answering
             && let Poll::Ready((dialogue, said)) = answering.as_mut().poll(cx)
         {
             this.answering = None;
             match said {
-                Ok(Progress::Challenge(challenge)) => {
+                Ok(AuthProgress::Challenge(challenge)) => {
                     this.dialogue = Some(dialogue);
                     let auth = this.enhanced.ask(challenge);
                     self.send_auth(&auth, work)?;
                 }
-                Ok(Progress::Proved(principal, data)) => self.take_proved(principal, data, work)?,
+                Ok(AuthProgress::Proved(principal, data)) => self.take_proved(principal, data, work)?,
                 Err(denied) => return Err(self.refuse_reauthentication(denied)),
             }
         }
@@ -135,7 +139,7 @@ impl Connection {
         Err(End::Close(CloseReason::NotAuthorized))
     }
 
-    fn send_auth(&mut self, auth: &Packet<'_>, work: &mut Work) -> Result<(), End> {
+    fn send_auth(&mut self, auth: &Packet<'_>, work: &mut PacketWork) -> Result<(), End> {
         work.answers.clear();
         self.answer(auth, None, &mut work.answers)?;
         if work.answers.is_empty() {
@@ -153,7 +157,7 @@ impl Connection {
         &mut self,
         principal: Arc<Principal>,
         data: Option<Bytes>,
-        work: &mut Work,
+        work: &mut PacketWork,
     ) -> Result<(), End> {
         if !self.permissions.is_of_user(&principal) {
             return Err(self.refuse_reauthentication(Denied::NotAuthorized));
@@ -174,7 +178,7 @@ impl Connection {
         authority: Arc<Authority>,
         principal: Arc<Principal>,
         data: Option<Bytes>,
-        work: &mut Work,
+        work: &mut PacketWork,
     ) -> Result<(), End> {
         let core = self.device.core();
         let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
@@ -192,7 +196,7 @@ impl Connection {
     }
 
     /// In the order of their filters.
-    fn subscriptions(&self, work: &mut Work) -> Vec<(String, QoS)> {
+    fn subscriptions(&self, work: &mut PacketWork) -> Vec<(String, QoS)> {
         let client_id = self.device.core().client_id().as_str();
         let listed = self.device.shared.broker.subscriptions(client_id, usize::MAX);
         let mut filters = listed.unwrap_or_default();
@@ -201,7 +205,7 @@ impl Connection {
         filters
     }
 
-    fn poll_granting(&mut self, work: &mut Work, cx: &mut Context<'_>) -> Result<(), End> {
+    fn poll_granting(&mut self, work: &mut PacketWork, cx: &mut Context<'_>) -> Result<(), End> {
         while let Some(granting) = self.reauthentication().and_then(|this| this.granting.as_mut()) {
             let Poll::Ready(granted) = granting.asking.as_mut().poll(cx) else { return Ok(()) };
             let granting = self.reauthentication().and_then(|this| this.granting.take());
@@ -223,7 +227,7 @@ impl Connection {
         principal: &Arc<Principal>,
         data: Option<Bytes>,
         granted: Option<Vec<Box<str>>>,
-        work: &mut Work,
+        work: &mut PacketWork,
     ) -> Result<(), End> {
         let now = clock::now();
         if principal.expires.is_some_and(|at| at <= now) {
@@ -276,7 +280,7 @@ impl Connection {
             }
             let (peer, listener) = (info.peer, info.listener.as_str());
             info_of_peer!(
-                Said::Refused, peer.ip(), %peer, client_id = %core.client_id(), listener, reason = ?denied,
+                LineKind::Refused, peer.ip(), %peer, client_id = %core.client_id(), listener, reason = ?denied,
                 "authentication of a live connection refused"
             );
         }

@@ -13,10 +13,10 @@ use broker::{Errand, RetainedCursor, Session, Target};
 use gateway_core::{Bucket, Durability, Effort, Timestamp, clock};
 use tokio::time::Sleep;
 
-use super::{Connection, durable::Held};
+use super::{Connection, durable::HeldAnswer};
 use crate::net::{
     device::Device,
-    shard::{Work, go_on_after_others},
+    shard::{PacketWork, go_on_after_others},
     timers,
 };
 
@@ -102,7 +102,7 @@ impl Connection {
     }
 
     /// Takes more from the queues of shared groups as long as there is room.
-    fn drain_groups(&mut self, work: &mut Work) {
+    fn drain_groups(&mut self, work: &mut PacketWork) {
         let Some(rare) = self.rare.as_mut().filter(|rare| rare.group_queues) else { return };
         // The second look asks to be woken.
         for _ in 0..2 {
@@ -144,11 +144,11 @@ impl Connection {
 
     /// Delivers retained messages of new subscriptions as long as there is room. Spends half of the poll's account: what
     /// the client sends meanwhile, above all its acknowledgements, must not wait for the end of a long search.
-    pub(in crate::net) fn poll_replays(&mut self, work: &mut Work, cx: &mut Context<'_>) {
+    pub(in crate::net) fn poll_replays(&mut self, work: &mut PacketWork, cx: &mut Context<'_>) {
         self.drain_groups(work);
         let Some(rare) = &mut self.rare else { return };
         // After the SUBACK, which may wait for the disk, or for the rest of its SUBSCRIBE.
-        if rare.unfinished.is_some() || rare.held.iter().any(Held::is_whole) {
+        if rare.unfinished.is_some() || rare.held.iter().any(HeldAnswer::is_whole) {
             return;
         }
         let Some(replays) = &mut rare.replays else { return };

@@ -21,7 +21,7 @@ use super::{Connection, ending::End};
 use crate::net::{
     Shared,
     device::{
-        Device, Writer,
+        Device, SocketWriter,
         link_tests::{Wakes, attach, open, open_as, shared_with, socket},
     },
     layers::{Layers, layered::Io, socket::Socket},
@@ -259,12 +259,12 @@ async fn what_a_websocket_frame_costs_is_charged() {
     let shared = with_retained(0, Limits::default());
     let mut scene = Scene::new(&shared, Vec::new()).await;
     let (writer, read, mut peer) = socket().await;
-    let Writer::Direct(Some(write)) = writer else { panic!("a socket") };
+    let SocketWriter::Direct(Some(write)) = writer else { panic!("a socket") };
     let layers = Layers { websocket: Some(Box::default()), ..Layers::default() };
     let charge = Charge::new(shared.broker.account(), MemoryKind::Replies);
     scene.connection.io = Io::layered(Socket::Stream(read, write), layers, charge);
     if let Some(link) = &mut scene.device.lock().link {
-        link.writer = Writer::Owner;
+        link.writer = SocketWriter::Owner;
     }
     peer.write_all(&[0x89, 0x80, 0, 0, 0, 0].repeat(PINGS)).await.expect("to a socket that is read");
     let mut spent = 0;

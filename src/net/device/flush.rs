@@ -12,7 +12,7 @@ use gateway_core::{Protocol, clock, metrics::count};
 use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
-use super::{Device, Link, Unsent, Writer, sending::Then};
+use super::{Device, Link, SocketWriter, Unsent, sending::Then};
 use crate::net::trace;
 
 const ROUNDS: usize = 4;
@@ -150,13 +150,13 @@ fn take(device: &Device, taker: Taker) -> Option<Flight> {
     let is_owner = match taker {
         Taker::Owner(epoch) if epoch != link.epoch => return None,
         Taker::Owner(_) => true,
-        Taker::Turn if matches!(link.writer, Writer::Owner) => return None,
+        Taker::Turn if matches!(link.writer, SocketWriter::Owner) => return None,
         Taker::Turn | Taker::TurnEnd => false,
     };
     if !link.sending.may_write(matches!(taker, Taker::Turn), is_owner) {
         return None;
     }
-    let Writer::Direct(writer) = &mut link.writer else {
+    let SocketWriter::Direct(writer) = &mut link.writer else {
         if slot.out.buffered() == 0 {
             // Its owner has been here.
             return None;
@@ -217,7 +217,7 @@ fn give_back(
     };
     let unsent = flight.unsent.rest().len();
     slot.out.note_written(unsent);
-    link.writer = Writer::Direct(Some(flight.writer));
+    link.writer = SocketWriter::Direct(Some(flight.writer));
     let complete = unsent == 0;
     if complete {
         recycle(flight.unsent.bytes);
@@ -249,7 +249,7 @@ pub(in crate::net) fn scratch() -> Vec<u8> {
 
 /// Ends the replaced link `old` with `last` (a DISCONNECT in v5) where its writer is here.
 pub(in crate::net) fn end_replaced(device: &Device, old: Link, last: &[u8]) {
-    if let Writer::Direct(Some(writer)) = &old.writer {
+    if let SocketWriter::Direct(Some(writer)) = &old.writer {
         farewell(writer, old.unsent.as_deref(), last);
         trace::written(device, last, Protocol::V5);
     }

@@ -20,7 +20,7 @@ use tokio::{
     time::timeout,
 };
 
-use super::{Device, Link, Reception, Writer, flush};
+use super::{Device, Link, Reception, SocketWriter, flush};
 use crate::net::{Shared, wheel};
 use crate::{auth::AllowAll, config::Limits};
 
@@ -87,7 +87,7 @@ pub(in crate::net) fn open_as(
     (device, opened.epoch)
 }
 
-pub(in crate::net) fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: Writer) -> bool {
+pub(in crate::net) fn attach(device: &Device, epoch: u32, waker: &Arc<Wakes>, writer: SocketWriter) -> bool {
     attach_with(device, epoch, waker, writer, Reception::default())
 }
 
@@ -95,7 +95,7 @@ fn attach_with(
     device: &Device,
     epoch: u32,
     waker: &Arc<Wakes>,
-    writer: Writer,
+    writer: SocketWriter,
     reception: Reception,
 ) -> bool {
     let params = LinkParams {
@@ -117,13 +117,13 @@ const TO_A_MEMBER: Offer<'_> = Offer {
     queue_offline: false,
 };
 
-pub(in crate::net) async fn socket() -> (Writer, OwnedReadHalf, TcpStream) {
+pub(in crate::net) async fn socket() -> (SocketWriter, OwnedReadHalf, TcpStream) {
     let listener = TcpListener::bind("127.0.0.1:0").await.expect("bind");
     let peer = TcpStream::connect(listener.local_addr().expect("address")).await.expect("connect");
     let (read, write) = listener.accept().await.expect("accept").0.into_split();
     // Before the runtime has seen that, no write is tried.
     write.writable().await.expect("writable");
-    (Writer::Direct(Some(write)), read, peer)
+    (SocketWriter::Direct(Some(write)), read, peer)
 }
 
 #[tokio::test]
@@ -177,7 +177,7 @@ fn the_owner_of_a_tls_connection_is_woken_once_for_a_turn() {
     let shared = shared();
     let wakes = Arc::new(Wakes::default());
     let (device, epoch) = open(&shared, false);
-    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert!(attach(&device, epoch, &wakes, SocketWriter::Owner));
     let mut turn = Turn::default();
     assert!(device.deliver(&Message::new("t", b"p", NOW, Origin::BACKEND), TO_A_MEMBER).flush);
     turn.dirty.push(Arc::clone(&device) as Arc<dyn Target>);
@@ -194,9 +194,9 @@ fn a_connection_never_outlives_its_session_whenever_that_ends() {
     // Two CONNECTs at once: the second ends the first one's session before the first has its link.
     let (device, epoch) = open(&shared, true);
     let (later, later_epoch) = open(&shared, true);
-    assert!(!attach(&device, epoch, &wakes, Writer::Owner), "a link on a session that is over");
+    assert!(!attach(&device, epoch, &wakes, SocketWriter::Owner), "a link on a session that is over");
     // The same, but the link comes between the request to close and the session's end.
-    assert!(attach(&later, later_epoch, &wakes, Writer::Owner));
+    assert!(attach(&later, later_epoch, &wakes, SocketWriter::Owner));
     assert_eq!(wakes.0.load(SeqCst), 0);
     later.end();
     assert_eq!(wakes.0.load(SeqCst), 1, "the task must learn that its session is over");
@@ -210,7 +210,7 @@ fn what_a_shard_stood_still_is_nobody_s_silence() {
     let shared = shared();
     let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
     let (device, epoch) = open(&shared, true);
-    assert!(attach(&device, epoch, &Arc::default(), Writer::Owner));
+    assert!(attach(&device, epoch, &Arc::default(), SocketWriter::Owner));
     wheel::tick_after(1_000);
     device.heard(epoch, wheel::second());
     wheel::watch(&device, epoch, 10);
@@ -235,10 +235,10 @@ fn what_a_taken_over_connection_notes_does_not_count_for_its_successor() {
     let shared = shared();
     let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
     let (device, earlier) = open(&shared, false);
-    assert!(attach(&device, earlier, &Arc::default(), Writer::Owner));
+    assert!(attach(&device, earlier, &Arc::default(), SocketWriter::Owner));
     let (device, epoch) = open(&shared, false);
     device.heard(epoch, wheel::second());
-    assert!(attach(&device, epoch, &Arc::default(), Writer::Owner));
+    assert!(attach(&device, epoch, &Arc::default(), SocketWriter::Owner));
     wheel::watch(&device, epoch, 10);
     device.heard(earlier, wheel::PAUSED);
     for second in 1..40 {
@@ -266,17 +266,17 @@ fn a_connection_asked_to_close_before_it_attaches_is_not_left_open() {
     let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
     let (device, epoch) = open(&shared, false);
     assert!(shared.broker.disconnect("c", 0x98, false, NOW, &mut turn).is_some());
-    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert!(attach(&device, epoch, &wakes, SocketWriter::Owner));
     assert_eq!(close(&device), Some(CloseReason::Administrative(0x98)));
     // The next connection has nothing to do with it.
     let (device, epoch) = open(&shared, false);
-    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert!(attach(&device, epoch, &wakes, SocketWriter::Owner));
     assert_eq!(close(&device), None);
     // Nor has one that comes after the request found nobody.
     device.detach(epoch);
     assert!(shared.broker.disconnect("c", 0x98, false, NOW, &mut turn).is_some());
     let (device, epoch) = open(&shared, false);
-    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert!(attach(&device, epoch, &wakes, SocketWriter::Owner));
     assert_eq!(close(&device), None);
 }
 
@@ -313,8 +313,8 @@ fn a_connection_that_comes_too_late_leaves_its_rights_to_nobody() {
     let (device, first) = open(&shared, false);
     let (_, second) = open(&shared, false);
     let only = |topic| Reception { gate: Some(Box::new(Only(topic))), room: None };
-    assert!(attach_with(&device, second, &wakes, Writer::Owner, only("bob")));
-    assert!(!attach_with(&device, first, &wakes, Writer::Owner, only("alice")));
+    assert!(attach_with(&device, second, &wakes, SocketWriter::Owner, only("bob")));
+    assert!(!attach_with(&device, first, &wakes, SocketWriter::Owner, only("alice")));
     let mut slot = device.lock();
     let gate = slot.out.gate().expect("somebody is asked");
     assert!(gate.admits("bob") && !gate.admits("alice"));
@@ -326,10 +326,10 @@ fn the_end_of_a_connection_takes_nothing_from_one_that_has_come_since() {
     let shared = shared();
     let wakes = Arc::new(Wakes::default());
     let (device, epoch) = open(&shared, false);
-    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert!(attach(&device, epoch, &wakes, SocketWriter::Owner));
     device.detach(epoch);
     let (device, epoch) = open(&shared, false);
-    assert!(attach(&device, epoch, &wakes, Writer::Owner));
+    assert!(attach(&device, epoch, &wakes, SocketWriter::Owner));
     let mut message = Message::new("t", b"p", NOW, Origin::BACKEND);
     message.qos = QoS::AtLeastOnce;
     for _ in 0..11 {

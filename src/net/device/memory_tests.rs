@@ -6,7 +6,7 @@ use broker::{CloseReason, MemoryKind, Session, Target, Turn};
 use gateway_core::{Message, Offer, Origin, QoS, QueueId, Timestamp};
 
 use super::{
-    Device, Writer,
+    Device, SocketWriter,
     link_tests::{Wakes, attach, open_as, shared_with, socket},
 };
 use crate::config::{ByteSize, Limits, OverflowPolicy};
@@ -37,7 +37,7 @@ fn the_largest_holder_gives_back_by_its_policy_or_is_closed() {
         let shared = shared_with(limits);
         let device = |name| {
             let (device, epoch) = open_as(&shared, name, true);
-            assert!(attach(&device, epoch, &Arc::new(Wakes::default()), Writer::Owner));
+            assert!(attach(&device, epoch, &Arc::new(Wakes::default()), SocketWriter::Owner));
             device
         };
         let (large, small) = (device("large"), device("small"));
@@ -76,7 +76,7 @@ fn a_full_queue_ends_the_connection_where_that_is_the_policy() {
         let shared =
             shared_with(Limits { max_inflight: 1, mailbox_messages: 1, overflow, ..Limits::default() });
         let (device, epoch) = open_as(&shared, "c", true);
-        assert!(attach(&device, epoch, &Arc::new(Wakes::default()), Writer::Owner));
+        assert!(attach(&device, epoch, &Arc::new(Wakes::default()), SocketWriter::Owner));
         let closes = || device.lock().link.as_ref().and_then(|link| link.close);
         (0..2).for_each(|_| deliver(&device, QoS::AtLeastOnce, 1));
         assert_eq!((closes(), device.queue().dropped), (None, 0));

@@ -39,7 +39,7 @@ use sending::{Sending, Waits};
 pub(in crate::net) struct Device {
     core: SessionCore,
     pub(in crate::net) shared: Arc<Shared>,
-    slot: Mutex<Slot>,
+    slot: Mutex<DeviceSlot>,
     /// The end of the epoch of the connection that was heard last, and above it the end of the second. In one word: a
     /// connection that was taken over may still run on another shard, and what it notes must not count for its successor.
     heard: AtomicU32,
@@ -56,7 +56,7 @@ pub(in crate::net) struct Reception {
 }
 
 /// What the lock guards.
-pub(in crate::net) struct Slot {
+pub(in crate::net) struct DeviceSlot {
     pub(in crate::net) out: Outbound,
     pub(in crate::net) link: Option<Link>,
 }
@@ -67,7 +67,7 @@ pub(in crate::net) struct Link {
     /// Wakes the connection's task.
     pub(in crate::net) waker: Waker,
     /// Plain TCP: any thread writes. `None` inside while a thread is writing.
-    pub(in crate::net) writer: Writer,
+    pub(in crate::net) writer: SocketWriter,
     /// Taken from the out-buffer and not completely written: the socket was full.
     pub(in crate::net) unsent: Option<Box<Unsent>>,
     pub(in crate::net) sending: Sending,
@@ -132,7 +132,7 @@ impl Unsent {
 pub(in crate::net) struct Flushing;
 
 /// Which threads may write to the socket.
-pub(in crate::net) enum Writer {
+pub(in crate::net) enum SocketWriter {
     /// Any thread that flushes.
     Direct(Option<OwnedWriteHalf>),
     /// Only the owner (TLS, WebSocket).
@@ -140,7 +140,7 @@ pub(in crate::net) enum Writer {
 }
 
 impl Link {
-    pub(in crate::net) fn new(epoch: u32, waker: Waker, writer: Writer) -> Self {
+    pub(in crate::net) fn new(epoch: u32, waker: Waker, writer: SocketWriter) -> Self {
         Self {
             epoch,
             waker,
@@ -156,7 +156,7 @@ impl Link {
 
 impl Device {
     pub(in crate::net) fn new(core: SessionCore, shared: Arc<Shared>) -> Self {
-        let slot = Mutex::new(Slot { out: Outbound::new(), link: None });
+        let slot = Mutex::new(DeviceSlot { out: Outbound::new(), link: None });
         Self { core, shared, slot, heard: AtomicU32::new(0), asked: AtomicU32::new(0) }
     }
 
@@ -193,12 +193,12 @@ impl Device {
         self.slot.lock().out.unsafe_releases()
     }
 
-    pub(in crate::net) fn lock(&self) -> MutexGuard<'_, Slot> {
+    pub(in crate::net) fn lock(&self) -> MutexGuard<'_, DeviceSlot> {
         self.slot.lock()
     }
 
     /// The slot, if the connection of `epoch` still owns the session.
-    pub(in crate::net) fn lock_owned(&self, epoch: u32) -> Option<MutexGuard<'_, Slot>> {
+    pub(in crate::net) fn lock_owned(&self, epoch: u32) -> Option<MutexGuard<'_, DeviceSlot>> {
         let slot = self.slot.lock();
         slot.link.as_ref().is_some_and(|link| link.epoch == epoch).then_some(slot)
     }
@@ -260,7 +260,7 @@ impl Device {
         }
     }
 
-    fn take_link(&self, slot: &mut Slot) -> Option<Link> {
+    fn take_link(&self, slot: &mut DeviceSlot) -> Option<Link> {
         let mut link = slot.link.take()?;
         let _ = self.take_errands(link.epoch);
         let lost = link.take_unsent(&mut slot.out);
@@ -294,7 +294,7 @@ impl Link {
     }
 }
 
-impl Slot {
+impl DeviceSlot {
     /// Bytes that the socket has taken on this connection.
     pub(in crate::net) fn written(&self) -> u64 {
         let unsent = self.link.as_ref().and_then(|link| link.unsent.as_ref());

@@ -125,26 +125,26 @@ impl TlsLayer {
                         discard += record.discard;
                         self.count += 1;
                     }
-                    Ok(Step::Go)
+                    Ok(TlsStep::Go)
                 }
-                ConnectionState::PeerClosed => Ok(Step::PeerClosed),
-                ConnectionState::EncodeTlsData(data) => encode(data, wire).map(|()| Step::Go),
+                ConnectionState::PeerClosed => Ok(TlsStep::PeerClosed),
+                ConnectionState::EncodeTlsData(data) => encode(data, wire).map(|()| TlsStep::Go),
                 ConnectionState::TransmitTlsData(data) => {
                     data.done();
-                    Ok(Step::Go)
+                    Ok(TlsStep::Go)
                 }
                 ConnectionState::WriteTraffic(_)
                 | ConnectionState::BlockedHandshake
-                | ConnectionState::Closed => Ok(Step::Blocked),
+                | ConnectionState::Closed => Ok(TlsStep::Blocked),
                 // Early data, which no configuration of ours allows.
                 _ => Err(Error::General("unexpected state of TLS".to_owned())),
             });
             used += discard;
             match step {
-                Ok(Step::Go) => {}
-                Ok(Step::PeerClosed) => self.peer_closed = true,
-                Ok(Step::Blocked) if self.peer_closed => return Ok(incoming.len()),
-                Ok(Step::Blocked) => return Ok(used),
+                Ok(TlsStep::Go) => {}
+                Ok(TlsStep::PeerClosed) => self.peer_closed = true,
+                Ok(TlsStep::Blocked) if self.peer_closed => return Ok(incoming.len()),
+                Ok(TlsStep::Blocked) => return Ok(used),
                 Err(error) => {
                     self.failed = true;
                     self.drain(wire);
@@ -215,7 +215,7 @@ impl TlsLayer {
 
 type Traffic<'c> = WriteTraffic<'c, ServerConnectionData>;
 
-enum Step {
+enum TlsStep {
     Go,
     PeerClosed,
     Blocked,

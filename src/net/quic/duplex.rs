@@ -20,9 +20,9 @@ const LINGER: Duration = Duration::from_secs(2);
 
 /// Reads and writes like a socket, from any thread. Dropped, it closes the connection, once the client has what was written,
 /// or after a moment.
-pub(in crate::net) struct Duplex(Option<Open>);
+pub(in crate::net) struct Duplex(Option<OpenDuplex>);
 
-struct Open {
+struct OpenDuplex {
     send: quinn::SendStream,
     recv: quinn::RecvStream,
     connection: quinn::Connection,
@@ -42,7 +42,7 @@ impl Duplex {
         shared: Arc<EntranceShared>,
         charge: Charge,
     ) -> Self {
-        Self(Some(Open { send, recv, connection, shared, charge, code: 0, shut: false }))
+        Self(Some(OpenDuplex { send, recv, connection, shared, charge, code: 0, shut: false }))
     }
 
     /// The reason code of MQTT with which the connection will be closed; 0 unless it is set.
@@ -62,7 +62,8 @@ impl Duplex {
 
 impl Drop for Duplex {
     fn drop(&mut self) {
-        let Some(Open { mut send, recv, connection, shared, charge, code, shut }) = self.0.take() else {
+        let Some(OpenDuplex { mut send, recv, connection, shared, charge, code, shut }) = self.0.take()
+        else {
             return;
         };
         drop(recv);

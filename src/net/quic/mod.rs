@@ -81,7 +81,7 @@ struct EntranceShared {
 }
 
 /// A client's first packet, with all that answering it takes.
-pub(in crate::net) struct Call {
+pub(in crate::net) struct FirstPacket {
     incoming: quinn::Incoming,
     config: Arc<ServerConfig>,
     shared: Arc<EntranceShared>,
@@ -130,14 +130,14 @@ impl Entrance {
     ///
     /// # Errors
     /// They cannot be used for QUIC.
-    pub(in crate::net) fn take(&mut self, incoming: quinn::Incoming) -> io::Result<Call> {
+    pub(in crate::net) fn take(&mut self, incoming: quinn::Incoming) -> io::Result<FirstPacket> {
         let loaded = self.tls.load();
         if !Arc::ptr_eq(&loaded, &self.current.0) {
             let mut config = (*self.current.1).clone();
             config.crypto = crypto(&loaded)?;
             self.current = (Arc::clone(&loaded), Arc::new(config));
         }
-        Ok(Call { incoming, config: Arc::clone(&self.current.1), shared: Arc::clone(&self.shared) })
+        Ok(FirstPacket { incoming, config: Arc::clone(&self.current.1), shared: Arc::clone(&self.shared) })
     }
 
     /// Refuses calls from now on, and waits until the last packet of the last connection is sent. Cancel safe.
@@ -173,7 +173,7 @@ pub(in crate::net) struct Shaken {
     charge: Charge,
 }
 
-impl Call {
+impl FirstPacket {
     /// Whether the client has proved its address before.
     pub(in crate::net) fn is_proved(&self) -> bool {
         self.incoming.remote_address_validated()

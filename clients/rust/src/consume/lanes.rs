@@ -53,7 +53,7 @@ pub(super) struct Lanes {
 
 #[derive(Default)]
 struct Lane {
-    waiting: VecDeque<Waiting>,
+    waiting: VecDeque<LaneMessage>,
     busy: bool,
     /// The message that was given back last, until it comes again, and how long that is waited for: what the gateway had sent
     /// after it is void, and may be on its way still.
@@ -72,7 +72,7 @@ impl Lane {
 
 /// How a handler has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Ended {
+pub(super) enum HandlerEnd {
     /// The message is handled.
     Done,
     /// It is given back, and comes again.
@@ -81,9 +81,9 @@ pub(super) enum Ended {
     Up,
 }
 
-struct Waiting {
+struct LaneMessage {
     message: ConsumedMessage,
-    held: Held,
+    held: HeldSince,
 }
 
 struct Running {
@@ -91,17 +91,17 @@ struct Running {
     message_id: String,
     /// Its delivery on the stream of now; none once that is void.
     delivery_id: Option<u64>,
-    held: Held,
+    held: HeldSince,
 }
 
 /// Since when a message is here, and when its deadline is to be moved next.
 #[derive(Clone, Copy)]
-struct Held {
+struct HeldSince {
     since: Instant,
     extend_at: Instant,
 }
 
-impl Held {
+impl HeldSince {
     fn is_due(&self, now: Instant) -> bool {
         self.extend_at <= now && now - self.since < LONGEST_WORK
     }
@@ -157,7 +157,7 @@ impl Lanes {
         // The hour of a message whose handler still runs, on a delivery that is void, does not begin again.
         let since = self.running.values().find(|running| running.message_id == message.message_id);
         let since = since.map_or(now, |running| running.held.since);
-        let waiting = Waiting { held: Held { since, extend_at: now + self.extend_every }, message };
+        let waiting = LaneMessage { held: HeldSince { since, extend_at: now + self.extend_every }, message };
         let message = &waiting.message;
         let lane = self.lanes.entry(key.clone()).or_default();
         let is_back = lane.blocked.take_if(|(id, _)| *id == message.message_id).is_some();
@@ -177,7 +177,7 @@ impl Lanes {
         loop {
             let key = self.ready.pop_front()?;
             let Some(lane) = self.lanes.get_mut(&key).filter(|lane| lane.may_start()) else { continue };
-            let Some(Waiting { message, held }) = lane.waiting.pop_front() else {
+            let Some(LaneMessage { message, held }) = lane.waiting.pop_front() else {
                 self.lanes.remove(&key);
                 continue;
             };
@@ -197,12 +197,12 @@ impl Lanes {
     }
 
     /// A handler has ended.
-    pub(super) fn finish(&mut self, name: u64, ended: Ended, now: Instant) -> Finished {
+    pub(super) fn finish(&mut self, name: u64, ended: HandlerEnd, now: Instant) -> Finished {
         let Some(running) = self.running.remove(&name) else { return Finished::Settled };
         let Running { lane: key, message_id, delivery_id, .. } = running;
         if let Some(lane) = self.lanes.get_mut(&key) {
             lane.busy = false;
-            if ended == Ended::Back && delivery_id.is_some() {
+            if ended == HandlerEnd::Back && delivery_id.is_some() {
                 lane.blocked = Some((message_id.clone(), now + BLOCKED));
                 self.blocked.push_back((now + BLOCKED, key.clone()));
             }
@@ -217,7 +217,7 @@ impl Lanes {
         {
             self.unblock(due);
         }
-        match (delivery_id, ended == Ended::Done) {
+        match (delivery_id, ended == HandlerEnd::Done) {
             (Some(id), true) => {
                 self.acknowledgements.push_back(id);
                 self.unconfirmed.insert(id, message_id);
@@ -367,7 +367,7 @@ mod tests {
         }
         let first = started(&mut lanes);
         assert_eq!(first.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [1, 3]);
-        assert_eq!(lanes.finish(first[0].0, Ended::Done, Instant::now()), Finished::Settled);
+        assert_eq!(lanes.finish(first[0].0, HandlerEnd::Done, Instant::now()), Finished::Settled);
         let second = started(&mut lanes);
         assert_eq!(second.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [2]);
         assert_eq!(lanes.acknowledge(9), [1]);
@@ -380,7 +380,7 @@ mod tests {
         lanes.deliver(message(1, "a"), Instant::now());
         lanes.deliver(message(2, "a"), Instant::now());
         let first = started(&mut lanes);
-        assert_eq!(lanes.finish(first[0].0, Ended::Back, Instant::now()), Finished::GiveBack(1));
+        assert_eq!(lanes.finish(first[0].0, HandlerEnd::Back, Instant::now()), Finished::GiveBack(1));
         assert!(started(&mut lanes).is_empty());
         lanes.deliver(ConsumedMessage { delivery_id: 3, ..message(1, "a") }, Instant::now());
         assert_eq!(started(&mut lanes).len(), 1);
@@ -392,7 +392,7 @@ mod tests {
         let (mut lanes, now) = (Lanes::default(), Instant::now());
         lanes.deliver(message(1, "a"), Instant::now());
         let first = started(&mut lanes);
-        assert_eq!(lanes.finish(first[0].0, Ended::Back, now), Finished::GiveBack(1));
+        assert_eq!(lanes.finish(first[0].0, HandlerEnd::Back, now), Finished::GiveBack(1));
         lanes.deliver(message(2, "a"), Instant::now());
         assert!(started(&mut lanes).is_empty());
         lanes.revoke(2, 2);
@@ -400,7 +400,7 @@ mod tests {
         lanes.deliver(ConsumedMessage { delivery_id: 4, ..message(2, "a") }, Instant::now());
         let again = started(&mut lanes);
         assert_eq!(again.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [3]);
-        lanes.finish(again[0].0, Ended::Done, now);
+        lanes.finish(again[0].0, HandlerEnd::Done, now);
         assert_eq!(started(&mut lanes).len(), 1);
     }
 
@@ -412,10 +412,10 @@ mod tests {
             lanes.deliver(message(id, "a"), Instant::now());
         }
         let first = started(&mut lanes);
-        lanes.finish(first[0].0, Ended::Up, now);
+        lanes.finish(first[0].0, HandlerEnd::Up, now);
         let second = started(&mut lanes);
         assert_eq!(second.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [2], "told to be a dead letter");
-        lanes.finish(second[0].0, Ended::Back, now);
+        lanes.finish(second[0].0, HandlerEnd::Back, now);
         assert!(started(&mut lanes).is_empty());
         lanes.unblock(now + BLOCKED);
         assert_eq!(lanes.blocked_until(), None);
@@ -428,7 +428,7 @@ mod tests {
         let mut lanes = Lanes::default();
         lanes.deliver(message(1, "a"), Instant::now());
         let first = started(&mut lanes);
-        lanes.finish(first[0].0, Ended::Done, Instant::now());
+        lanes.finish(first[0].0, HandlerEnd::Done, Instant::now());
         lanes.lose_stream(Instant::now());
         lanes.deliver(message(1, "a"), Instant::now());
         assert_eq!(lanes.acknowledge(9), [1]);
@@ -444,17 +444,17 @@ mod tests {
             lanes.deliver(message(id, device), Instant::now());
         }
         let first = started(&mut lanes);
-        lanes.finish(first[0].0, Ended::Done, Instant::now());
+        lanes.finish(first[0].0, HandlerEnd::Done, Instant::now());
         assert_eq!(lanes.acknowledge(9), [1]);
         lanes.lose_stream(Instant::now());
         // Its handler ends on no stream; the third one's goes on while its message comes again.
-        lanes.finish(first[1].0, Ended::Done, Instant::now());
+        lanes.finish(first[1].0, HandlerEnd::Done, Instant::now());
         for (id, device) in [(1, "a"), (2, "b"), (3, "c")] {
             lanes.deliver(message(id, device), Instant::now());
         }
         assert!(started(&mut lanes).is_empty());
         assert_eq!(lanes.acknowledge(9), [1, 2]);
-        lanes.finish(first[2].0, Ended::Done, Instant::now());
+        lanes.finish(first[2].0, HandlerEnd::Done, Instant::now());
         assert!(started(&mut lanes).is_empty());
         assert_eq!(lanes.acknowledge(9), [3]);
         assert_eq!(lanes.confirm(1, 3), 3);
@@ -466,7 +466,7 @@ mod tests {
         let (mut lanes, now) = (Lanes::default(), Instant::now());
         lanes.deliver(message(1, "a"), now);
         let first = started(&mut lanes);
-        lanes.finish(first[0].0, Ended::Done, now);
+        lanes.finish(first[0].0, HandlerEnd::Done, now);
         lanes.lose_stream(now);
         lanes.deliver(message(2, "b"), now + REMEMBERED_FOR);
         assert_eq!(lanes.done.ids.len(), 1);
@@ -481,7 +481,7 @@ mod tests {
         lanes.deliver(message(2, "a"), Instant::now());
         let first = started(&mut lanes);
         lanes.revoke(1, 2);
-        lanes.finish(first[0].0, Ended::Done, Instant::now());
+        lanes.finish(first[0].0, HandlerEnd::Done, Instant::now());
         assert!(started(&mut lanes).is_empty());
         assert!(lanes.acknowledge(9).is_empty());
         assert_eq!(lanes.unsettled(), 0);
@@ -505,7 +505,7 @@ mod tests {
         assert!(extended(&mut lanes, 14, 9).is_empty());
         assert_eq!(extended(&mut lanes, 16, 9), [1, 2], "one runs, one waits");
         assert_eq!(extended(&mut lanes, 26, 9), [3]);
-        lanes.finish(first[0].0, Ended::Done, now);
+        lanes.finish(first[0].0, HandlerEnd::Done, now);
         assert_eq!(extended(&mut lanes, 45, 1).len(), 1);
         assert_eq!(extended(&mut lanes, 45, 9).len(), 1, "what one request did not take is in the next");
         assert!(extended(&mut lanes, 45, 9).is_empty(), "it is done, or not due");

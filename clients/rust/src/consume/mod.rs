@@ -19,7 +19,7 @@ use tokio::{
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Streaming;
 
-use self::lanes::{Ended, Finished, Lanes};
+use self::lanes::{Finished, HandlerEnd, Lanes};
 use crate::{Client, Error, backoff::Backoff, new_key};
 
 /// A message or event that a member got.
@@ -228,7 +228,7 @@ impl Client {
         F: Future<Output = Result<(), GiveBack>> + Send + 'static,
     {
         let mut stop = pin!(stop);
-        let mut work = Work::new(&options);
+        let mut work = MemberWork::new(&options);
         let mut backoff = Backoff::default();
         let mut joined_before = false;
         loop {
@@ -306,7 +306,7 @@ impl Client {
 }
 
 /// What outlives a stream: handlers that run, and what is known of their messages.
-struct Work {
+struct MemberWork {
     tasks: JoinSet<(u64, Result<(), GiveBack>)>,
     lanes: Lanes,
     /// The lanes' name of each task, for those that panic.
@@ -321,7 +321,7 @@ struct Work {
     actions: VecDeque<Action>,
 }
 
-impl Work {
+impl MemberWork {
     fn new(options: &Options) -> Self {
         Self {
             tasks: JoinSet::new(),
@@ -471,9 +471,9 @@ impl Work {
             }
         };
         let ended = match &result {
-            Ok(()) => Ended::Done,
-            Err(GiveBack { dead_letter: true, .. }) => Ended::Up,
-            Err(_) => Ended::Back,
+            Ok(()) => HandlerEnd::Done,
+            Err(GiveBack { dead_letter: true, .. }) => HandlerEnd::Up,
+            Err(_) => HandlerEnd::Back,
         };
         match self.lanes.finish(name, ended, Instant::now()) {
             Finished::Settled => {}

@@ -58,7 +58,7 @@ impl Grant {
 /// A line of the file.
 #[derive(Debug, Deserialize, Serialize)]
 #[serde(deny_unknown_fields)]
-struct Line {
+struct TokenLine {
     id: String,
     role: Role,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -149,7 +149,7 @@ impl Tokens {
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
         }
-        let line = Line {
+        let line = TokenLine {
             id: grant.id.clone(),
             role: grant.role,
             topics: grant.scope.topics().map(owned),
@@ -184,7 +184,7 @@ fn is_grant(line: &str) -> bool {
 }
 
 fn read(line: &str) -> Result<Grant, String> {
-    let line: Line = serde_json::from_str(line).map_err(|error| match error.classify() {
+    let line: TokenLine = serde_json::from_str(line).map_err(|error| match error.classify() {
         // The message of a wrong value quotes it.
         serde_json::error::Category::Data => {
             format!("not a token's line, at column {}; 'mqtt-server token create' shows one", error.column())

@@ -24,12 +24,12 @@ impl std::error::Error for BanFileError {}
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    bans: Vec<Spanned<Entry>>,
+    bans: Vec<Spanned<BanEntry>>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct BanEntry {
     client_id: Option<String>,
     username: Option<String>,
     common_name: Option<String>,
@@ -65,7 +65,7 @@ pub fn parse_bans(text: &str, by: &str, most: usize) -> Result<BanList, BanFileE
     if problems.is_empty() { Ok(list) } else { Err(BanFileError(problems)) }
 }
 
-impl Entry {
+impl BanEntry {
     fn read(self, by: &str) -> Result<Ban, String> {
         let Self { client_id, username, common_name, fingerprint, address, reason, expires } = self;
         let mut named = [

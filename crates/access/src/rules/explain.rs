@@ -12,7 +12,7 @@ const SHOWN: usize = 3;
 
 /// What somebody wants to do.
 #[derive(Debug, Clone, Copy)]
-pub enum Asked<'a> {
+pub enum AccessQuestion<'a> {
     /// Publish to a topic.
     Publish {
         /// Topic name.
@@ -50,10 +50,10 @@ impl fmt::Display for Explanation {
 
 impl Rules {
     /// Explains a decision.
-    pub fn explain(&self, subject: &Subject<'_>, asked: &Asked<'_>) -> Explanation {
+    pub fn explain(&self, subject: &Subject<'_>, asked: &AccessQuestion<'_>) -> Explanation {
         match *asked {
-            Asked::Publish { topic, .. } => self.explain_topic(subject, topic, asked),
-            Asked::Subscribe { filter } => {
+            AccessQuestion::Publish { topic, .. } => self.explain_topic(subject, topic, asked),
+            AccessQuestion::Subscribe { filter } => {
                 let inner = parse_shared(filter).ok().flatten().map_or(filter, |(_, inner)| inner);
                 if inner.contains(['+', '#']) {
                     self.explain_filter(subject, filter, inner)
@@ -64,8 +64,8 @@ impl Rules {
         }
     }
 
-    fn explain_topic(&self, subject: &Subject<'_>, topic: &str, asked: &Asked<'_>) -> Explanation {
-        let publish = matches!(asked, Asked::Publish { .. });
+    fn explain_topic(&self, subject: &Subject<'_>, topic: &str, asked: &AccessQuestion<'_>) -> Explanation {
+        let publish = matches!(asked, AccessQuestion::Publish { .. });
         let mut lines = Vec::new();
         for rule in &self.rules {
             let says = |why: &str| format!("line {}: {}: {why}", rule.line, rule.title());
@@ -80,8 +80,8 @@ impl Rules {
                 continue;
             }
             let within = match *asked {
-                Asked::Publish { qos, retain, bytes, .. } => rule.within(qos, retain, bytes),
-                Asked::Subscribe { .. } => Ok(()),
+                AccessQuestion::Publish { qos, retain, bytes, .. } => rule.within(qos, retain, bytes),
+                AccessQuestion::Subscribe { .. } => Ok(()),
             };
             let allowed = !rule.deny && within.is_ok();
             let verdict = if allowed { "allowed" } else { "denied" };

@@ -40,7 +40,7 @@ struct File {
     #[serde(default)]
     groups: BTreeMap<Box<str>, Group>,
     #[serde(default)]
-    rules: Vec<Spanned<Entry>>,
+    rules: Vec<Spanned<RuleEntry>>,
 }
 
 #[derive(Deserialize)]
@@ -54,7 +54,7 @@ struct Group {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct RuleEntry {
     allow: Option<Spanned<Actions>>,
     deny: Option<Spanned<Actions>>,
     topics: Spanned<Vec<Spanned<String>>>,
@@ -145,7 +145,7 @@ impl Reader<'_> {
         self.mistakes.push(Mistake { line, what: what.into() });
     }
 
-    fn rule(&mut self, entry: &Spanned<Entry>) -> Option<Rule> {
+    fn rule(&mut self, entry: &Spanned<RuleEntry>) -> Option<Rule> {
         let here = entry.span();
         let entry = entry.get_ref();
         let (deny, actions) = match (&entry.allow, &entry.deny) {
@@ -198,7 +198,7 @@ impl Reader<'_> {
     }
 
     /// The conditions that are given, those first that are decided fastest.
-    fn who(&mut self, entry: &Entry) -> Who {
+    fn who(&mut self, entry: &RuleEntry) -> Who {
         let mut conditions = Vec::new();
         conditions.extend(entry.anonymous.map(Condition::Anonymous));
         let mut names = |list: &Option<Vec<_>>| list.as_deref().map(|list| self.names(list));
@@ -217,7 +217,7 @@ impl Reader<'_> {
     }
 
     /// Limits say how much is allowed, so they belong to rules that allow.
-    fn check_limits(&mut self, entry: &Entry, deny: bool, publish: bool, subscribe: bool) {
+    fn check_limits(&mut self, entry: &RuleEntry, deny: bool, publish: bool, subscribe: bool) {
         if let Some(qos) = &entry.max_qos
             && *qos.get_ref() > 2
         {

@@ -2,7 +2,7 @@
 
 use gateway_core::{QoS, TopicFilter, TopicName};
 
-use super::{Asked, Rules, Subscribing, import_mosquitto};
+use super::{AccessQuestion, Rules, Subscribing, import_mosquitto};
 use crate::{Principal, Subject};
 
 /// Reads `data` as a rules file and as an ACL file of Mosquitto, and asks what comes of it.
@@ -34,13 +34,13 @@ fn ask(rules: &Rules, names: &str) {
     for topic in words.take(8).chain(["a", "a/b", "$SYS/x", "#", "+/a"]) {
         if TopicName::check(topic).is_ok() {
             let grant = rules.publish(&subject, topic);
-            let asked = Asked::Publish { topic, qos: QoS::AtMostOnce, retain: false, bytes: 0 };
+            let asked = AccessQuestion::Publish { topic, qos: QoS::AtMostOnce, retain: false, bytes: 0 };
             let explained = rules.explain(&subject, &asked);
             assert_eq!((grant.is_allowed(), grant.line), (explained.allowed, explained.line), "{topic}");
         }
         if TopicFilter::check(topic).is_ok() {
             let decided = rules.subscribe(&subject, topic);
-            let explained = rules.explain(&subject, &Asked::Subscribe { filter: topic });
+            let explained = rules.explain(&subject, &AccessQuestion::Subscribe { filter: topic });
             let denied = matches!(decided, Subscribing::Denied(_));
             assert_eq!(denied, !explained.allowed, "{topic}");
         }

@@ -10,7 +10,7 @@ const MOST: usize = 100;
 
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Listed {
+pub struct ListedRule {
     /// Where it is in the file.
     pub line: u32,
     /// Whether it denies.
@@ -31,13 +31,13 @@ pub struct Listed {
 
 impl Rules {
     /// The rules behind the first `from`.
-    pub fn list(&self, from: usize) -> impl Iterator<Item = Listed> + '_ {
+    pub fn list(&self, from: usize) -> impl Iterator<Item = ListedRule> + '_ {
         self.rules.iter().skip(from).map(Rule::listed)
     }
 }
 
 impl Rule {
-    fn listed(&self) -> Listed {
+    fn listed(&self) -> ListedRule {
         let mut limits = Vec::new();
         if self.max_qos < 2 {
             limits.push(format!("QoS {} at most", self.max_qos));
@@ -51,7 +51,7 @@ impl Rule {
         if self.on_delivery {
             limits.push("subscriptions are filtered on delivery".to_owned());
         }
-        Listed {
+        ListedRule {
             line: self.line,
             deny: self.deny,
             publish: self.publish,
@@ -111,7 +111,7 @@ mod tests {
             many.join(", ")
         );
         let rules = Rules::parse(&text).expect("rules");
-        let listed: Vec<Listed> = rules.list(0).collect();
+        let listed: Vec<ListedRule> = rules.list(0).collect();
         let first = &listed[0];
         assert_eq!((first.line, first.deny, first.publish, first.subscribe), (2, false, true, false));
         assert_eq!((first.topics.join(" ").as_str(), first.topic_count), ("a/%{c}/# b/+", 2));

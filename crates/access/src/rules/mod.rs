@@ -33,10 +33,10 @@ use self::{
 };
 use crate::Subject;
 
-pub use explain::{Asked, Explanation};
+pub use explain::{AccessQuestion, Explanation};
 pub use file::Mistake;
 pub use fuzz::fuzz_rules;
-pub use list::Listed;
+pub use list::ListedRule;
 pub use mosquitto::{Imported, import_mosquitto};
 pub use recent::Recent;
 

@@ -31,10 +31,10 @@ pub(super) enum Level {
 
 /// A level with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Template(Box<[Part]>);
+pub(super) struct Template(Box<[PatternPart]>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Part {
+enum PatternPart {
     Text(Box<str>),
     ClientId,
     Username,
@@ -155,7 +155,7 @@ impl Pattern {
             _ => None,
         });
         let parts = templates.flat_map(|template| &*template.0);
-        parts.filter(|part| !matches!(part, Part::Text(_))).find_map(|part| {
+        parts.filter(|part| !matches!(part, PatternPart::Text(_))).find_map(|part| {
             let values: Vec<&str> = part.values(subject).collect();
             if values.is_empty() {
                 return Some(format!("nothing stands for {part}"));
@@ -188,7 +188,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-impl fmt::Display for Part {
+impl fmt::Display for PatternPart {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Text(text) => f.write_str(&text.replace('%', "%%")),
@@ -207,14 +207,14 @@ impl Level {
             "#" => return Ok(Self::Hash),
             _ => {}
         }
-        let parts = Part::parse_all(text)?;
-        let claims = parts.iter().filter(|part| matches!(part, Part::Claim(_))).count();
+        let parts = PatternPart::parse_all(text)?;
+        let claims = parts.iter().filter(|part| matches!(part, PatternPart::Claim(_))).count();
         if claims > 1 {
             return Err("a level has at most one claim".into());
         }
         match parts.as_slice() {
             [] => Ok(Self::Text("".into())),
-            [Part::Text(text)] => Ok(Self::Text(text.clone())),
+            [PatternPart::Text(text)] => Ok(Self::Text(text.clone())),
             _ => Ok(Self::Template(Template(parts.into()))),
         }
     }
@@ -226,15 +226,16 @@ impl Level {
             Self::Plus => Cow::Borrowed("+"),
             Self::Hash => Cow::Borrowed("#"),
             Self::Template(Template(parts)) => {
-                let text =
-                    |part: &Part| if let Part::Text(text) = part { text.to_string() } else { "x".into() };
+                let text = |part: &PatternPart| {
+                    if let PatternPart::Text(text) = part { text.to_string() } else { "x".into() }
+                };
                 Cow::Owned(parts.iter().map(text).collect())
             }
         }
     }
 }
 
-impl Part {
+impl PatternPart {
     /// Splits a level into text and placeholders: `%c`, `%u`, `%cn`, `%{claim.NAME}`; `%%` is a per cent sign.
     fn parse_all(text: &str) -> Result<Vec<Self>, String> {
         let mut parts = Vec::new();
@@ -335,7 +336,7 @@ impl Template {
     /// Whether a level is what this stands for. A placeholder at the very beginning stands for nothing that begins with
     /// `$`, as no wildcard does.
     pub(super) fn fit(&self, level: &str, first: bool, subject: &Subject<'_>) -> Fit {
-        if first && level.starts_with('$') && !matches!(self.0.first(), Some(Part::Text(_))) {
+        if first && level.starts_with('$') && !matches!(self.0.first(), Some(PatternPart::Text(_))) {
             return Fit::No;
         }
         fit(&self.0, level, subject)
@@ -346,7 +347,7 @@ impl Template {
         let mut texts = vec![String::new()];
         let mut unfit = false;
         for part in &self.0 {
-            if let Part::Text(text) = part {
+            if let PatternPart::Text(text) = part {
                 texts.iter_mut().for_each(|so_far| so_far.push_str(text));
                 continue;
             }
@@ -361,18 +362,18 @@ impl Template {
             }
             texts = longer;
         }
-        if first && !matches!(self.0.first(), Some(Part::Text(_))) {
+        if first && !matches!(self.0.first(), Some(PatternPart::Text(_))) {
             texts.retain(|text| !text.starts_with('$'));
         }
         (texts, unfit)
     }
 }
 
-fn fit(parts: &[Part], rest: &str, subject: &Subject<'_>) -> Fit {
+fn fit(parts: &[PatternPart], rest: &str, subject: &Subject<'_>) -> Fit {
     let Some((part, parts)) = parts.split_first() else {
         return if rest.is_empty() { Fit::Yes } else { Fit::No };
     };
-    if let Part::Text(text) = part {
+    if let PatternPart::Text(text) = part {
         return rest.strip_prefix(&**text).map_or(Fit::No, |rest| fit(parts, rest, subject));
     }
     let mut result = if part.is_cut(subject) { Fit::Unfit } else { Fit::No };

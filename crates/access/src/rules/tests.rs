@@ -26,7 +26,7 @@ const PLAIN: (QoS, bool, usize) = (QoS::AtMostOnce, false, 0);
 fn may(rules: &Rules, subject: &Subject<'_>, topic: &str, how: (QoS, bool, usize)) -> Result<(), Excess> {
     let grant = rules.publish(subject, topic);
     let (qos, retain, bytes) = how;
-    let explained = rules.explain(subject, &Asked::Publish { topic, qos, retain, bytes });
+    let explained = rules.explain(subject, &AccessQuestion::Publish { topic, qos, retain, bytes });
     let result = grant.permits(qos, retain, bytes);
     assert_eq!((explained.allowed, explained.line), (result.is_ok(), grant.line), "{topic}: {explained}");
     result
@@ -187,7 +187,7 @@ topics = ["a/#", "b/+", "b/+/+/#", "d/%c/#"]
     ] {
         assert_eq!(rules.subscribe(&subject, filter), expected, "{filter}");
     }
-    let explained = rules.explain(&subject, &Asked::Subscribe { filter: "a/+" });
+    let explained = rules.explain(&subject, &AccessQuestion::Subscribe { filter: "a/+" });
     assert_eq!(explained.lines.last().map(String::as_str), Some("denied: 'a/secret' is denied by line 2"));
 }
 
@@ -464,7 +464,7 @@ proptest! {
         let mut all = true;
         for topic in all_topics(&["a", "b", "$d", "ab", "az", "z", "$z"], 4) {
             let grant = rules.receive(&subject, &topic);
-            let explained = rules.explain(&subject, &Asked::Subscribe { filter: &topic });
+            let explained = rules.explain(&subject, &AccessQuestion::Subscribe { filter: &topic });
             prop_assert_eq!((grant.is_allowed(), grant.line), (explained.allowed, explained.line), "{}", &topic);
             if matches(&asked, &topic) {
                 all &= grant.is_allowed();

@@ -2,7 +2,7 @@
 
 mod recent;
 
-pub use recent::{EventPlace, EventReader, Told};
+pub use recent::{EventOrGap, EventPlace, EventReader};
 
 pub(super) use recent::Recent;
 

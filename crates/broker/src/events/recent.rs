@@ -37,11 +37,11 @@ pub struct EventPlace {
 pub(crate) struct Recent {
     /// Read without the lock by those that have an event.
     kept: AtomicBool,
-    state: Mutex<State>,
+    state: Mutex<EventRing>,
     more: watch::Sender<()>,
 }
 
-struct State {
+struct EventRing {
     events: VecDeque<Event>,
     run: u64,
     /// The number of the next event.
@@ -53,7 +53,7 @@ struct State {
     left: Timestamp,
 }
 
-impl State {
+impl EventRing {
     /// The number of the first event that is kept.
     fn first(&self) -> u64 {
         self.next - self.events.len() as u64
@@ -80,7 +80,7 @@ fn cost(event: &Event) -> usize {
 
 impl Recent {
     pub(crate) fn new(account: &Arc<Account>) -> Arc<Self> {
-        let state = State {
+        let state = EventRing {
             events: VecDeque::new(),
             run: 0,
             next: 0,
@@ -157,7 +157,7 @@ impl Recent {
 
 /// What a reader is told.
 #[derive(Debug, Clone)]
-pub enum Told {
+pub enum EventOrGap {
     /// An event.
     Event(Event),
     /// So many events went before the reader came to them.
@@ -193,17 +193,17 @@ impl EventReader {
     }
 
     /// Reads what is next, if there is something.
-    pub fn read(&mut self) -> Option<Told> {
+    pub fn read(&mut self) -> Option<EventOrGap> {
         let state = self.recent.state.lock();
         let missed = state.first().saturating_sub(self.number);
         if missed > 0 {
             self.number += missed;
-            return Some(Told::Missed(missed));
+            return Some(EventOrGap::Missed(missed));
         }
         let index = usize::try_from(self.number - state.first()).unwrap_or(usize::MAX);
         let event = state.events.get(index)?.clone();
         self.number += 1;
-        Some(Told::Event(event))
+        Some(EventOrGap::Event(event))
     }
 }
 
@@ -229,8 +229,8 @@ mod tests {
     /// The numbers of the next events, at most `most`.
     fn numbers(reader: &mut EventReader, most: usize) -> Vec<u64> {
         let mut number = || match reader.read()? {
-            Told::Event(event) => Some(event.at.0),
-            Told::Missed(count) => panic!("{count} missed"),
+            EventOrGap::Event(event) => Some(event.at.0),
+            EventOrGap::Missed(count) => panic!("{count} missed"),
         };
         (0..most).map_while(|_| number()).collect()
     }
@@ -247,7 +247,7 @@ mod tests {
         let mut again = recent.open(Some(place)).expect("the place");
         assert_eq!(numbers(&mut again, 100), [4, 5, 6, 7, 8, 9, 10]);
         (0..EVENT_CAPACITY as u64 + 3).for_each(|number| recent.push(event(11 + number, 0)));
-        assert!(matches!(again.read(), Some(Told::Missed(3))));
+        assert!(matches!(again.read(), Some(EventOrGap::Missed(3))));
         assert_eq!(numbers(&mut again, 2), [14, 15]);
         assert!(recent.open(Some(EventPlace { number: 1 << 40, ..place })).is_none(), "not there yet");
         assert!(recent.open(Some(EventPlace { run: place.run + 1, ..place })).is_none(), "another process");
@@ -281,6 +281,6 @@ mod tests {
         let recent = Recent::new(&Arc::new(Account::new(0)));
         let mut reader = recent.open(None).expect("a reader");
         recent.push(event(0, 1 << 20));
-        assert!(matches!(reader.read(), Some(Told::Missed(1))));
+        assert!(matches!(reader.read(), Some(EventOrGap::Missed(1))));
     }
 }

@@ -9,7 +9,7 @@ use tokio::sync::{
     broadcast::{Receiver, error::RecvError},
 };
 
-use super::{GroupFilter, LogTarget, Table};
+use super::{GroupFilter, GroupIndex, LogTarget};
 use crate::{Broker, Event, EventKind};
 
 /// What events are appended under: the rest of the topic is the kind.
@@ -118,7 +118,7 @@ impl LogTarget {
     }
 }
 
-impl Table {
+impl GroupIndex {
     /// The groups that want an event.
     fn wanting_event(&self, event: &Event) -> Vec<GroupId> {
         let wants = |filter: &GroupFilter| {

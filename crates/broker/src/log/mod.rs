@@ -2,7 +2,7 @@
 //!
 //! In the index all groups are one receiver among the streams, the log, so that devices are asked nothing and non-broker mode
 //! withholds nothing. A filter that several groups have is one subscription; its identifier is the number of the filter, and
-//! [`Table`] has the groups behind it. A match therefore costs what the match cache costs, and where there is no group
+//! [`GroupIndex`] has the groups behind it. A match therefore costs what the match cache costs, and where there is no group
 //! nothing matches.
 //!
 //! Invariants: a message is appended once, however many groups want it; a number of a filter is never used for another, so
@@ -67,7 +67,7 @@ impl GroupFilter {
 }
 
 /// A group as the log's receiver knows it.
-struct Kept {
+struct KnownGroup {
     id: GroupId,
     filter: Arc<GroupFilter>,
     /// The set of this group alone.
@@ -77,8 +77,8 @@ struct Kept {
 }
 
 /// A group behind a topic filter.
-struct Wants {
-    kept: Arc<Kept>,
+struct FilteredGroup {
+    kept: Arc<KnownGroup>,
     /// The group no longer has this filter. A match that was made just before may still name it, and what the group wants by
     /// its new filters must not be lost for that.
     former: bool,
@@ -86,19 +86,19 @@ struct Wants {
 
 /// Groups by what they want.
 #[derive(Default)]
-struct Table {
-    groups: BTreeMap<GroupId, Arc<Kept>>,
+struct GroupIndex {
+    groups: BTreeMap<GroupId, Arc<KnownGroup>>,
     /// By number: the subscription identifier in the index.
-    filters: HashMap<u32, Vec<Wants>, RandomState>,
+    filters: HashMap<u32, Vec<FilteredGroup>, RandomState>,
 }
 
-impl Table {
+impl GroupIndex {
     /// The groups that want a message which matched the filters of these numbers; some perhaps several times.
     fn wanting<'a>(
         &'a self,
         message: &'a Message<'_>,
         numbers: &'a [u32],
-    ) -> impl Iterator<Item = &'a Arc<Kept>> {
+    ) -> impl Iterator<Item = &'a Arc<KnownGroup>> {
         let wants = numbers.iter().filter_map(|number| self.filters.get(number)).flatten();
         let wants = wants.filter(|wants| match wants.former {
             false => wants.kept.filter.wants(message),
@@ -131,7 +131,7 @@ pub(crate) struct LogTarget {
     /// Bytes of memory that the log may take.
     memory: usize,
     slot: u32,
-    table: RwLock<Table>,
+    table: RwLock<GroupIndex>,
     registered: Mutex<Registered>,
     /// Sets of several groups, so that not every message makes one.
     sets: RwLock<HashSet<Arc<[GroupId]>, RandomState>>,
@@ -191,7 +191,7 @@ impl Groups {
 }
 
 /// What is to be done with a message.
-enum Wanted {
+enum LogDestination {
     Nobody,
     /// By groups that take nothing now.
     Full,
@@ -214,8 +214,8 @@ impl LogTarget {
     }
 
     /// The groups that want a message which matched the filters of these numbers.
-    fn wanted(&self, table: &Table, message: &Message<'_>, numbers: &[u32]) -> Wanted {
-        let mut first: Option<&Arc<Kept>> = None;
+    fn wanted(&self, table: &GroupIndex, message: &Message<'_>, numbers: &[u32]) -> LogDestination {
+        let mut first: Option<&Arc<KnownGroup>> = None;
         let mut more = None;
         let mut full = false;
         for kept in table.wanting(message, numbers) {
@@ -237,10 +237,10 @@ impl LogTarget {
             }
         }
         match (first, more) {
-            (None, _) if full => Wanted::Full,
-            (None, _) => Wanted::Nobody,
-            (Some(first), None) => Wanted::By(Arc::clone(&first.alone)),
-            (Some(_), Some(mut groups)) => Wanted::By(self.set(groups.sorted())),
+            (None, _) if full => LogDestination::Full,
+            (None, _) => LogDestination::Nobody,
+            (Some(first), None) => LogDestination::By(Arc::clone(&first.alone)),
+            (Some(_), Some(mut groups)) => LogDestination::By(self.set(groups.sorted())),
         }
     }
 
@@ -282,12 +282,12 @@ impl LogTarget {
         // Until it is submitted: what an old filter has let in must not be behind a change of it, see [`Broker::keep_for`].
         let table = self.table.read();
         let groups = match self.wanted(&table, message, numbers) {
-            Wanted::Nobody => return Outcome::Ignored,
-            Wanted::Full => {
+            LogDestination::Nobody => return Outcome::Ignored,
+            LogDestination::Full => {
                 count(|c| c.groups_dropped_full.add(1));
                 return Outcome::Dropped(DropReason::QueueFull);
             }
-            Wanted::By(groups) => groups,
+            LogDestination::By(groups) => groups,
         };
         let device = message.origin.client_id.map(|id| id.as_str());
         let partition = Partition::of(device, message.topic);
@@ -374,17 +374,17 @@ impl Broker {
                 self.inner.account.force(MemoryKind::Log, target.memory);
             }
             let alone = Arc::new([group]);
-            let kept = Arc::new(Kept { id: group, filter, alone, full: AtomicBool::new(full) });
+            let kept = Arc::new(KnownGroup { id: group, filter, alone, full: AtomicBool::new(full) });
             table.groups.insert(group, Arc::clone(&kept));
             table.forget_former();
             for wants in table.filters.values_mut().flatten().filter(|wants| wants.kept.id == group) {
-                *wants = Wants { kept: Arc::clone(&kept), former: true };
+                *wants = FilteredGroup { kept: Arc::clone(&kept), former: true };
             }
             for number in numbers {
                 let list = table.filters.entry(number).or_default();
                 match list.iter_mut().find(|wants| wants.kept.id == group) {
                     Some(wants) => wants.former = false,
-                    None => list.push(Wants { kept: Arc::clone(&kept), former: false }),
+                    None => list.push(FilteredGroup { kept: Arc::clone(&kept), former: false }),
                 }
             }
         }

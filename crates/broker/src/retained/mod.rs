@@ -55,7 +55,7 @@ pub(crate) struct Retained {
 
 #[derive(Default)]
 struct RetainedTable {
-    messages: BTreeMap<Arc<str>, Kept>,
+    messages: BTreeMap<Arc<str>, RetainedPlace>,
     bytes: usize,
     /// Messages that have an expiry.
     expiring: usize,
@@ -73,7 +73,7 @@ struct RetainedTable {
 const NODE: usize = 96;
 
 /// Where the message of a topic is.
-enum Kept {
+enum RetainedPlace {
     Here {
         message: Arc<SharedMessage>,
         /// The turn in which it is considered for leaving memory, 0 for never. The topic is in `leaving` under this
@@ -84,7 +84,7 @@ enum Kept {
     Disk { received: Timestamp, expires: Option<Timestamp>, cost: u32 },
 }
 
-impl Kept {
+impl RetainedPlace {
     fn on_disk(message: &SharedMessage) -> Self {
         let cost = u32::try_from(message.cost()).unwrap_or(u32::MAX);
         Self::Disk { received: message.received, expires: message.expires, cost }
@@ -125,7 +125,7 @@ impl Kept {
 }
 
 impl RetainedTable {
-    fn put(&mut self, topic: &Arc<str>, kept: Kept) {
+    fn put(&mut self, topic: &Arc<str>, kept: RetainedPlace) {
         if let Some(old) = self.take(topic)
             && old.turn() != kept.turn()
         {
@@ -147,7 +147,7 @@ impl RetainedTable {
     }
 
     /// Takes it out of the table but leaves its turn in `leaving`.
-    fn take(&mut self, topic: &str) -> Option<Kept> {
+    fn take(&mut self, topic: &str) -> Option<RetainedPlace> {
         let kept = self.messages.remove(topic)?;
         self.bytes -= kept.cost();
         self.held -= kept.held(topic);
@@ -157,7 +157,7 @@ impl RetainedTable {
 
     /// Queues the message of a topic, if it is in memory, after all others that may leave it.
     fn may_leave(&mut self, topic: &Arc<str>) {
-        let Some(Kept::Here { turn, .. }) = self.messages.get_mut(topic) else { return };
+        let Some(RetainedPlace::Here { turn, .. }) = self.messages.get_mut(topic) else { return };
         self.turn += 1;
         let before = std::mem::replace(turn, self.turn);
         self.leaving.remove(&before);
@@ -211,8 +211,8 @@ impl Retained {
         let mut table = self.table.write();
         let old = table.messages.get(&*message.topic);
         let existed = old.is_some();
-        let old_cost = old.map_or(0, Kept::cost);
-        let turn = old.map_or(0, Kept::turn);
+        let old_cost = old.map_or(0, RetainedPlace::cost);
+        let turn = old.map_or(0, RetainedPlace::turn);
         let too_many = !existed && table.messages.len() >= self.max_messages;
         let more = (NODE + message.cost()).saturating_sub(old.map_or(0, |old| old.held(&message.topic)));
         if too_many || table.bytes - old_cost + message.cost() > self.max_bytes {
@@ -229,7 +229,7 @@ impl Retained {
             may_leave = turn == 0 && message.payload.len() > SMALL;
         }
         let topic = Arc::clone(&message.topic);
-        self.change(&mut table, |table| table.put(&topic, Kept::Here { message, turn }));
+        self.change(&mut table, |table| table.put(&topic, RetainedPlace::Here { message, turn }));
         if may_leave {
             table.may_leave(&topic);
         }
@@ -264,8 +264,8 @@ impl Retained {
             return false;
         }
         let small = message.payload.len() <= SMALL;
-        let here = || Kept::Here { message: Arc::clone(message), turn: 0 };
-        let kept = if small { here() } else { Kept::on_disk(message) };
+        let here = || RetainedPlace::Here { message: Arc::clone(message), turn: 0 };
+        let kept = if small { here() } else { RetainedPlace::on_disk(message) };
         self.change(&mut table, |table| table.put(&message.topic, kept));
         if let Some(owned) = Ownership::restored(parties, message.cost()) {
             table.owned.insert(Arc::clone(&message.topic), owned);
@@ -274,10 +274,10 @@ impl Retained {
     }
 
     /// Where the message of a topic is, if it has not expired.
-    pub(crate) fn get(&self, topic: &str, now: Timestamp) -> Option<Found> {
+    pub(crate) fn get(&self, topic: &str, now: Timestamp) -> Option<FoundTopic> {
         let table = self.table.read();
         let (topic, kept) = table.messages.get_key_value(topic)?;
-        (!kept.is_expired(now)).then(|| Found::new(topic, kept))
+        (!kept.is_expired(now)).then(|| FoundTopic::new(topic, kept))
     }
 
     /// Whether a new subscription to `filter` needs a cursor. False only if nothing can match.
@@ -299,10 +299,10 @@ impl Retained {
         }
     }
 
-    /// Fills in messages that were read; `read` has those of [`Found::to_read`] in the same order.
+    /// Fills in messages that were read; `read` has those of [`FoundTopic::to_read`] in the same order.
     pub(crate) fn fill<'a>(
         &self,
-        found: impl IntoIterator<Item = &'a mut Found>,
+        found: impl IntoIterator<Item = &'a mut FoundTopic>,
         read: LoadedRetained,
         now: Timestamp,
     ) {
@@ -320,8 +320,8 @@ impl Retained {
         now: Timestamp,
     ) -> Option<Arc<SharedMessage>> {
         match self.table.read().messages.get(topic)? {
-            Kept::Here { message, .. } => Some(Arc::clone(message)),
-            Kept::Disk { received, .. } => read.filter(|message| message.received == *received),
+            RetainedPlace::Here { message, .. } => Some(Arc::clone(message)),
+            RetainedPlace::Disk { received, .. } => read.filter(|message| message.received == *received),
         }
         .filter(|message| !message.is_expired(now))
     }
@@ -351,7 +351,7 @@ impl Retained {
             }
             seen += 1;
             if matches(filter, topic) && !kept.is_expired(now) {
-                return (Scanned::Found(Found::new(topic, kept)), seen);
+                return (Scanned::Found(FoundTopic::new(topic, kept)), seen);
             }
             if seen == scan {
                 last = Some(Arc::clone(topic));
@@ -374,7 +374,7 @@ impl Retained {
                 break;
             }
             let Some((_, topic)) = table.leaving.pop_first() else { break };
-            let Some(Kept::Here { message, .. }) = table.messages.get(&topic) else { continue };
+            let Some(RetainedPlace::Here { message, .. }) = table.messages.get(&topic) else { continue };
             if message.received.plus_millis(stay) <= now {
                 bytes += message.cost();
                 chosen.push(topic);
@@ -391,12 +391,14 @@ impl Retained {
         let loaded = loaded.into_iter().chain(std::iter::repeat(None));
         for (topic, read) in topics.into_iter().zip(loaded) {
             let mut table = self.table.write();
-            let Some(Kept::Here { message, turn }) = table.messages.get_mut(&topic) else { continue };
+            let Some(RetainedPlace::Here { message, turn }) = table.messages.get_mut(&topic) else {
+                continue;
+            };
             if message.payload.len() <= SMALL {
                 let before = std::mem::take(turn);
                 table.leaving.remove(&before);
             } else if read.is_some_and(|read| is_same(&read, message)) {
-                let kept = Kept::on_disk(message);
+                let kept = RetainedPlace::on_disk(message);
                 self.change(&mut table, |table| table.put(&topic, kept));
             } else {
                 table.may_leave(&topic);
@@ -455,7 +457,7 @@ impl Retained {
 }
 
 /// A topic that has a message.
-pub(crate) struct Found {
+pub(crate) struct FoundTopic {
     pub(crate) topic: Arc<str>,
     /// `None` if it is on disk only.
     pub(crate) message: Option<Arc<SharedMessage>>,
@@ -463,11 +465,11 @@ pub(crate) struct Found {
     pub(crate) cost: usize,
 }
 
-impl Found {
-    fn new(topic: &Arc<str>, kept: &Kept) -> Self {
+impl FoundTopic {
+    fn new(topic: &Arc<str>, kept: &RetainedPlace) -> Self {
         let message = match kept {
-            Kept::Here { message, .. } => Some(Arc::clone(message)),
-            Kept::Disk { .. } => None,
+            RetainedPlace::Here { message, .. } => Some(Arc::clone(message)),
+            RetainedPlace::Disk { .. } => None,
         };
         Self { topic: Arc::clone(topic), message, cost: kept.cost() }
     }
@@ -480,7 +482,7 @@ impl Found {
 }
 
 pub(crate) enum Scanned {
-    Found(Found),
+    Found(FoundTopic),
     /// No match up to this topic.
     Paused(Arc<str>),
     End,

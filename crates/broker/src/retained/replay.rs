@@ -16,7 +16,7 @@ use gateway_core::{
 };
 use store::{BoxFuture, LoadedRetained, StoreError};
 
-use super::{Found, Scanned};
+use super::{FoundTopic, Scanned};
 use crate::{Broker, Inner, Parties, RetainError, Session, Target, Turn, routing::Options};
 
 /// Topics looked at under one lock.
@@ -36,7 +36,7 @@ pub struct RetainedCursor {
     id: [u32; 1],
     done: bool,
     /// What was found and not yet yielded; the first is on disk only.
-    found: VecDeque<Found>,
+    found: VecDeque<FoundTopic>,
     /// The read of those that are on disk only.
     reading: Option<BoxFuture<'static, Result<LoadedRetained, StoreError>>>,
 }
@@ -108,7 +108,7 @@ impl RetainedCursor {
                 None | Some(Scanned::Paused(_)) => return Poll::Ready(Some(None)),
                 Some(Scanned::End) => return Poll::Ready(None),
             }
-            self.reading = Some(Box::pin(retained.load(Found::to_read(&self.found))));
+            self.reading = Some(Box::pin(retained.load(FoundTopic::to_read(&self.found))));
             return self.poll_next(broker, now, scan, cx);
         }
     }
@@ -226,9 +226,9 @@ impl Broker {
     }
 
     /// Reads what is on disk only.
-    async fn read_retained(&self, found: &mut [Found], now: Timestamp) -> Result<(), StoreError> {
+    async fn read_retained(&self, found: &mut [FoundTopic], now: Timestamp) -> Result<(), StoreError> {
         let retained = &self.inner.retained;
-        let topics = Found::to_read(&*found);
+        let topics = FoundTopic::to_read(&*found);
         if !topics.is_empty() {
             let read = retained.load(topics).await?;
             retained.fill(found, read, now);
@@ -243,7 +243,7 @@ impl Broker {
         limit: usize,
         bytes: usize,
         now: Timestamp,
-    ) -> (Vec<Found>, Option<Arc<str>>) {
+    ) -> (Vec<FoundTopic>, Option<Arc<str>>) {
         let retained = &self.inner.retained;
         let (mut list, mut sum) = (Vec::new(), 0);
         let mut position: Option<Arc<str>> = after.map(Arc::from);

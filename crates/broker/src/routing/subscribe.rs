@@ -12,7 +12,7 @@ use crate::{
     Broker, EventKind, Inner, MemoryKind, RetainedCursor, Session, SubscribeError, SubscribeRequest,
     Subscribed,
     sessions::SessionState,
-    shared::{Group, Member, Most},
+    shared::{Group, Most, SharedMember},
 };
 
 /// Bytes of one subscription on the memory account: its text, its records and, if it has wildcards, its nodes in the
@@ -123,7 +123,7 @@ impl Broker {
             let added = match shared {
                 Some((name, filter)) => {
                     let target = Arc::clone(session) as Arc<dyn crate::Target>;
-                    let member = Member { target, slot, id, options };
+                    let member = SharedMember { target, slot, id, options };
                     let strategy = self.strategy(name, &state.listener);
                     self.join(request.filter, strategy, filter, member, may_add)
                 }
@@ -268,7 +268,7 @@ impl Broker {
         full: &str,
         strategy: SharedStrategy,
         filter: &str,
-        member: Member,
+        member: SharedMember,
         may_add: bool,
     ) -> Option<Added> {
         let inner = &*self.inner;

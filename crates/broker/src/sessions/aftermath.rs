@@ -12,18 +12,18 @@ use std::{
 
 use gateway_core::{Commit, Effort, Timestamp};
 
-use super::lifecycle::Ended;
+use super::lifecycle::EndedSession;
 use crate::{Broker, EventKind, Session, Spread, Turn, Will};
 
 /// What is left to do. It is done in any case: when this is dropped, the rest is done at once.
 pub struct Aftermath {
     broker: Broker,
     /// In order.
-    steps: VecDeque<Step>,
+    steps: VecDeque<AftermathStep>,
     now: Timestamp,
 }
 
-enum Step {
+enum AftermathStep {
     /// Sessions that are due by this time: so many at most.
     Due(Timestamp, usize),
     Clear(Clearing),
@@ -35,7 +35,7 @@ enum Step {
 
 /// A session that has ended.
 struct Clearing {
-    ended: Ended,
+    ended: EndedSession,
     /// How many of its subscriptions have been removed.
     removed: usize,
     /// Gets a part that is done when nothing of the session is left on disk.
@@ -51,24 +51,29 @@ impl Aftermath {
     /// Adds the publication of a will that was taken out of its session.
     pub(crate) fn publish(&mut self, session: &Arc<dyn Session>, will: Will) {
         let slot = session.core().slot();
-        self.steps.push_back(Step::Publish(Arc::clone(session), will, slot));
+        self.steps.push_back(AftermathStep::Publish(Arc::clone(session), will, slot));
     }
 
     /// Adds the rest of a session's end, which needs no locks of the session: subscriptions, shared messages, slot,
     /// will. `commit` gets a part that is done when nothing of it is left on disk.
-    pub(crate) fn clear(&mut self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) {
+    pub(crate) fn clear(&mut self, ended: EndedSession, reason: &'static str, commit: Option<&Arc<Commit>>) {
         let clearing = self.clearing(ended, reason, commit);
         self.steps.push_back(clearing);
     }
 
-    fn clearing(&self, ended: Ended, reason: &'static str, commit: Option<&Arc<Commit>>) -> Step {
+    fn clearing(
+        &self,
+        ended: EndedSession,
+        reason: &'static str,
+        commit: Option<&Arc<Commit>>,
+    ) -> AftermathStep {
         self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
-        Step::Clear(Clearing { ended, removed: 0, commit: commit.map(Commit::part) })
+        AftermathStep::Clear(Clearing { ended, removed: 0, commit: commit.map(Commit::part) })
     }
 
     /// Adds what sessions have waited for until `by`, of the first `most` of them.
     pub(crate) fn due(&mut self, by: Timestamp, most: usize) {
-        self.steps.push_back(Step::Due(by, most));
+        self.steps.push_back(AftermathStep::Due(by, most));
     }
 
     /// Does as much as the turn's effort affords; returns what is left.
@@ -114,29 +119,29 @@ impl Aftermath {
     }
 
     /// Returns the rest of the step, which is next; what it pushes to the front comes before everything else.
-    fn run(&mut self, step: Step, turn: &mut Turn) -> Option<Step> {
+    fn run(&mut self, step: AftermathStep, turn: &mut Turn) -> Option<AftermathStep> {
         match step {
-            Step::Due(by, most) => {
+            AftermathStep::Due(by, most) => {
                 let (at, session) = self.broker.inner.timers.first_due(by)?;
                 turn.effort.spend(Effort::FILTER);
                 if most > 1 {
-                    self.steps.push_front(Step::Due(by, most - 1));
+                    self.steps.push_front(AftermathStep::Due(by, most - 1));
                 }
                 let (will, ended) = self.broker.take_due(&session, at, self.now);
                 if let Some(ended) = ended {
                     let clearing = self.clearing(ended, "expired", None);
                     self.steps.push_front(clearing);
                 }
-                will.map(|will| Step::Publish(Arc::clone(&session), will, session.core().slot()))
+                will.map(|will| AftermathStep::Publish(Arc::clone(&session), will, session.core().slot()))
             }
-            Step::Clear(clearing) => self.clear_some(clearing, turn),
-            Step::Publish(session, will, slot) => {
+            AftermathStep::Clear(clearing) => self.clear_some(clearing, turn),
+            AftermathStep::Publish(session, will, slot) => {
                 let spread = self.broker.publish_will_some(&session, &will, slot, self.now, turn)?;
-                Some(Step::HandOut(session, spread))
+                Some(AftermathStep::HandOut(session, spread))
             }
-            Step::HandOut(session, mut spread) => {
+            AftermathStep::HandOut(session, mut spread) => {
                 if spread.go_on(turn).is_none() {
-                    return Some(Step::HandOut(session, spread));
+                    return Some(AftermathStep::HandOut(session, spread));
                 }
                 self.broker.conclude_will(&session, spread.commit().cloned());
                 None
@@ -144,7 +149,7 @@ impl Aftermath {
         }
     }
 
-    fn clear_some(&self, mut clearing: Clearing, turn: &mut Turn) -> Option<Step> {
+    fn clear_some(&self, mut clearing: Clearing, turn: &mut Turn) -> Option<AftermathStep> {
         let broker = &self.broker;
         let inner = &*broker.inner;
         let session = Arc::clone(&clearing.ended.session);
@@ -158,7 +163,7 @@ impl Aftermath {
         }
         clearing.removed += part;
         if clearing.removed < references.len() {
-            return Some(Step::Clear(clearing));
+            return Some(AftermathStep::Clear(clearing));
         }
         inner.index.note_ended();
         broker.redeliver(session.end(), core.queue(), self.now, turn);
@@ -170,7 +175,7 @@ impl Aftermath {
         }
         inner.slots.free(core.slot());
         // The end of the session ends the will's delay [MQTT-3.1.3-9].
-        clearing.ended.will.map(|will| Step::Publish(session, will, 0))
+        clearing.ended.will.map(|will| AftermathStep::Publish(session, will, 0))
     }
 }
 

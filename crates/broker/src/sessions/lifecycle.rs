@@ -12,7 +12,7 @@ use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 
 use super::core::{References, SessionState, cost};
 use crate::{
-    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, Opened,
+    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, OpenedSession,
     QuotaExceeded, Session, SessionCore, Target, Turn, Will, parties::Membership, shared::Group,
 };
 
@@ -23,7 +23,7 @@ const TIMERS_PER_TICK: usize = 10_000;
 const DRAIN_PER_CALL: usize = 256;
 
 /// A session that was marked as ended and removed from the registry, not yet cleared away.
-pub(crate) struct Ended {
+pub(crate) struct EndedSession {
     pub(crate) session: Arc<dyn Session>,
     pub(crate) subscriptions: References,
     pub(crate) will: Option<Will>,
@@ -36,7 +36,7 @@ struct Former {
     connection: Option<u32>,
     /// A will that is due although the session goes on.
     will: Option<Will>,
-    ended: Option<Ended>,
+    ended: Option<EndedSession>,
 }
 
 /// Held while an end is under way, for [`Broker::is_quiet`].
@@ -64,12 +64,12 @@ impl Broker {
         request: OpenRequest,
         make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
         turn: &mut Turn,
-    ) -> Result<Opened, QuotaExceeded> {
+    ) -> Result<OpenedSession, QuotaExceeded> {
         let now = request.now;
         let _change = self.change();
         let (mut opened, former) = self.open_locked(request, make)?;
         opened.took_over = former.connection.is_some();
-        let Opened { session, present, commit, .. } = &opened;
+        let OpenedSession { session, present, commit, .. } = &opened;
         let mut aftermath = Aftermath::new(self, now);
         if let Some(epoch) = former.connection {
             let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
@@ -274,7 +274,7 @@ impl Broker {
         session: &Arc<dyn Session>,
         at: Timestamp,
         now: Timestamp,
-    ) -> (Option<Will>, Option<Ended>) {
+    ) -> (Option<Will>, Option<EndedSession>) {
         let inner = &*self.inner;
         let core = session.core();
         let mut lock = inner.lock_client(core.client_id().as_str());
@@ -295,7 +295,7 @@ impl Broker {
         &self,
         request: OpenRequest,
         make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
-    ) -> Result<(Opened, Former), QuotaExceeded> {
+    ) -> Result<(OpenedSession, Former), QuotaExceeded> {
         let inner = &*self.inner;
         let client_id = request.client_id.clone();
         let mut lock = inner.lock_client(client_id.as_str());
@@ -336,7 +336,7 @@ impl Broker {
                     self.count_online();
                 }
                 return Ok((
-                    Opened {
+                    OpenedSession {
                         session: Arc::clone(old),
                         present: true,
                         commit,
@@ -367,11 +367,14 @@ impl Broker {
         lock.replace(old.as_ref(), &session);
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
-        Ok((Opened { session, present: false, commit, aftermath: None, took_over: false, epoch: 1 }, former))
+        Ok((
+            OpenedSession { session, present: false, commit, aftermath: None, took_over: false, epoch: 1 },
+            former,
+        ))
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.
-    fn mark_ended(&self, session: &Arc<dyn Session>, state: &mut SessionState) -> Ended {
+    fn mark_ended(&self, session: &Arc<dyn Session>, state: &mut SessionState) -> EndedSession {
         let inner = &*self.inner;
         let was_online = state.online;
         let will = inner.timers.update(session, state, |state| {
@@ -391,7 +394,7 @@ impl Broker {
         let subscriptions = std::mem::take(&mut state.subscriptions);
         inner.account.release(MemoryKind::Filters, subscriptions.bytes() as usize);
         inner.account.release(MemoryKind::Sessions, state.cost(session.core().client_id()));
-        Ended { session: Arc::clone(session), subscriptions, will }
+        EndedSession { session: Arc::clone(session), subscriptions, will }
     }
 
     /// Ends the session nearest to its deadline if there are too many without a connection.

@@ -24,7 +24,7 @@ pub(super) const DRAIN_PER_MESSAGE: usize = 64;
 
 /// One session in a group.
 #[derive(Clone)]
-pub(crate) struct Member {
+pub(crate) struct SharedMember {
     pub(crate) target: Arc<dyn Target>,
     pub(crate) slot: u32,
     /// Subscription identifier, 0 for none.
@@ -32,7 +32,7 @@ pub(crate) struct Member {
     pub(crate) options: Options,
 }
 
-impl Member {
+impl SharedMember {
     pub(crate) fn slot(&self) -> u32 {
         self.slot
     }
@@ -45,7 +45,7 @@ pub(crate) struct Group {
     full_name: Box<str>,
     strategy: SharedStrategy,
     hasher: RandomState,
-    pub(super) members: RwLock<Arc<[Member]>>,
+    pub(super) members: RwLock<Arc<[SharedMember]>>,
     /// Round robin: the next member; random: the generator's state.
     next: AtomicU64,
     /// Sticky: the slot of the chosen member.
@@ -157,7 +157,7 @@ impl Group {
     }
 
     /// Adds or replaces a member.
-    pub(crate) fn set_member(&self, member: Member) {
+    pub(crate) fn set_member(&self, member: SharedMember) {
         let mut members = self.members.write();
         let mut list = members.to_vec();
         match list.iter_mut().find(|other| other.slot == member.slot) {
@@ -170,7 +170,8 @@ impl Group {
     /// Removes a member; false if it is none.
     pub(crate) fn remove_member(&self, slot: u32) -> bool {
         let mut members = self.members.write();
-        let list: Arc<[Member]> = members.iter().filter(|member| member.slot != slot).cloned().collect();
+        let list: Arc<[SharedMember]> =
+            members.iter().filter(|member| member.slot != slot).cloned().collect();
         let removed = list.len() < members.len();
         *members = list;
         removed
@@ -232,7 +233,7 @@ impl Group {
     pub(super) fn offer(
         &self,
         message: &Message<'_>,
-        members: &[Member],
+        members: &[SharedMember],
         context: &mut DeliveryContext<'_>,
     ) -> Option<Outcome> {
         if members.is_empty() {
@@ -275,7 +276,7 @@ impl Group {
     /// Offers to one member, whose session may keep the message if it is `away`.
     pub(super) fn hand(
         &self,
-        member: &Member,
+        member: &SharedMember,
         message: &Message<'_>,
         away: bool,
         context: &mut DeliveryContext<'_>,
@@ -300,7 +301,7 @@ impl Group {
     }
 
     /// Index of the member that is tried first.
-    fn start(&self, message: &Message<'_>, members: &[Member]) -> usize {
+    fn start(&self, message: &Message<'_>, members: &[SharedMember]) -> usize {
         let len = members.len() as u64;
         let number = match self.strategy {
             SharedStrategy::RoundRobin => self.next.fetch_add(1, Ordering::Relaxed),
@@ -324,7 +325,7 @@ impl Group {
     }
 
     /// The online member with the fewest messages; in turn among equals.
-    fn least_loaded(&self, members: &[Member]) -> usize {
+    fn least_loaded(&self, members: &[SharedMember]) -> usize {
         let turn = self.next.fetch_add(1, Ordering::Relaxed) as usize % members.len();
         let mut best = turn;
         let mut least = usize::MAX;
@@ -341,7 +342,7 @@ impl Group {
 
     /// The group's durable queue, if the member keeps messages on disk: its entries name that queue, so that they can
     /// come back to the group.
-    fn group_queue(&self, member: &Member, durable: Option<&Durable>) -> QueueId {
+    fn group_queue(&self, member: &SharedMember, durable: Option<&Durable>) -> QueueId {
         let known = self.stored_queue();
         match durable {
             Some(durable) if known == QueueId::NONE && member.target.is_durable() => {
@@ -357,12 +358,12 @@ impl Group {
     }
 }
 
-pub(super) fn is_any_online(members: &[Member]) -> bool {
+pub(super) fn is_any_online(members: &[SharedMember]) -> bool {
     members.iter().any(|member| member.target.is_online())
 }
 
 /// Tells members that were full that the queue has something for them. They may have got room, and found the queue
 /// empty, just before.
-pub(super) fn nudge(members: &[Member]) {
+pub(super) fn nudge(members: &[SharedMember]) {
     members.iter().for_each(|member| member.target.nudge());
 }

@@ -9,7 +9,7 @@ mod queue;
 mod waiting;
 
 pub(crate) use self::{
-    group::{DeliveryContext, Group, Member},
+    group::{DeliveryContext, Group, SharedMember},
     groups::Groups,
     queue::{Most, QueuedMessage},
     waiting::GroupPage,

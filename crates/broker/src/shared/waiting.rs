@@ -7,7 +7,7 @@ use gateway_core::{DropReason, Message, Outcome, QoS, QueueEntry, QueueId, Queue
 use store::QueueSummary;
 
 use super::{
-    DeliveryContext, Group, Member, QueuedMessage,
+    DeliveryContext, Group, QueuedMessage, SharedMember,
     group::{DRAIN_PER_MESSAGE, is_any_online, nudge},
     queue::Queue,
 };
@@ -128,7 +128,7 @@ impl Group {
     pub(super) fn drain_before(
         &self,
         message: &Message<'_>,
-        members: &[Member],
+        members: &[SharedMember],
         context: &mut DeliveryContext<'_>,
         online: &mut bool,
     ) -> bool {
@@ -150,7 +150,7 @@ impl Group {
     pub(super) fn enqueue(
         &self,
         message: &Message<'_>,
-        members: &[Member],
+        members: &[SharedMember],
         online: bool,
         context: &DeliveryContext<'_>,
     ) -> Outcome {
@@ -230,7 +230,7 @@ impl Group {
     /// from disk.
     pub(super) fn drain(
         &self,
-        members: &[Member],
+        members: &[SharedMember],
         slot: Option<u32>,
         limit: usize,
         context: &mut DeliveryContext<'_>,
@@ -341,6 +341,6 @@ impl Group {
 }
 
 /// The highest QoS that a member may get.
-fn granted(members: &[Member]) -> QoS {
+fn granted(members: &[SharedMember]) -> QoS {
     members.iter().map(|member| member.options.qos()).max().unwrap_or_default()
 }

@@ -324,7 +324,7 @@ impl Bench {
         };
         let make =
             |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
-        let Opened { session, present, epoch, commit, .. } =
+        let OpenedSession { session, present, epoch, commit, .. } =
             ready(self.broker.open(request, make, &mut self.turn))?;
         let test = Arc::clone(&session).into_any().downcast::<TestSession>().unwrap();
         Ok((Device { session, test, epoch, present }, commit))

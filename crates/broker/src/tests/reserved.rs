@@ -3,7 +3,7 @@
 use super::*;
 
 /// A part that writes down what it is given.
-struct Part {
+struct RecordingPart {
     heard: Mutex<Vec<(String, String, String)>>,
     connected: Mutex<Vec<String>>,
     /// It takes nothing.
@@ -14,13 +14,13 @@ struct Part {
     answers: AtomicBool,
 }
 
-impl Reserved for Part {
+impl Reserved for RecordingPart {
     fn prefix(&self) -> &str {
         "own/"
     }
-    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> Taken {
+    fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> ReservedOutcome {
         if self.full.load(SeqCst) {
-            return Taken::Refused(Shortage::Store);
+            return ReservedOutcome::Refused(Shortage::Store);
         }
         let device = message.origin.client_id.map(ToString::to_string).unwrap_or_default();
         let payload = String::from_utf8_lossy(message.payload).into_owned();
@@ -30,15 +30,15 @@ impl Reserved for Part {
             broker.publish_to_device(&device, &answer, Offline::Fail, turn);
         }
         self.heard.lock().push((device, rest.to_owned(), payload));
-        Taken::Taken
+        ReservedOutcome::Taken
     }
     fn connected(&self, device: &ClientId) {
         self.connected.lock().push(device.to_string());
     }
 }
 
-fn bench(non_broker: bool) -> (Bench, Arc<Part>) {
-    let part = Arc::new(Part {
+fn bench(non_broker: bool) -> (Bench, Arc<RecordingPart>) {
+    let part = Arc::new(RecordingPart {
         heard: Mutex::default(),
         connected: Mutex::default(),
         full: AtomicBool::new(false),
@@ -49,7 +49,7 @@ fn bench(non_broker: bool) -> (Bench, Arc<Part>) {
     (Bench::with_parts(Limits::default(), non_broker, None, None, parts), part)
 }
 
-fn heard(part: &Part) -> Vec<(String, String, String)> {
+fn heard(part: &RecordingPart) -> Vec<(String, String, String)> {
     std::mem::take(&mut *part.heard.lock())
 }
 

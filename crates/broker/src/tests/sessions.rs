@@ -367,7 +367,7 @@ fn two_threads_that_open_one_client_id_leave_one_owner() {
         let (owners, losers): (Vec<_>, Vec<_>) =
             opened.into_iter().partition(|opened| (opened.session.core().slot(), opened.epoch) == owning);
         assert_eq!((owners.len(), losers.len()), (1, 1));
-        for Opened { session, epoch, .. } in losers {
+        for OpenedSession { session, epoch, .. } in losers {
             let loser = session.into_any().downcast::<TestSession>().unwrap();
             assert!(loser.receiver.closes.lock().iter().any(|(closed, _)| *closed == epoch));
         }

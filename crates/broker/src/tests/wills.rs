@@ -97,7 +97,7 @@ fn connect(expiry: u32, clean: bool, payload: &str, delay: u32) -> Connect {
 }
 
 /// The answer to a CONNECT: none yet, or whether it is refused.
-type Answer = Option<Result<(), Refused>>;
+type ConnectAnswer = Option<Result<(), Refused>>;
 
 fn open(bench: &mut Bench, connect: Connect) -> (Device, Arc<Commit>) {
     let (device, commit) = bench.open("d", connect);
@@ -153,7 +153,7 @@ fn of_two_takeovers_the_first_is_refused_and_no_answered_will_is_lost() {
     assert_eq!(superseded.result(), Some(Err(Refused)), "its will is not on disk");
     assert_eq!((answer.result(), &*disk.wills()[0]), (None, "first"));
     commit(&watcher);
-    let answer: Answer = answer.result();
+    let answer: ConnectAnswer = answer.result();
     assert_eq!((answer, disk.wills()), (Some(Ok(())), vec!["third".to_owned()]));
 }
 

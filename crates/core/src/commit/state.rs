@@ -23,7 +23,7 @@ pub struct Commit {
     unit: bool,
     /// What must be done before the unit is closed.
     before: OnceLock<Arc<Self>>,
-    waiting: Mutex<Waiting>,
+    waiting: Mutex<Waiters>,
 }
 
 /// The store could not keep a part: the whole must be refused.
@@ -32,7 +32,7 @@ pub struct Refused;
 
 /// Who is to be told at the end. Nearly always one task, which costs no allocation.
 #[derive(Default)]
-struct Waiting {
+struct Waiters {
     task: Option<Waker>,
     more: Vec<Waiter>,
 }
@@ -60,7 +60,7 @@ impl Commit {
             refused: AtomicBool::new(false),
             unit,
             before: OnceLock::new(),
-            waiting: Mutex::new(Waiting::default()),
+            waiting: Mutex::new(Waiters::default()),
         })
     }
 
@@ -108,7 +108,7 @@ impl Commit {
     }
 
     fn tell(&self) {
-        let Waiting { task, more } = std::mem::take(&mut *self.waiting.lock());
+        let Waiters { task, more } = std::mem::take(&mut *self.waiting.lock());
         if let Some(task) = task {
             task.wake();
         }
@@ -165,7 +165,7 @@ impl Commit {
     }
 }
 
-impl Waiting {
+impl Waiters {
     /// Puts a waker down, once. Those that are too many are given back, to be woken without the lock.
     fn put_down(&mut self, waker: &Waker) -> Vec<Waker> {
         let Some(task) = &self.task else {

@@ -19,7 +19,7 @@ use crate::{
 pub(crate) struct Events {
     /// Only this kind; may be repeated
     #[arg(short, long, value_enum)]
-    kind: Vec<Kind>,
+    kind: Vec<EventArgument>,
     /// Only of this device; may be repeated
     #[arg(short, long, value_name = "ID")]
     device: Vec<String>,
@@ -33,7 +33,7 @@ pub(crate) struct Events {
 
 /// Kinds of events.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Kind {
+pub(crate) enum EventArgument {
     /// A connection was accepted
     Connected,
     /// A connection ended
@@ -52,17 +52,17 @@ pub(crate) enum Kind {
     AuthFailed,
 }
 
-impl From<Kind> for EventKind {
-    fn from(kind: Kind) -> Self {
+impl From<EventArgument> for EventKind {
+    fn from(kind: EventArgument) -> Self {
         match kind {
-            Kind::Connected => Self::Connected,
-            Kind::Disconnected => Self::Disconnected,
-            Kind::TakenOver => Self::TakenOver,
-            Kind::Subscribed => Self::Subscribed,
-            Kind::Unsubscribed => Self::Unsubscribed,
-            Kind::SessionEnded => Self::SessionEnded,
-            Kind::Dropped => Self::Dropped,
-            Kind::AuthFailed => Self::AuthFailed,
+            EventArgument::Connected => Self::Connected,
+            EventArgument::Disconnected => Self::Disconnected,
+            EventArgument::TakenOver => Self::TakenOver,
+            EventArgument::Subscribed => Self::Subscribed,
+            EventArgument::Unsubscribed => Self::Unsubscribed,
+            EventArgument::SessionEnded => Self::SessionEnded,
+            EventArgument::Dropped => Self::Dropped,
+            EventArgument::AuthFailed => Self::AuthFailed,
         }
     }
 }

@@ -31,7 +31,7 @@ pub(crate) enum Groups {
         settings: Box<Settings>,
         /// What keeps its order
         #[arg(long, value_enum, default_value_t)]
-        order: Order,
+        order: OrderArgument,
         /// Where it begins: latest, earliest, a time or a token
         #[arg(long, value_name = "PLACE", value_parser = place)]
         start: Option<Position>,
@@ -165,7 +165,7 @@ pub(crate) struct Settings {
     min_qos: Option<u8>,
     /// Also events of this kind; may be repeated
     #[arg(long = "event", value_enum, value_name = "KIND")]
-    events: Vec<events::Kind>,
+    events: Vec<events::EventArgument>,
     /// How long a message may stay unacknowledged before it is delivered again
     #[arg(long, value_name = "SPAN", value_parser = spans::span)]
     ack_deadline: Option<std::time::Duration>,
@@ -197,7 +197,7 @@ pub(crate) struct Settings {
 
 /// What keeps its order.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-pub(crate) enum Order {
+pub(crate) enum OrderArgument {
     /// Messages of one device
     #[default]
     Device,
@@ -355,9 +355,9 @@ impl Groups {
         match self {
             Self::Create { name, settings, order, start, validate_only } => {
                 let order_key = match order {
-                    Order::Device => OrderKey::Device,
-                    Order::DeviceTopic => OrderKey::DeviceTopic,
-                    Order::None => OrderKey::None,
+                    OrderArgument::Device => OrderKey::Device,
+                    OrderArgument::DeviceTopic => OrderKey::DeviceTopic,
+                    OrderArgument::None => OrderKey::None,
                 };
                 let (group, _) = settings.group(name);
                 let group = Some(Group { order_key: order_key.into(), ..group });

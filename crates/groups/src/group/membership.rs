@@ -9,9 +9,9 @@ use super::{
     super::{
         config::{Credit, MAX_CREDIT, MAX_MEMBERS, millis},
         deliveries::Deliveries,
-        lagging::Waiting,
+        lagging::Undelivered,
         member::{Amount, Member, MemberKey},
-        outstanding::Entry,
+        outstanding::OutstandingEntry,
         partition::Dying,
         ranges::Ranges,
     },
@@ -199,7 +199,7 @@ impl Group {
 
     /// What was delivered of a partition, as far as `which` says, comes again before anything else of it: without a pause,
     /// since it is not the messages' fault. `tell` their members, which are still there.
-    pub(super) fn rewind(&mut self, partition: u8, which: impl Fn(&Entry) -> bool, tell: bool) {
+    pub(super) fn rewind(&mut self, partition: u8, which: impl Fn(&OutstandingEntry) -> bool, tell: bool) {
         let entries = self.at_mut(partition).out.extract(which);
         if entries.is_empty() {
             return;
@@ -230,7 +230,7 @@ impl Group {
             } else {
                 let attempts = if is_first { entry.attempt } else { self.config.spared(entry.attempt) };
                 let takes =
-                    self.at_mut(partition).wait(entry.key, Waiting { offset: entry.offset, attempts });
+                    self.at_mut(partition).wait(entry.key, Undelivered { offset: entry.offset, attempts });
                 self.waiting += usize::from(takes);
             }
             self.returned(partition, entry.member);

@@ -22,14 +22,14 @@ use hashbrown::HashMap;
 
 pub use membership::{Joined, MemberOptions, TooManyMembers};
 pub use reading::{Missing, Read};
-pub use settling::{AckResult, Answer, Nack};
+pub use settling::{AckResult, Nack, SettlingAnswer};
 pub use status::{Delayed, MemberStatus, Pending, PendingState, Status, Totals};
-pub use taking::{Delivery, Gone, Room, Taken};
+pub use taking::{Delivery, Gone, Room, TakenDeliveries};
 
 use super::{
     config::{GroupConfig, Identity, MAX_WAITING},
     member::{Member, MemberKey},
-    outstanding::Entry,
+    outstanding::OutstandingEntry,
     partition::PartitionState,
     progress::Progress,
 };
@@ -66,7 +66,7 @@ pub struct Group {
 
 /// What must be written of one partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct PartitionChange {
     /// Which.
     pub partition: Partition,
     /// The record: a [`Progress`].
@@ -147,7 +147,7 @@ impl Group {
     }
 
     /// Takes what must be written, all of it in one step. Whatever was answered before this call holds once it is written.
-    pub fn changes(&mut self) -> Vec<Change> {
+    pub fn changes(&mut self) -> Vec<PartitionChange> {
         let dirty = std::mem::take(&mut self.dirty);
         let changes = dirty.into_iter().map(|partition| {
             let state = &mut self.partitions[usize::from(partition)];
@@ -155,7 +155,7 @@ impl Group {
             let progress = state.progress();
             let floor = progress.floor();
             state.written = floor;
-            Change { partition: Partition(partition), record: progress.encode(), floor }
+            PartitionChange { partition: Partition(partition), record: progress.encode(), floor }
         });
         changes.collect()
     }
@@ -212,7 +212,7 @@ impl Group {
 
     /// The credit of a delivered message is its member's again, and it no longer has a deadline. `void` if its member must
     /// not acknowledge it later.
-    fn release(&mut self, entry: &Entry, void: bool) {
+    fn release(&mut self, entry: &OutstandingEntry, void: bool) {
         let Some(member) = self.members[entry.member as usize].as_mut() else {
             debug_assert!(false, "the member of an entry is there");
             return;
@@ -253,7 +253,7 @@ impl Group {
             if let Some(owner) = &mut owner {
                 owner.ahead.sub(one.cost);
             }
-            let waiting = super::lagging::Waiting { offset: one.record.offset, attempts: one.attempts };
+            let waiting = super::lagging::Undelivered { offset: one.record.offset, attempts: one.attempts };
             self.waiting += usize::from(state.wait(one.key, waiting));
         }
         state.cancel_read();

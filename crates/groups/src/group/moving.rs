@@ -4,7 +4,7 @@ use gateway_core::Partition;
 
 use super::{
     super::{
-        lagging::Waiting,
+        lagging::Undelivered,
         member::{Gap, GapReason},
         partition::{PartitionState, Ready},
         progress::Progress,
@@ -137,7 +137,7 @@ impl Group {
     pub fn seen_before(&self, partition: Partition, place: u64) -> usize {
         let state = self.at(partition.0);
         let ready = state.ready.iter().filter(|one| one.record.offset < place).count();
-        let before = |waiting: &Waiting| waiting.offset < place;
+        let before = |waiting: &Undelivered| waiting.offset < place;
         let again = state.again.partition_point(before);
         let todo = state.lagging.values().map(|lagging| lagging.todo.partition_point(before));
         ready + again + todo.sum::<usize>()

@@ -5,9 +5,9 @@ use gateway_core::{LogRecord, Partition};
 use super::{
     super::{
         config::{MAX_AHEAD, MAX_DYING, MAX_LAGGING, MAX_WAITING, READ_BYTES, READ_RECORDS},
-        lagging::Waiting,
+        lagging::Undelivered,
         member::{Gap, GapReason, MemberKey},
-        partition::{Kind, Reading, Ready},
+        partition::{PartitionKind, Reading, Ready},
     },
     Gone, Group,
 };
@@ -51,7 +51,7 @@ impl Group {
         let keeps_up = state.read >= end
             && state.again.is_empty()
             && state.foreign == 0
-            && !state.reading.is_some_and(|reading| reading.kind == Kind::Main)
+            && !state.reading.is_some_and(|reading| reading.kind == PartitionKind::Main)
             && owner.is_some_and(|owner| owner.is_here() && owner.has_room(cost))
             && self.may_read_new(index);
         if keeps_up {
@@ -87,8 +87,8 @@ impl Group {
             let state = &mut self.partitions[usize::from(partition)];
             state.ticket += 1;
             state.reading = Some(Reading { ticket: state.ticket, kind });
-            state.replayed = kind == Kind::Lagging;
-            let many = state.sparse || kind == Kind::Lagging;
+            state.replayed = kind == PartitionKind::Lagging;
+            let many = state.sparse || kind == PartitionKind::Lagging;
             let records = if many { READ_RECORDS } else { room.clamp(1, READ_RECORDS) };
             let bytes = if many { READ_BYTES } else { bytes.clamp(1, READ_BYTES) };
             reads.push(Read { partition: Partition(partition), from, records, bytes, ticket: state.ticket });
@@ -97,19 +97,19 @@ impl Group {
     }
 
     /// What is to be read of the partition next, and from where.
-    pub(super) fn kind(&mut self, partition: u8) -> Option<(Kind, u64)> {
+    pub(super) fn kind(&mut self, partition: u8) -> Option<(PartitionKind, u64)> {
         let state = &self.partitions[usize::from(partition)];
         if state.reading.is_some() || state.foreign > 0 || self.config.paused {
             return None;
         }
         if let Some(first) = state.again.front() {
-            return Some((Kind::Again, first.offset));
+            return Some((PartitionKind::Again, first.offset));
         }
-        let lagging = state.lagging_place().map(|place| (Kind::Lagging, place));
+        let lagging = state.lagging_place().map(|place| (PartitionKind::Lagging, place));
         let new =
             state.read < state.end && (lagging.is_none() || state.replayed) && self.may_read_new(partition);
         if new {
-            return Some((Kind::Main, self.at(partition).read));
+            return Some((PartitionKind::Main, self.at(partition).read));
         }
         lagging
     }
@@ -164,9 +164,9 @@ impl Group {
             self.miss(index, reading.kind, missing);
         }
         match reading.kind {
-            Kind::Main => self.feed_new(index, read, records, next, &mut wanted),
-            Kind::Again => self.feed_again(index, records, next.max(read.from + 1)),
-            Kind::Lagging => self.feed_lagging(index, read.from, records, next, &mut wanted),
+            PartitionKind::Main => self.feed_new(index, read, records, next, &mut wanted),
+            PartitionKind::Again => self.feed_again(index, records, next.max(read.from + 1)),
+            PartitionKind::Lagging => self.feed_lagging(index, read.from, records, next, &mut wanted),
         }
         self.hungry(index);
     }
@@ -341,7 +341,7 @@ impl Group {
             let takes = if offset + 1 == state.read && attempts == 0 {
                 lagging.skip(offset)
             } else {
-                lagging.give_back(Waiting { offset, attempts })
+                lagging.give_back(Undelivered { offset, attempts })
             };
             self.waiting += usize::from(takes);
             return;
@@ -380,16 +380,16 @@ impl Group {
     }
 
     /// A stretch cannot be read. What waits in it is lost when the rest of the read is looked at; the owner is told.
-    fn miss(&mut self, index: u8, kind: Kind, missing: Missing) {
+    fn miss(&mut self, index: u8, kind: PartitionKind, missing: Missing) {
         let state = self.at(index);
         let from = match kind {
-            Kind::Main => Some(state.read),
-            Kind::Again => state.again.front().map(|first| first.offset),
-            Kind::Lagging => state.lagging_place(),
+            PartitionKind::Main => Some(state.read),
+            PartitionKind::Again => state.again.front().map(|first| first.offset),
+            PartitionKind::Lagging => state.lagging_place(),
         };
         let Some(from) = from.filter(|&from| from < missing.until) else { return };
         let owner = state.owner;
-        if kind == Kind::Main {
+        if kind == PartitionKind::Main {
             self.at_mut(index).read = missing.until;
             self.soil(index);
         }

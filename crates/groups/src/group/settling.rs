@@ -8,9 +8,9 @@ use super::{
     super::{
         ack_id::AckId,
         config::{MAX_REASON, OrderKey, millis},
-        lagging::Waiting,
+        lagging::Undelivered,
         member::MemberKey,
-        outstanding::Entry,
+        outstanding::OutstandingEntry,
         partition::{Dying, Ready},
         ranges::{IdRange, Ranges},
     },
@@ -19,7 +19,7 @@ use super::{
 
 /// What to answer to acknowledgements, once they are on disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Answer {
+pub struct SettlingAnswer {
     /// These never come again.
     pub ok: Ranges,
     /// Too late: these come, or came, again.
@@ -54,9 +54,9 @@ impl Group {
     ///
     /// # Errors
     /// [`Gone`] if the member is.
-    pub fn acknowledge(&mut self, key: MemberKey, ranges: &Ranges) -> Result<Answer, Gone> {
+    pub fn acknowledge(&mut self, key: MemberKey, ranges: &Ranges) -> Result<SettlingAnswer, Gone> {
         self.find(key)?;
-        let mut answer = Answer::default();
+        let mut answer = SettlingAnswer::default();
         for range in ranges.iter() {
             let Some(member) = self.member(key.index) else { break };
             member.deliveries.judge(range, &mut answer.ok, &mut answer.lost);
@@ -178,7 +178,7 @@ impl Group {
     }
 
     /// Takes a delivery from its member. `void` if an acknowledgement of it is too late now.
-    pub(super) fn take_back(&mut self, member: u32, id: u64, void: bool) -> Option<(u8, Entry)> {
+    pub(super) fn take_back(&mut self, member: u32, id: u64, void: bool) -> Option<(u8, OutstandingEntry)> {
         let slot = self.member(member)?.deliveries.get(id)?;
         let entry = self.at_mut(slot.partition).out.remove(slot.offset);
         debug_assert!(entry.is_some_and(|entry| entry.member == member && entry.delivery == id));
@@ -197,7 +197,7 @@ impl Group {
     }
 
     /// A message is settled: what waited for it may come.
-    fn unblock(&mut self, partition: u8, entry: &Entry) {
+    fn unblock(&mut self, partition: u8, entry: &OutstandingEntry) {
         let state = self.at_mut(partition);
         if state.lagging.is_empty() {
             return;
@@ -239,7 +239,7 @@ impl Group {
     fn give_back(
         &mut self,
         partition: u8,
-        entry: Entry,
+        entry: OutstandingEntry,
         delay: u64,
         reason: Option<String>,
         give_up: bool,
@@ -263,7 +263,7 @@ impl Group {
         if lagging.blocked == Some(entry.offset) {
             lagging.blocked = None;
         }
-        if lagging.give_back(Waiting { offset: entry.offset, attempts: entry.attempt }) {
+        if lagging.give_back(Undelivered { offset: entry.offset, attempts: entry.attempt }) {
             self.waiting += 1;
         }
         lagging.alone = true;
@@ -283,13 +283,13 @@ impl Group {
     }
 
     /// What came later of the key of a message that has failed must come again after it.
-    fn revoke_later(&mut self, partition: u8, entry: &Entry) {
+    fn revoke_later(&mut self, partition: u8, entry: &OutstandingEntry) {
         if self.config.order_key == OrderKey::None {
             return;
         }
         let state = &mut self.partitions[usize::from(partition)];
-        let is_later = |other: &Entry| other.key == entry.key && other.offset > entry.offset;
-        let later: Vec<Entry> =
+        let is_later = |other: &OutstandingEntry| other.key == entry.key && other.offset > entry.offset;
+        let later: Vec<OutstandingEntry> =
             state.out.from(entry.offset).filter(|other| is_later(other)).copied().collect();
         let has_ready = state.ready.iter().any(|one| one.key == entry.key);
         if later.is_empty() && !has_ready {
@@ -299,7 +299,7 @@ impl Group {
         for other in later {
             let state = self.at_mut(partition);
             state.out.remove(other.offset);
-            let waiting = Waiting { offset: other.offset, attempts: self.config.spared(other.attempt) };
+            let waiting = Undelivered { offset: other.offset, attempts: self.config.spared(other.attempt) };
             let takes = self.at_mut(partition).wait(other.key, waiting);
             self.waiting += usize::from(takes);
             self.release(&other, true);
@@ -325,7 +325,7 @@ impl Group {
             if let Some(owner) = &mut owner {
                 owner.ahead.sub(one.cost);
             }
-            let waiting = Waiting { offset: one.record.offset, attempts: one.attempts };
+            let waiting = Undelivered { offset: one.record.offset, attempts: one.attempts };
             self.waiting += usize::from(state.wait(key, waiting));
         }
         if let Some(owner) = state.owner {

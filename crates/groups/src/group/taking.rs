@@ -8,7 +8,7 @@ use super::{
         ack_id::AckId,
         config::millis,
         member::{Gap, MemberKey},
-        outstanding::Entry,
+        outstanding::OutstandingEntry,
         ranges::IdRange,
     },
     Group,
@@ -30,7 +30,7 @@ pub struct Room {
 
 /// What is for a member.
 #[derive(Debug, Default)]
-pub struct Taken {
+pub struct TakenDeliveries {
     /// Deliveries that are void now.
     pub revoked: Vec<IdRange>,
     /// Messages it will not get.
@@ -41,7 +41,7 @@ pub struct Taken {
     pub is_drained: bool,
 }
 
-impl Taken {
+impl TakenDeliveries {
     /// Whether there is nothing to tell.
     pub fn is_empty(&self) -> bool {
         self.revoked.is_empty() && self.gaps.is_empty() && self.deliveries.is_empty()
@@ -73,14 +73,14 @@ impl Group {
     ///
     /// # Errors
     /// [`Gone`] if the member is.
-    pub fn take(&mut self, key: MemberKey, now: Timestamp, room: Room) -> Result<Taken, Gone> {
+    pub fn take(&mut self, key: MemberKey, now: Timestamp, room: Room) -> Result<TakenDeliveries, Gone> {
         self.find(key)?;
         let (identity, deadline) = (self.identity, now.plus_millis(millis(self.config.ack_deadline)));
         let Some(member) = self.members[key.index as usize].as_mut() else { return Err(Gone) };
-        let mut taken = Taken {
+        let mut taken = TakenDeliveries {
             revoked: std::mem::take(&mut member.revoked).into_iter().collect(),
             gaps: std::mem::take(&mut member.gaps).into(),
-            ..Taken::default()
+            ..TakenDeliveries::default()
         };
         let (mut bytes, mut row) = (0, 0);
         while taken.deliveries.len() < room.messages && !self.config.paused {
@@ -105,7 +105,7 @@ impl Group {
             let offset = one.record.offset;
             let attempt = one.attempts.saturating_add(1);
             let id = member.deliveries.push(index, offset, deadline);
-            state.out.insert(Entry::new(offset, one.key, key.index, id, attempt, cost));
+            state.out.insert(OutstandingEntry::new(offset, one.key, key.index, id, attempt, cost));
             self.totals.delivered += 1;
             self.totals.redelivered += u64::from(attempt > 1);
             let ack_id = AckId {

@@ -2,7 +2,7 @@
 
 use gateway_core::{Partition, Timestamp};
 
-use super::world::{Consumer, Place, World, identity, ms};
+use super::world::{Consumer, MessagePlace, World, identity, ms};
 use crate::*;
 
 const PARTITIONS: [u8; 3] = [0, 100, 200];
@@ -167,7 +167,7 @@ impl World {
             self.consumers.iter().filter(|other| other.is_here).map(|other| other.name.clone()).collect();
         for name in streams {
             let Some(at) = self.consumers.iter().position(|other| other.name == name) else { continue };
-            let has: Vec<(u64, Place)> = self.consumers[at]
+            let has: Vec<(u64, MessagePlace)> = self.consumers[at]
                 .has
                 .iter()
                 .map(|(&id, has)| (id, (has.partition.0, has.record.offset)))

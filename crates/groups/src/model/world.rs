@@ -11,11 +11,11 @@ use gateway_core::{ClientId, GroupId, LogRecord, Message, Origin, OriginKind, Pa
 
 use crate::*;
 
-pub(super) type Place = (u8, u64);
+pub(super) type MessagePlace = (u8, u64);
 
 /// A message of the list.
 #[derive(Debug, Clone)]
-pub(super) struct Entry {
+pub(super) struct ModelEntry {
     pub(super) record: LogRecord,
     /// The group's, or another's.
     pub(super) is_ours: bool,
@@ -61,9 +61,9 @@ impl Consumer {
 
 /// What is being written.
 #[derive(Debug, Default)]
-pub(super) struct Write {
-    pub(super) changes: Vec<Change>,
-    pub(super) settled: Vec<Place>,
+pub(super) struct PendingWrite {
+    pub(super) changes: Vec<PartitionChange>,
+    pub(super) settled: Vec<MessagePlace>,
 }
 
 pub(super) struct World {
@@ -71,20 +71,20 @@ pub(super) struct World {
     pub(super) now: Timestamp,
     pub(super) config: GroupConfig,
     pub(super) group: Group,
-    pub(super) log: BTreeMap<u8, Vec<Entry>>,
+    pub(super) log: BTreeMap<u8, Vec<ModelEntry>>,
     pub(super) trimmed: BTreeMap<u8, u64>,
     pub(super) next_offset: u64,
     pub(super) disk: BTreeMap<u8, Bytes>,
-    pub(super) writes: VecDeque<Write>,
+    pub(super) writes: VecDeque<PendingWrite>,
     /// Settled since the last write was taken.
-    pub(super) settled: Vec<Place>,
+    pub(super) settled: Vec<MessagePlace>,
     pub(super) reads: Vec<Read>,
     pub(super) consumers: Vec<Consumer>,
     pub(super) awake: BTreeSet<u64>,
     pub(super) life: u32,
     pub(super) generation: u32,
     pub(super) names: u64,
-    pub(super) letters: Vec<Place>,
+    pub(super) letters: Vec<MessagePlace>,
 }
 
 /// SplitMix64.
@@ -170,7 +170,7 @@ impl World {
             OrderKey::DeviceTopic => format!("{id} {topic}"),
             OrderKey::None => offset.to_string(),
         };
-        let entry = Entry {
+        let entry = ModelEntry {
             record: record.clone(),
             is_ours,
             key,
@@ -185,7 +185,7 @@ impl World {
         }
     }
 
-    pub(super) fn entry(&mut self, (partition, offset): Place) -> &mut Entry {
+    pub(super) fn entry(&mut self, (partition, offset): MessagePlace) -> &mut ModelEntry {
         let entries = self.log.get_mut(&partition).expect("a partition");
         let at = entries.binary_search_by_key(&offset, |entry| entry.record.offset).expect("was appended");
         &mut entries[at]
@@ -290,7 +290,7 @@ impl World {
             assert!(!same, "two have {place:?}");
         }
         let earlier = self.log[&place.0].iter().take_while(|other| other.record.offset < place.1);
-        let earlier: Vec<Entry> =
+        let earlier: Vec<ModelEntry> =
             earlier.filter(|other| other.is_ours && other.key == entry.key).cloned().collect();
         for other in earlier {
             let with = |consumer: &Consumer| {
@@ -325,7 +325,7 @@ impl World {
         self.awake.extend(self.group.woken());
         let settled = std::mem::take(&mut self.settled);
         let changes = self.group.changes();
-        self.writes.push_back(Write { changes, settled });
+        self.writes.push_back(PendingWrite { changes, settled });
     }
 
     pub(super) fn end_write(&mut self) {
@@ -353,7 +353,7 @@ impl World {
         }
     }
 
-    pub(super) fn settling(&mut self, place: Place) {
+    pub(super) fn settling(&mut self, place: MessagePlace) {
         self.entry(place).is_settling = true;
         self.settled.push(place);
     }

@@ -11,7 +11,7 @@ use std::{
 
 use heed::RwTxn;
 
-use super::committer::{Inbox, Work};
+use super::committer::{EnvironmentWriter, Inbox};
 use crate::StoreError;
 
 /// Bytes that one transaction changes, about: a commit must not take long.
@@ -43,19 +43,19 @@ pub(super) trait Maker: Send + 'static {
         txn: &mut RwTxn<'_>,
         op: &Self::Op,
     ) -> Result<<Self::Op as Operation>::Done, heed::Error>;
-    /// Whether these add to what is stored, see [`Work::adds`]. `bytes` is what they count for.
+    /// Whether these add to what is stored, see [`EnvironmentWriter::adds`]. `bytes` is what they count for.
     fn adds<'a>(ops: impl Iterator<Item = &'a Self::Op>, bytes: usize) -> bool;
 }
 
 /// An operation that waits, and what it counts for.
-struct Waiting<O> {
+struct WaitingOperation<O> {
     op: O,
     bytes: usize,
 }
 
 /// Operations that wait. Beyond a limit they are refused.
 pub(super) struct AnsweredInbox<O> {
-    ops: Vec<Waiting<O>>,
+    ops: Vec<WaitingOperation<O>>,
     bytes: usize,
     in_hand: Arc<AtomicUsize>,
     limit: usize,
@@ -64,7 +64,7 @@ pub(super) struct AnsweredInbox<O> {
 /// The writer's.
 pub(super) struct AnsweredWork<M: Maker> {
     maker: M,
-    ops: VecDeque<Waiting<M::Op>>,
+    ops: VecDeque<WaitingOperation<M::Op>>,
     /// How many of them are in the transaction, and what became of each.
     planned: usize,
     done: Vec<<M::Op as Operation>::Done>,
@@ -81,7 +81,7 @@ impl<O: Operation> Inbox for AnsweredInbox<O> {
         }
         let bytes = op.bytes();
         self.bytes += bytes;
-        self.ops.push(Waiting { op, bytes });
+        self.ops.push(WaitingOperation { op, bytes });
     }
 
     fn len(&self) -> usize {
@@ -98,7 +98,7 @@ impl<M: Maker> AnsweredWork<M> {
         (Self { maker, ops: VecDeque::new(), planned: 0, done: Vec::new(), in_hand }, inboxes)
     }
 
-    fn planned(&self) -> impl Iterator<Item = &Waiting<M::Op>> {
+    fn planned(&self) -> impl Iterator<Item = &WaitingOperation<M::Op>> {
         self.ops.iter().take(self.planned)
     }
 
@@ -110,7 +110,7 @@ impl<M: Maker> AnsweredWork<M> {
     }
 }
 
-impl<M: Maker> Work for AnsweredWork<M> {
+impl<M: Maker> EnvironmentWriter for AnsweredWork<M> {
     type Inbox = AnsweredInbox<M::Op>;
 
     fn accept(&mut self, inbox: &mut Self::Inbox) {
@@ -121,7 +121,7 @@ impl<M: Maker> Work for AnsweredWork<M> {
 
     fn plan(&mut self) -> bool {
         let mut bytes = 0;
-        let fits = |waiting: &&Waiting<M::Op>| {
+        let fits = |waiting: &&WaitingOperation<M::Op>| {
             bytes += waiting.bytes;
             bytes <= BATCH_BYTES
         };

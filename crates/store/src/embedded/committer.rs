@@ -35,7 +35,7 @@ pub(super) trait Inbox: Send + 'static {
 
 /// The writer's side of one environment. All calls come from the writer thread, in this order: `accept`, `plan`, and if
 /// that is true `apply` at least once and then `committed` or `failed`.
-pub(super) trait Work: Send + 'static {
+pub(super) trait EnvironmentWriter: Send + 'static {
     /// What its operations are submitted to.
     type Inbox: Inbox;
     /// Takes over all of `inbox`, after what it still has, and leaves it empty.
@@ -79,7 +79,7 @@ impl Default for Lazy {
 
 /// Hands operations to a writer thread. Dropping it waits until what was submitted is written, or failed once more, unless
 /// it is dropped in that thread, which then ends by itself after that.
-pub(super) struct Committer<W: Work> {
+pub(super) struct Committer<W: EnvironmentWriter> {
     shared: Arc<Shared<W::Inbox>>,
     environment: Arc<Environment>,
     thread: Option<JoinHandle<()>>,
@@ -104,7 +104,7 @@ struct Submitted<I> {
     closing: bool,
 }
 
-impl<W: Work> Committer<W> {
+impl<W: EnvironmentWriter> Committer<W> {
     /// Starts the thread `name`. `inboxes` are two empty ones, used in turn.
     pub(super) fn start(
         name: &str,
@@ -123,7 +123,7 @@ impl<W: Work> Committer<W> {
             probed: AtomicU64::new(0),
             lazy,
         });
-        let writer = Writer {
+        let writer = CommitWriter {
             shared: Arc::clone(&shared),
             environment: Arc::clone(&environment),
             work,
@@ -189,7 +189,7 @@ impl<W: Work> Committer<W> {
     }
 }
 
-impl<W: Work> Drop for Committer<W> {
+impl<W: EnvironmentWriter> Drop for Committer<W> {
     fn drop(&mut self) {
         self.shared.state.lock().closing = true;
         self.shared.wake.notify_one();
@@ -211,7 +211,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-struct Writer<W: Work> {
+struct CommitWriter<W: EnvironmentWriter> {
     shared: Arc<Shared<W::Inbox>>,
     environment: Arc<Environment>,
     work: W,
@@ -223,7 +223,7 @@ struct Writer<W: Work> {
     name: String,
 }
 
-impl<W: Work> Writer<W> {
+impl<W: EnvironmentWriter> CommitWriter<W> {
     fn run(mut self) {
         loop {
             let closing = self.wait();

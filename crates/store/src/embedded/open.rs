@@ -31,7 +31,7 @@ const REPORT: Duration = Duration::from_secs(5);
 const LOCK_FILE: u64 = 16 << 10;
 
 /// An environment, and what had to be moved out of its way.
-pub(super) struct Opened {
+pub(super) struct OpenedEnvironment {
     pub(super) env: Env<WithoutTls>,
     /// Where the damaged file is now, if there was one.
     pub(super) set_aside: Option<PathBuf>,
@@ -46,7 +46,7 @@ pub(super) fn open(
     name: &str,
     map_size: usize,
     databases: u32,
-) -> Result<Opened, StoreError> {
+) -> Result<OpenedEnvironment, StoreError> {
     let path = directory.path().join(name);
     let failed = |e: &dyn std::fmt::Display| {
         StoreError::Unavailable(format!("cannot open the store in {}: {e}", path.display()))
@@ -67,7 +67,7 @@ pub(super) fn open(
     };
     let env = env.map_err(|e| failed(&e))?;
     marker::opened(&path);
-    Ok(Opened { env, set_aside })
+    Ok(OpenedEnvironment { env, set_aside })
 }
 
 /// What is wrong with the store in `folder`, if it is damaged.

@@ -3,20 +3,20 @@
 /// The waiting changes of one key. Whoever waits for an offered value is told when it cannot be written, and it is
 /// forgotten then; all else is written some time.
 #[derive(Debug)]
-pub(super) struct Change<T> {
+pub(super) struct KeyChange<T> {
     /// Write this, or remove what is there.
     kept: Option<Option<T>>,
     /// Write this instead, but only once: it is dropped if the write fails.
     offered: Option<T>,
 }
 
-impl<T> Default for Change<T> {
+impl<T> Default for KeyChange<T> {
     fn default() -> Self {
         Self { kept: None, offered: None }
     }
 }
 
-impl<T> Change<T> {
+impl<T> KeyChange<T> {
     /// To be written, tried until it succeeds. `None` removes.
     pub(super) fn keep(&mut self, value: Option<T>) {
         *self = Self { kept: Some(value), offered: None };
@@ -67,7 +67,7 @@ mod tests {
 
     #[test]
     fn a_failed_offer_leaves_what_was_to_be_kept() {
-        let mut change = Change::default();
+        let mut change = KeyChange::default();
         change.offer(1);
         assert!(!change.fail() && change.target().is_none());
         change.keep(Some(2));
@@ -75,11 +75,11 @@ mod tests {
         assert_eq!(change.target(), Some(Some(&3)));
         assert!(change.fail());
         assert_eq!(change.target(), Some(Some(&2)));
-        let mut later = Change::default();
+        let mut later = KeyChange::default();
         later.offer(4);
         change.merge(later);
         assert_eq!(change.target(), Some(Some(&4)));
-        let mut later = Change::default();
+        let mut later = KeyChange::default();
         later.keep(None);
         change.merge(later);
         assert_eq!(change.target(), Some(None), "a removal that came later wins over an offer");

@@ -101,7 +101,7 @@ pub(super) fn list(
         looked_at: 0,
     };
     let after = selection.after.as_ref();
-    let mut end = End::Exhausted;
+    let mut end = ReadEnd::Exhausted;
     if selection.devices.is_empty() {
         end = scan.range(None)?;
     }
@@ -110,18 +110,18 @@ pub(super) fn list(
             continue;
         }
         end = scan.range(Some(device))?;
-        if !matches!(end, End::Exhausted) {
+        if !matches!(end, ReadEnd::Exhausted) {
             break;
         }
     }
     Ok(match end {
-        End::Exhausted => scan.page.searched_to(None),
-        End::Full => scan.page.cut(),
-        End::OutOfTime(token) => scan.page.searched_to(Some(token)),
+        ReadEnd::Exhausted => scan.page.searched_to(None),
+        ReadEnd::Full => scan.page.cut(),
+        ReadEnd::OutOfTime(token) => scan.page.searched_to(Some(token)),
     })
 }
 
-enum End {
+enum ReadEnd {
     Exhausted,
     Full,
     OutOfTime(PageToken),
@@ -138,7 +138,7 @@ struct Scan<'a> {
 
 impl Scan<'_> {
     /// Goes on through the keys of `device`, or all keys.
-    fn range(&mut self, device: Option<&str>) -> Result<End, heed::Error> {
+    fn range(&mut self, device: Option<&str>) -> Result<ReadEnd, heed::Error> {
         let prefix = device.map(|device| keys::name(device, "")).unwrap_or_default();
         let prefix = keys::head(&prefix);
         let after = self.selection.after.as_ref().map(|after| keys::name(&after.device, &after.topic));
@@ -149,7 +149,7 @@ impl Scan<'_> {
             let (end, group) = self.short_names(&from, prefix)?;
             let Some(group) = group else { return Ok(end) };
             if !self.group(&group, device)? || self.page.is_full() {
-                return Ok(End::Full);
+                return Ok(ReadEnd::Full);
             }
             // The next key that does not begin with the group's bytes is above every hash in it.
             let mut last = group;
@@ -163,7 +163,7 @@ impl Scan<'_> {
         &mut self,
         from: &Bound<Vec<u8>>,
         prefix: &[u8],
-    ) -> Result<(End, Option<Vec<u8>>), heed::Error> {
+    ) -> Result<(ReadEnd, Option<Vec<u8>>), heed::Error> {
         let range = (from.as_ref().map(Vec::as_slice), Bound::Unbounded);
         for entry in self.table.range(self.txn, &range)? {
             let (key, bytes) = entry?;
@@ -171,10 +171,10 @@ impl Scan<'_> {
                 break;
             }
             if self.page.is_full() {
-                return Ok((End::Full, None));
+                return Ok((ReadEnd::Full, None));
             }
             if keys::is_long(key) {
-                return Ok((End::Exhausted, Some(keys::head(key).to_vec())));
+                return Ok((ReadEnd::Exhausted, Some(keys::head(key).to_vec())));
             }
             let Some((device, topic)) = keys::names(key) else {
                 report_damage(key);
@@ -190,10 +190,10 @@ impl Scan<'_> {
             }
             self.looked_at += 1;
             if self.looked_at.is_multiple_of(CLOCK_EVERY) && self.started.elapsed() > PAGE_TIME {
-                return Ok((End::OutOfTime(PageToken::new(device, topic)), None));
+                return Ok((ReadEnd::OutOfTime(PageToken::new(device, topic)), None));
             }
         }
-        Ok((End::Exhausted, None))
+        Ok((ReadEnd::Exhausted, None))
     }
 
     /// Adds the names of a group in order; false if some did not fit.

@@ -12,7 +12,7 @@ use std::{
 use gateway_core::Commit;
 use heed::RwTxn;
 
-use super::committer::{Inbox, Work};
+use super::committer::{EnvironmentWriter, Inbox};
 
 /// The last change of each key, in the order of keys.
 pub(super) trait Changes: Default + Send + 'static {
@@ -116,7 +116,7 @@ impl<C: Changes> WaitingWork<C> {
     }
 }
 
-impl<C: Changes> Work for WaitingWork<C> {
+impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
     type Inbox = Waiting<C>;
 
     fn accept(&mut self, inbox: &mut Waiting<C>) {

@@ -35,7 +35,7 @@ use super::{BoxFuture, LatestValue, StoreError, VersionClock, stripe::properties
 
 use walk::BUCKET_MS;
 pub(crate) use walk::bucket;
-pub use walk::{HistoryPage, HistoryPlace, HistoryQuery, Part, Walk};
+pub use walk::{BucketPart, HistoryPage, HistoryPlace, HistoryQuery, Walk};
 
 /// Limits of a batch for the store, in messages and in bytes.
 const BATCH: usize = 2_000;

@@ -102,7 +102,7 @@ pub(crate) fn bucket(received: u64) -> u64 {
 
 /// A part of one bucket: from `low` up to but without `high`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Part {
+pub struct BucketPart {
     /// Start of the bucket.
     pub bucket: u64,
     /// The first place.
@@ -152,7 +152,7 @@ impl Walk {
     }
 
     /// The next part to read; `None` at the end, when the page is full, and when enough was looked at.
-    pub fn next_part(&mut self) -> Option<Part> {
+    pub fn next_part(&mut self) -> Option<BucketPart> {
         if self.low >= self.high || self.is_full() || self.buckets >= PAGE_BUCKETS {
             return None;
         }
@@ -162,13 +162,13 @@ impl Walk {
             let bucket = bucket(low.received);
             let high = high.min(HistoryPlace::at(bucket + BUCKET_MS));
             self.low = high;
-            return Some(Part { bucket, low, high });
+            return Some(BucketPart { bucket, low, high });
         }
         // Nothing is received just before the start of a bucket in that bucket.
         let bucket = bucket(high.received - u64::from(high.version == 0));
         let low = low.max(HistoryPlace::at(bucket));
         self.high = low;
-        Some(Part { bucket, low, high })
+        Some(BucketPart { bucket, low, high })
     }
 
     /// Whether nothing more may be pushed.

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{Latest, STRIPES, VISIT, late, spill::Spill};
-use crate::{LatestStore, LatestValue, StoreError, stripe::Taken};
+use crate::{LatestStore, LatestValue, StoreError, stripe::TakenEntry};
 
 /// Limits of a batch for the store, in values (fewer after failures) and in bytes.
 pub(super) const BATCH: usize = 4_000;
@@ -165,7 +165,7 @@ impl Latest {
     /// Writes one batch. Returns how many values it had, with an error too; [`StoreError::Partly`] means that some were
     /// written.
     async fn write_batch(&self, target: Target, round: u64) -> Result<usize, (usize, StoreError)> {
-        let mut batch = Flight { latest: self, taken: Vec::new(), round, written: Written::None };
+        let mut batch = Flight { latest: self, taken: Vec::new(), round, written: BatchOutcome::None };
         let values = match target {
             Target::Store => batch.take(self.batch.load(Relaxed), BATCH_BYTES),
             Target::Spill => batch.take(SPILL_BATCH, SPILL_BYTES),
@@ -195,11 +195,11 @@ impl Latest {
         }
         match result {
             Ok(()) => {
-                batch.written = Written::All;
+                batch.written = BatchOutcome::All;
                 Ok(taken)
             }
             Err(StoreError::Partly { unwritten, reason }) if unwritten.len() < taken => {
-                batch.written = Written::AllBut(unwritten.clone());
+                batch.written = BatchOutcome::AllBut(unwritten.clone());
                 Err((taken, StoreError::Partly { unwritten, reason }))
             }
             Err(StoreError::Partly { reason, .. }) => Err((taken, StoreError::Unavailable(reason))),
@@ -372,14 +372,14 @@ impl Latest {
 }
 
 /// What of a batch the store has.
-enum Written {
+enum BatchOutcome {
     None,
     /// All but these places, which grow.
     AllBut(Vec<usize>),
     All,
 }
 
-impl Written {
+impl BatchOutcome {
     fn has(&self, place: usize) -> bool {
         match self {
             Self::None => false,
@@ -392,9 +392,9 @@ impl Written {
 /// Values on their way to the store; back to waiting if dropped unwritten.
 struct Flight<'a> {
     latest: &'a Latest,
-    taken: Vec<(usize, Taken)>,
+    taken: Vec<(usize, TakenEntry)>,
     round: u64,
-    written: Written,
+    written: BatchOutcome,
 }
 
 impl Flight<'_> {

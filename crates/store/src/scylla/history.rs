@@ -28,7 +28,7 @@ use super::{
 };
 use crate::{
     BoxFuture, HistoryEntry, HistoryPage, HistoryQuery, HistoryStore, Removal, StoreError,
-    history::{Part, Walk, bucket},
+    history::{BucketPart, Walk, bucket},
 };
 
 /// A [`HistoryStore`] in a Cassandra or Scylla cluster.
@@ -87,11 +87,11 @@ impl ScyllaHistory {
         &self,
         connection: &Arc<Connection>,
         query: &HistoryQuery,
-        part: Part,
+        part: BucketPart,
         rows: usize,
         state: PagingState,
     ) -> Result<(QueryRowsResult, PagingStateResponse), StoreError> {
-        let Part { bucket, low, high } = part;
+        let BucketPart { bucket, low, high } = part;
         let Statements { newest_first, oldest_first, .. } = &connection.history;
         let mut statement = if query.oldest_first { oldest_first.clone() } else { newest_first.clone() };
         statement.set_page_size(i32::try_from(rows).unwrap_or(i32::MAX));

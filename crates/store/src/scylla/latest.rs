@@ -42,9 +42,9 @@ pub(super) async fn upsert(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) ->
     let mut plan = Plan::new(2 * admitted.len());
     // A value goes to both tables in quick succession, while it is in the processor's cache.
     for numbers in row::by_device(&batch, &admitted, BATCH_BYTES) {
-        plan.add(Table::ByDevice, &numbers);
+        plan.add(LatestTable::ByDevice, &numbers);
         for number in numbers.iter().filter(|number| newest[**number]) {
-            plan.add(Table::ByTopic, std::slice::from_ref(number));
+            plan.add(LatestTable::ByTopic, std::slice::from_ref(number));
         }
     }
     let values = Arc::new(Values { batch: Arc::clone(&batch), options: Arc::clone(&cluster.options) });
@@ -88,7 +88,7 @@ pub(super) async fn remove(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) ->
 }
 
 #[derive(Clone, Copy)]
-pub(super) enum Table {
+pub(super) enum LatestTable {
     ByDevice,
     ByTopic,
 }
@@ -99,17 +99,17 @@ pub(super) struct Values {
 }
 
 impl Put for Values {
-    type Table = Table;
+    type Table = LatestTable;
 
     async fn put(
         &self,
         connection: &Connection,
-        table: Table,
+        table: LatestTable,
         numbers: &[usize],
     ) -> Result<(), ExecutionError> {
         let statement = match table {
-            Table::ByDevice => &connection.put_by_device,
-            Table::ByTopic => &connection.put_by_topic,
+            LatestTable::ByDevice => &connection.put_by_device,
+            LatestTable::ByTopic => &connection.put_by_topic,
         };
         let rows: Vec<_> = numbers.iter().map(|number| self.options.row(&self.batch[*number])).collect();
         write::put(&connection.session, statement, &self.options, &rows).await

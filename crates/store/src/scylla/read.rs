@@ -143,7 +143,7 @@ pub(super) fn next_rows(rows: usize, bytes: usize) -> usize {
 }
 
 /// Rows of a device.
-struct Answer {
+struct DeviceRows {
     values: Vec<LatestValue>,
     bytes: usize,
     next: PagingStateResponse,
@@ -156,13 +156,13 @@ async fn ask(
     after: &str,
     rows: usize,
     state: PagingState,
-) -> Result<Answer, StoreError> {
+) -> Result<DeviceRows, StoreError> {
     let mut statement: PreparedStatement = connection.list.clone();
     statement.set_page_size(i32::try_from(rows).unwrap_or(i32::MAX));
     let request = connection.session.execute_single_page(&statement, (device, after), state);
     let (rows, next) = cluster.ask(connection, "list values", request).await?;
     let rows = rows.into_rows_result().map_err(damaged)?;
-    let mut answer = Answer { values: Vec::new(), bytes: 0, next };
+    let mut answer = DeviceRows { values: Vec::new(), bytes: 0, next };
     for row in rows.rows::<Row>().map_err(damaged)? {
         let value = row.map_err(damaged)?.into_value(&cluster.options.server_id)?;
         answer.bytes += row::size(&value);
@@ -182,8 +182,8 @@ struct ReadAhead<'a> {
     returned: usize,
     /// How many may be ahead.
     width: usize,
-    under_way: JoinSet<(usize, Result<Answer, StoreError>)>,
-    arrived: HashMap<usize, Result<Answer, StoreError>>,
+    under_way: JoinSet<(usize, Result<DeviceRows, StoreError>)>,
+    arrived: HashMap<usize, Result<DeviceRows, StoreError>>,
 }
 
 impl<'a> ReadAhead<'a> {
@@ -208,7 +208,7 @@ impl<'a> ReadAhead<'a> {
     }
 
     /// A device, the topic that its rows begin after, and the first of them.
-    async fn next(&mut self) -> Result<Option<(String, String, Answer)>, StoreError> {
+    async fn next(&mut self) -> Result<Option<(String, String, DeviceRows)>, StoreError> {
         if self.returned == self.devices.len() {
             return Ok(None);
         }

@@ -76,7 +76,7 @@ pub(super) type TableIds = HashMap<String, CqlValue>;
 /// [`StoreError::Format`] if the schema is newer, or not there and not to be made.
 pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<TableIds, StoreError> {
     let keyspace = &options.keyspace;
-    let found = Found::read(session, options).await?;
+    let found = FoundSchema::read(session, options).await?;
     let (needed, applied) = (MIGRATIONS.len(), found.applied);
     if applied > needed {
         return Err(StoreError::Format(format!(
@@ -111,7 +111,7 @@ pub(super) async fn ready(session: &Session, options: &ScyllaOptions) -> Result<
         change(session, options, done).await?;
     }
     tracing::info!(keyspace, migration = needed, "database schema is made");
-    Ok(Found::read(session, options).await?.tables)
+    Ok(FoundSchema::read(session, options).await?.tables)
 }
 
 /// The tables of all migrations.
@@ -121,13 +121,13 @@ fn tables() -> impl Iterator<Item = &'static str> {
 }
 
 /// What is there.
-struct Found {
+struct FoundSchema {
     keyspace: bool,
     tables: TableIds,
     applied: usize,
 }
 
-impl Found {
+impl FoundSchema {
     async fn read(session: &Session, options: &ScyllaOptions) -> Result<Self, StoreError> {
         let keyspace = &options.keyspace;
         let names = |what: &str, table: &str| {

@@ -104,7 +104,7 @@ impl Statements {
     }
 }
 
-type Found = (String, i64, i64, bool, Option<Vec<u8>>);
+type ShadowRow = (String, i64, i64, bool, Option<Vec<u8>>);
 
 impl ScyllaShadows {
     /// In the database of `latest`, through the same connections.
@@ -153,7 +153,7 @@ impl ScyllaShadows {
         let request = connection.session.execute_unpaged(&connection.shadows.get, (device, name));
         let answer = self.cluster.ask(&connection, "read a shadow", request).await?;
         let rows = answer.into_rows_result().map_err(damaged)?;
-        let found = rows.maybe_first_row::<Found>().map_err(damaged)?;
+        let found = rows.maybe_first_row::<ShadowRow>().map_err(damaged)?;
         Ok(found.map(|found| record(device, found)))
     }
 
@@ -184,7 +184,7 @@ impl ScyllaShadows {
         };
         let rows = answer.into_rows_result().map_err(damaged)?;
         if documents {
-            let found = rows.rows::<Found>().map_err(damaged)?;
+            let found = rows.rows::<ShadowRow>().map_err(damaged)?;
             return found.map(|row| row.map(|row| record(device, row)).map_err(damaged)).collect();
         }
         let found = rows.rows::<(String, i64, i64, bool)>().map_err(damaged)?;
@@ -240,7 +240,7 @@ fn is_key(device: &str, name: &str) -> bool {
     (1..=MAX_SHADOW_DEVICE).contains(&device.len()) && name.len() <= MAX_SHADOW_NAME
 }
 
-fn record(device: &str, (name, version, changed, deleted, document): Found) -> ShadowRecord {
+fn record(device: &str, (name, version, changed, deleted, document): ShadowRow) -> ShadowRecord {
     ShadowRecord {
         device: ClientId::new(device),
         name: Arc::from(name),

@@ -304,7 +304,7 @@ async fn a_key_that_the_server_refuses_is_dropped_alone() {
     let options = Arc::clone(&store.cluster.options);
     let put = Arc::new(latest::Values { batch: values.clone().into(), options });
     let mut plan = Plan::new(2);
-    plan.add(latest::Table::ByDevice, &[0, 1]);
+    plan.add(latest::LatestTable::ByDevice, &[0, 1]);
     let dropped = totals().latest_dropped_rejected;
     write::all(&store.cluster, &connection, put, plan).await.unwrap();
     assert!(totals().latest_dropped_rejected > dropped);
@@ -347,12 +347,12 @@ struct Dropping {
 }
 
 impl Put for Dropping {
-    type Table = latest::Table;
+    type Table = latest::LatestTable;
 
     async fn put(
         &self,
         connection: &Connection,
-        table: latest::Table,
+        table: latest::LatestTable,
         numbers: &[usize],
     ) -> Result<(), ExecutionError> {
         match self.requests.fetch_add(1, Ordering::Relaxed) {
@@ -399,8 +399,8 @@ async fn a_keyspace_dropped_during_a_write_leaves_no_value_in_one_table_only() {
         };
         let mut plan = Plan::new(40);
         for number in 0..20 {
-            plan.add(latest::Table::ByDevice, &[number]);
-            plan.add(latest::Table::ByTopic, &[number]);
+            plan.add(latest::LatestTable::ByDevice, &[number]);
+            plan.add(latest::LatestTable::ByTopic, &[number]);
         }
         write::all(&store.cluster, &connection, Arc::new(put), plan).await.unwrap();
         for value in values.iter() {

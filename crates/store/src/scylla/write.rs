@@ -110,7 +110,7 @@ pub(super) async fn all<P: Put>(
     let order = Arc::new(plan.order);
     let mut connection = Arc::clone(connection);
     for _ in 0..2 {
-        let state = Mutex::new(Progress::new(Arc::clone(&order), plan.groups.clone()));
+        let state = Mutex::new(BatchProgress::new(Arc::clone(&order), plan.groups.clone()));
         let (cluster, put) = (Arc::clone(cluster), Arc::clone(&put));
         let round = Arc::new(Round { cluster, put, order: Arc::clone(&order), state });
         if round.whole(&mut connection).await? {
@@ -127,10 +127,10 @@ struct Round<P: Put> {
     put: Arc<P>,
     /// Of the [`Plan`].
     order: Arc<Vec<usize>>,
-    state: Mutex<Progress<P::Table>>,
+    state: Mutex<BatchProgress<P::Table>>,
 }
 
-struct Progress<T> {
+struct BatchProgress<T> {
     order: Arc<Vec<usize>>,
     queue: VecDeque<Group<T>>,
     /// What the database does not take.
@@ -215,7 +215,7 @@ impl<P: Put> Round<P> {
     }
 }
 
-impl<T> Progress<T> {
+impl<T> BatchProgress<T> {
     fn new(order: Arc<Vec<usize>>, queue: VecDeque<Group<T>>) -> Self {
         let (refused, unwritten) = (Vec::new(), BTreeSet::new());
         Self { order, queue, refused, unwritten, error: None, good: 0, bad: 0 }
@@ -272,7 +272,7 @@ impl<T> Progress<T> {
     }
 }
 
-impl<T: Copy> Progress<T> {
+impl<T: Copy> BatchProgress<T> {
     /// Whether something was refused; each value of it alone is next.
     fn ask_alone(&mut self) -> bool {
         let refused = std::mem::take(&mut self.refused).into_iter();

@@ -49,7 +49,7 @@ impl Start {
 }
 
 /// A message of a page, and where the page goes on after it.
-struct Listed {
+struct ListedMessage {
     state: v1::QueueState,
     message: Arc<SharedMessage>,
     qos: QoS,
@@ -90,11 +90,11 @@ pub(super) async fn list(
     Ok(v1::ListQueueResponse { messages, next_page_token })
 }
 
-fn in_memory(session: &Arc<dyn Session>, index: usize, limit: usize) -> (Vec<Listed>, Option<Start>) {
+fn in_memory(session: &Arc<dyn Session>, index: usize, limit: usize) -> (Vec<ListedMessage>, Option<Start>) {
     let queued = session.queued(index, limit);
     let is_full = queued.messages.len() >= limit;
     let state = |sent| if sent { v1::QueueState::Inflight } else { v1::QueueState::Pending };
-    let listed = queued.messages.into_iter().enumerate().map(|(at, (message, qos, sent))| Listed {
+    let listed = queued.messages.into_iter().enumerate().map(|(at, (message, qos, sent))| ListedMessage {
         state: state(sent),
         message,
         qos,
@@ -109,20 +109,25 @@ async fn on_disk(
     session: &Arc<dyn Session>,
     place: u64,
     limit: usize,
-) -> Result<(Vec<Listed>, Option<Start>), Error> {
+) -> Result<(Vec<ListedMessage>, Option<Start>), Error> {
     // What was read into memory meanwhile was listed, or has gone.
     let Some(tail) = session.queued(0, 0).tail else { return Ok((Vec::new(), None)) };
     let core = session.core();
     let from = place.max(tail);
     let page = context.broker.read_queue(core.client_id(), core.queue(), from, READ).await?;
     let more = (!page.end || page.entries.len() > limit).then_some(page.next);
-    let listed: Vec<Listed> = page
+    let listed: Vec<ListedMessage> = page
         .entries
         .into_iter()
         .take(limit)
         .filter_map(|entry| {
             let next = Start::Disk(entry.seq + 1);
-            Some(Listed { state: v1::QueueState::Stored, message: entry.message?, qos: entry.qos, next })
+            Some(ListedMessage {
+                state: v1::QueueState::Stored,
+                message: entry.message?,
+                qos: entry.qos,
+                next,
+            })
         })
         .collect();
     let next = match (more, listed.last()) {
@@ -132,8 +137,8 @@ async fn on_disk(
     Ok((listed, next))
 }
 
-fn queued(listed: &Listed, shown: usize) -> v1::QueuedMessage {
-    let Listed { state, message, qos, .. } = listed;
+fn queued(listed: &ListedMessage, shown: usize) -> v1::QueuedMessage {
+    let ListedMessage { state, message, qos, .. } = listed;
     let device = message.client_id.as_ref().filter(|_| message.kind == OriginKind::Device);
     v1::QueuedMessage {
         state: (*state).into(),

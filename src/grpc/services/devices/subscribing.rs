@@ -4,7 +4,7 @@
 
 use std::sync::Arc;
 
-use access::rules::Asked;
+use access::rules::AccessQuestion;
 use broker::{Errand, Session, SubscribeError, SubscribeRequest};
 use gateway_core::{Commit, Refused, TopicFilter, parse_shared};
 
@@ -142,10 +142,12 @@ async fn ask_rules(
     match authority.subscribe(&subject, filter) {
         Subscribing::Allowed | Subscribing::OnDelivery => Ok(false),
         Subscribing::Denied(line) if line != 0 => Err(Error::FilterNotAllowed),
-        Subscribing::Denied(_) => match authority.ask_service(&subject, &Asked::Subscribe { filter }).await {
-            Some((true, _)) => session.grant(filter).ok_or(Error::SubscriptionQuota),
-            _ => Err(Error::FilterNotAllowed),
-        },
+        Subscribing::Denied(_) => {
+            match authority.ask_service(&subject, &AccessQuestion::Subscribe { filter }).await {
+                Some((true, _)) => session.grant(filter).ok_or(Error::SubscriptionQuota),
+                _ => Err(Error::FilterNotAllowed),
+            }
+        }
     }
 }
 

@@ -55,7 +55,7 @@ const STEP: usize = 16;
 /// The same at each look at the clock.
 const SWEEP: usize = 10_000;
 
-type Told = Result<v1::PublishResponse, Error>;
+type PublishOutcome = Result<v1::PublishResponse, Error>;
 type Digest = [u8; 32];
 
 /// How many keys are remembered, and for how long.
@@ -114,30 +114,30 @@ fn bytes_of(digest: digest::Digest) -> Digest {
 
 /// All keys that are remembered.
 pub(in crate::grpc) struct Keys {
-    table: Mutex<Table>,
+    table: Mutex<KeyTable>,
     store: Option<Arc<dyn PublisherStore>>,
     options: KeyOptions,
     shutdown: watch::Receiver<bool>,
 }
 
-struct Table {
-    known: HashMap<Digest, Known, ahash::RandomState>,
+struct KeyTable {
+    known: HashMap<Digest, KnownKey, ahash::RandomState>,
     /// By number: the oldest first.
     order: BTreeMap<u64, Digest>,
     next: u64,
     charge: Charge,
 }
 
-struct Known {
+struct KnownKey {
     content: Digest,
     since: Timestamp,
     number: u64,
-    state: State,
+    state: KeyState,
 }
 
-enum State {
+enum KeyState {
     /// Its task tells.
-    Waiting(watch::Receiver<Progress>),
+    Waiting(watch::Receiver<RoutingProgress>),
     Answered(v1::PublishResponse),
     /// Answered, and not on disk although it should be.
     Unwritten(v1::PublishResponse),
@@ -145,7 +145,7 @@ enum State {
     Lost,
 }
 
-impl State {
+impl KeyState {
     fn bytes(&self) -> usize {
         if matches!(self, Self::Waiting(_)) { WAITING } else { ANSWERED }
     }
@@ -153,10 +153,10 @@ impl State {
 
 /// How far a message came.
 #[derive(Clone)]
-enum Progress {
+enum RoutingProgress {
     Routing,
     Routed(Arc<Routed>),
-    Told(Told),
+    Told(PublishOutcome),
 }
 
 /// A key that somebody has claimed, under its number: another claim has another.
@@ -183,7 +183,7 @@ impl Keys {
         account: &Arc<Account>,
         shutdown: watch::Receiver<bool>,
     ) -> Result<Arc<Self>, StoreError> {
-        let table = Table {
+        let table = KeyTable {
             known: HashMap::default(),
             order: BTreeMap::new(),
             next: 0,
@@ -209,7 +209,7 @@ impl Keys {
         for (since, id, content, state) in found {
             let number = table.number();
             table.order.insert(number, id);
-            table.known.insert(id, Known { content, since, number, state });
+            table.known.insert(id, KnownKey { content, since, number, state });
             while table.known.len() > self.options.most {
                 self.drop_oldest(&mut table);
             }
@@ -263,9 +263,9 @@ impl Keys {
             }
             count(|c| c.grpc_keys_dropped_memory.add(1));
         }
-        let (progress, seen) = watch::channel(Progress::Routing);
+        let (progress, seen) = watch::channel(RoutingProgress::Routing);
         let (number, since) = (table.number(), clock::now());
-        let known = Known { content: key.content, since, number, state: State::Waiting(seen) };
+        let known = KnownKey { content: key.content, since, number, state: KeyState::Waiting(seen) };
         table.known.insert(key.id, known);
         table.order.insert(number, key.id);
         drop(table);
@@ -273,22 +273,24 @@ impl Keys {
         Ok(Claim::First(Flight { keys: Arc::clone(self), claimed, progress: Some(progress) }))
     }
 
-    fn meet(self: &Arc<Self>, known: &mut Known, key: &Key) -> Result<Keyed, Error> {
+    fn meet(self: &Arc<Self>, known: &mut KnownKey, key: &Key) -> Result<Keyed, Error> {
         if known.content != key.content {
             count(|c| c.grpc_keys_reused.add(1));
             return Err(Error::KeyReused);
         }
         count(|c| match known.state {
-            State::Waiting(_) => c.grpc_keys_joined.add(1),
+            KeyState::Waiting(_) => c.grpc_keys_joined.add(1),
             _ => c.grpc_keys_answered.add(1),
         });
         match &known.state {
-            State::Waiting(progress) => Ok(Keyed(progress.clone())),
-            State::Answered(response) => Ok(Keyed(watch::channel(Progress::Told(Ok(response.clone()))).1)),
-            State::Lost => Err(Error::OutcomeLost),
-            State::Unwritten(response) => {
-                let (progress, seen) = watch::channel(Progress::Routing);
-                let Known { content, since, number, .. } = *known;
+            KeyState::Waiting(progress) => Ok(Keyed(progress.clone())),
+            KeyState::Answered(response) => {
+                Ok(Keyed(watch::channel(RoutingProgress::Told(Ok(response.clone()))).1))
+            }
+            KeyState::Lost => Err(Error::OutcomeLost),
+            KeyState::Unwritten(response) => {
+                let (progress, seen) = watch::channel(RoutingProgress::Routing);
+                let KnownKey { content, since, number, .. } = *known;
                 let claimed = Claimed { id: key.id, content, since, number };
                 let (keys, response) = (Arc::clone(self), response.clone());
                 tokio::spawn(async move { keys.record(claimed, response, progress).await });
@@ -298,7 +300,7 @@ impl Keys {
     }
 
     /// Drops the oldest key; false if there is none.
-    fn drop_oldest(&self, table: &mut Table) -> bool {
+    fn drop_oldest(&self, table: &mut KeyTable) -> bool {
         let Some((_, id)) = table.order.pop_first() else { return false };
         table.let_go(&id);
         if let Some(store) = &self.store {
@@ -307,12 +309,13 @@ impl Keys {
         true
     }
 
-    fn forget_old(&self, table: &mut Table, most: usize) {
+    fn forget_old(&self, table: &mut KeyTable, most: usize) {
         let now = clock::now();
         for _ in 0..most {
             let oldest = table.order.first_key_value().and_then(|(_, id)| table.known.get(id));
-            let is_old =
-                |known: &Known| now.0.saturating_sub(known.since.0) >= self.options.time.as_millis() as u64;
+            let is_old = |known: &KnownKey| {
+                now.0.saturating_sub(known.since.0) >= self.options.time.as_millis() as u64
+            };
             if !oldest.is_some_and(is_old) {
                 return;
             }
@@ -325,7 +328,7 @@ impl Keys {
     fn change(
         &self,
         claimed: &Claimed,
-        state: Option<State>,
+        state: Option<KeyState>,
         record: Option<PublisherChange>,
         commit: Option<Arc<Commit>>,
     ) -> bool {
@@ -343,7 +346,7 @@ impl Keys {
     }
 
     /// Notes that a message is published, before it is known what becomes of it.
-    fn note_accepted(&self, claimed: &Claimed, state: Option<State>) {
+    fn note_accepted(&self, claimed: &Claimed, state: Option<KeyState>) {
         // Changes with a commit are written at once; nobody waits for this one.
         let commit = Commit::new();
         let part = commit.part();
@@ -370,7 +373,7 @@ impl Keys {
         self: Arc<Self>,
         claimed: Claimed,
         routed: Arc<Routed>,
-        progress: watch::Sender<Progress>,
+        progress: watch::Sender<RoutingProgress>,
     ) {
         let mut shutdown = self.shutdown.clone();
         let told = tokio::select! {
@@ -384,7 +387,7 @@ impl Keys {
             Ok(response) => self.record(claimed, response, progress).await,
             Err(error) => {
                 self.forget(&claimed);
-                progress.send_replace(Progress::Told(Err(error)));
+                progress.send_replace(RoutingProgress::Told(Err(error)));
             }
         }
     }
@@ -394,7 +397,7 @@ impl Keys {
         &self,
         claimed: Claimed,
         response: v1::PublishResponse,
-        progress: watch::Sender<Progress>,
+        progress: watch::Sender<RoutingProgress>,
     ) {
         let written = match &self.store {
             None => true,
@@ -409,11 +412,14 @@ impl Keys {
                 commit.wait().await.is_ok()
             }
         };
-        let state =
-            if written { State::Answered(response.clone()) } else { State::Unwritten(response.clone()) };
+        let state = if written {
+            KeyState::Answered(response.clone())
+        } else {
+            KeyState::Unwritten(response.clone())
+        };
         self.change(&claimed, Some(state), None, None);
         let told = if written { Ok(response) } else { Err(Error::StoreRefused) };
-        progress.send_replace(Progress::Told(told));
+        progress.send_replace(RoutingProgress::Told(told));
     }
 
     /// How many are remembered.
@@ -423,7 +429,7 @@ impl Keys {
     }
 }
 
-impl Table {
+impl KeyTable {
     fn number(&mut self) -> u64 {
         self.next += 1;
         self.next
@@ -433,7 +439,7 @@ impl Table {
         self.known.get(&claimed.id).is_some_and(|known| known.number == claimed.number)
     }
 
-    fn set(&mut self, id: &Digest, state: State) {
+    fn set(&mut self, id: &Digest, state: KeyState) {
         if let Some(known) = self.known.get_mut(id) {
             let bytes = self.charge.bytes() + state.bytes();
             let before = known.state.bytes();
@@ -456,7 +462,7 @@ pub(super) struct Flight {
     keys: Arc<Keys>,
     claimed: Claimed,
     /// `None` once it is said what became of it.
-    progress: Option<watch::Sender<Progress>>,
+    progress: Option<watch::Sender<RoutingProgress>>,
 }
 
 impl Flight {
@@ -465,11 +471,11 @@ impl Flight {
         let routed = Arc::new(routed);
         let (progress, seen) = match self.progress.take() {
             Some(progress) => {
-                progress.send_replace(Progress::Routed(Arc::clone(&routed)));
+                progress.send_replace(RoutingProgress::Routed(Arc::clone(&routed)));
                 let seen = progress.subscribe();
                 (progress, seen)
             }
-            None => watch::channel(Progress::Routed(Arc::clone(&routed))),
+            None => watch::channel(RoutingProgress::Routed(Arc::clone(&routed))),
         };
         let claimed = Claimed { ..self.claimed };
         // The record of one that is scheduled is on its way with the message.
@@ -489,7 +495,7 @@ impl Flight {
     pub(super) fn refuse(mut self, error: &Error) {
         self.keys.forget(&self.claimed);
         if let Some(progress) = self.progress.take() {
-            progress.send_replace(Progress::Told(Err(error.clone())));
+            progress.send_replace(RoutingProgress::Told(Err(error.clone())));
         }
     }
 }
@@ -501,31 +507,31 @@ impl Drop for Flight {
             self.keys.forget(&self.claimed);
         } else {
             // Its receivers have it, or get it now.
-            self.keys.note_accepted(&self.claimed, Some(State::Lost));
+            self.keys.note_accepted(&self.claimed, Some(KeyState::Lost));
         }
-        progress.send_replace(Progress::Told(Err(Error::OutcomeLost)));
+        progress.send_replace(RoutingProgress::Told(Err(Error::OutcomeLost)));
     }
 }
 
 /// The wait for the answer of a key.
-pub(super) struct Keyed(watch::Receiver<Progress>);
+pub(super) struct Keyed(watch::Receiver<RoutingProgress>);
 
 impl Keyed {
     /// What is known now; `None` if it must be waited for.
-    pub(super) fn ready(&self) -> Option<Told> {
+    pub(super) fn ready(&self) -> Option<PublishOutcome> {
         match &*self.0.borrow() {
-            Progress::Told(told) => Some(told.clone()),
-            Progress::Routing | Progress::Routed(_) => None,
+            RoutingProgress::Told(told) => Some(told.clone()),
+            RoutingProgress::Routing | RoutingProgress::Routed(_) => None,
         }
     }
 
     /// Waits until the answer is there and on disk, `deadline`, or the gateway shuts down. Cancel safe.
-    pub(super) async fn finish(&self, deadline: Instant, shutdown: &watch::Receiver<bool>) -> Told {
+    pub(super) async fn finish(&self, deadline: Instant, shutdown: &watch::Receiver<bool>) -> PublishOutcome {
         let (mut progress, mut shutdown) = (self.0.clone(), shutdown.clone());
         let told = async {
-            let told = progress.wait_for(|progress| matches!(progress, Progress::Told(_))).await;
+            let told = progress.wait_for(|progress| matches!(progress, RoutingProgress::Told(_))).await;
             match told.as_deref() {
-                Ok(Progress::Told(told)) => told.clone(),
+                Ok(RoutingProgress::Told(told)) => told.clone(),
                 // Its task ends without a word only when the gateway does.
                 _ => Err(Error::CutShort(self.reached())),
             }
@@ -541,7 +547,7 @@ impl Keyed {
 
     fn reached(&self) -> Reached {
         match &*self.0.borrow() {
-            Progress::Routed(routed) => routed.reached(),
+            RoutingProgress::Routed(routed) => routed.reached(),
             _ => Reached { level: Level::Accepted, state: ReceiptState::default() },
         }
     }
@@ -568,13 +574,13 @@ fn removal(key: Bytes) -> PublisherChange {
 }
 
 /// What [`record`] wrote.
-fn decode(value: &[u8]) -> Option<(Digest, Timestamp, State)> {
+fn decode(value: &[u8]) -> Option<(Digest, Timestamp, KeyState)> {
     let (&FORM, rest) = value.split_first()? else { return None };
     let (content, rest) = rest.split_first_chunk::<32>()?;
     let (since, rest) = rest.split_first_chunk::<8>()?;
     let state = match rest.split_first()? {
-        (0, _) => State::Lost,
-        (_, response) => State::Answered(v1::PublishResponse::decode(response).ok()?),
+        (0, _) => KeyState::Lost,
+        (_, response) => KeyState::Answered(v1::PublishResponse::decode(response).ok()?),
     };
     Some((*content, Timestamp(u64::from_be_bytes(*since)), state))
 }

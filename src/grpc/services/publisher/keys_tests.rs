@@ -89,7 +89,7 @@ impl World {
         self.keys.shutdown.clone()
     }
 
-    async fn told(&self, keyed: &Keyed) -> Told {
+    async fn told(&self, keyed: &Keyed) -> PublishOutcome {
         keyed.finish(Instant::now() + Duration::from_secs(60), &self.stop()).await
     }
 }
@@ -250,7 +250,7 @@ fn no_record_makes_the_decoder_panic() {
     let response = v1::PublishResponse { matched: 300, ..Default::default() };
     let change = record(&claimed, Some(&response));
     let value = change.value.unwrap();
-    let Some((content, since, State::Answered(found))) = decode(&value) else { panic!() };
+    let Some((content, since, KeyState::Answered(found))) = decode(&value) else { panic!() };
     assert_eq!((content, since, found), ([2; 32], Timestamp(3), response));
     for at in 0..value.len() {
         let _ = decode(&value[..at]);

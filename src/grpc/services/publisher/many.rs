@@ -41,10 +41,10 @@ const WAITING: usize = 1 << 10;
 const LOOK: u32 = 256 * Effort::NODE;
 
 /// A frame that waits for the caller to read it, and what it is charged for.
-pub(super) type Unread = (Result<v1::PublishToDevicesResponse, Status>, Option<Holding>);
+pub(super) type UnreadFrame = (Result<v1::PublishToDevicesResponse, Status>, Option<Holding>);
 
 /// A device and its result.
-type Told = (String, Result<v1::PublishResponse, Error>);
+type DeviceOutcome = (String, Result<v1::PublishResponse, Error>);
 
 /// A valid request.
 pub(super) struct Many {
@@ -121,12 +121,12 @@ impl Many {
 pub(super) struct ManyRun {
     context: Context,
     call: Arc<Call>,
-    sender: mpsc::Sender<Unread>,
+    sender: mpsc::Sender<UnreadFrame>,
     many: Many,
     message: Arc<SharedMessage>,
     /// Of the call, if it has one.
     deadline: Option<Instant>,
-    waiting: JoinSet<Told>,
+    waiting: JoinSet<DeviceOutcome>,
     /// Not yet sent.
     known: Vec<v1::DeviceResult>,
     /// About its bytes.
@@ -143,7 +143,7 @@ impl ManyRun {
     pub(super) fn new(
         context: Context,
         call: Arc<Call>,
-        sender: mpsc::Sender<Unread>,
+        sender: mpsc::Sender<UnreadFrame>,
         many: Many,
         deadline: Option<Instant>,
         purse: Arc<Purse>,
@@ -280,7 +280,7 @@ impl ManyRun {
         }
     }
 
-    fn note(&mut self, joined: Option<Result<Told, JoinError>>) {
+    fn note(&mut self, joined: Option<Result<DeviceOutcome, JoinError>>) {
         if let Some(Ok((id, result))) = joined {
             self.tell(id, result);
         }

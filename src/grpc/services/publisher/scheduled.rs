@@ -51,11 +51,11 @@ pub(in crate::grpc) struct ScheduleOptions {
 }
 
 /// When a message is due, and its number.
-pub(super) type Place = (Timestamp, u64);
+pub(super) type DuePlace = (Timestamp, u64);
 
 /// All messages that wait for their time.
 pub(in crate::grpc) struct Schedule {
-    table: Mutex<Table>,
+    table: Mutex<ScheduleTable>,
     store: Option<Arc<dyn PublisherStore>>,
     options: ScheduleOptions,
     account: Arc<Account>,
@@ -63,8 +63,8 @@ pub(in crate::grpc) struct Schedule {
 }
 
 #[derive(Default)]
-struct Table {
-    due: BTreeMap<Place, Scheduled>,
+struct ScheduleTable {
+    due: BTreeMap<DuePlace, Scheduled>,
     /// When each is due.
     ids: HashMap<u64, Timestamp, ahash::RandomState>,
     /// Charged.
@@ -189,7 +189,7 @@ impl Schedule {
         self.changed.notify_one();
     }
 
-    fn take(&self, table: &mut Table, id: u64) -> Option<Scheduled> {
+    fn take(&self, table: &mut ScheduleTable, id: u64) -> Option<Scheduled> {
         let at = table.ids.remove(&id)?;
         let entry = table.due.remove(&(at, id))?;
         table.bytes -= entry.bytes;
@@ -228,10 +228,10 @@ impl Schedule {
     /// Where to go on, `None` at the end.
     pub(super) fn list(
         &self,
-        after: Option<Place>,
+        after: Option<DuePlace>,
         most: usize,
         wanted: impl Fn(&Scheduled) -> bool,
-    ) -> (Vec<(String, Scheduled)>, Option<Place>) {
+    ) -> (Vec<(String, Scheduled)>, Option<DuePlace>) {
         const LOOK: usize = 10_000;
 
         let table = self.table.lock();
@@ -340,7 +340,7 @@ impl Drop for Schedule {
     }
 }
 
-impl Table {
+impl ScheduleTable {
     fn insert(&mut self, id: u64, entry: Scheduled) {
         self.last = self.last.max(id);
         self.bytes += entry.bytes;

@@ -41,7 +41,7 @@ enum StreamEvent {
 pub(super) struct PublishRun {
     context: Context,
     call: Arc<Call>,
-    sender: mpsc::Sender<Unread>,
+    sender: mpsc::Sender<UnreadResponse>,
     /// In order of sequence; at most the window and one frame.
     pending: VecDeque<Unanswered>,
     /// Sequence of the first pending message.
@@ -55,14 +55,14 @@ pub(super) struct PublishRun {
 }
 
 /// A response that waits for the caller to read it, and what it is charged for.
-pub(super) type Unread = (Result<v1::PublishStreamResponse, Status>, Option<Holding>);
+pub(super) type UnreadResponse = (Result<v1::PublishStreamResponse, Status>, Option<Holding>);
 
 impl PublishRun {
     /// A run that sends its answers to `sender`.
     pub(super) fn new(
         context: Context,
         call: Arc<Call>,
-        sender: mpsc::Sender<Unread>,
+        sender: mpsc::Sender<UnreadResponse>,
         purse: Arc<Purse>,
     ) -> Self {
         Self {

@@ -9,7 +9,7 @@ use session::{Enhanced, Violation};
 
 use super::{HandshakeError, NotAdmitted, Wire};
 use crate::{
-    auth::{Credentials, Denied, Principal, Progress},
+    auth::{AuthProgress, Credentials, Denied, Principal},
     net::{Shared, timers},
 };
 
@@ -42,12 +42,12 @@ impl Wire<'_> {
         let mut data = connect.auth_data.clone().unwrap_or_default();
         loop {
             match timers::run_within(|| dialogue.answer(data)).await {
-                Ok(Progress::Challenge(challenge)) => {
+                Ok(AuthProgress::Challenge(challenge)) => {
                     self.ask(connect, &enhanced.ask(challenge)).await?;
                     let presented = enhanced.take(self.read_auth(connect, max).await?, clock::now());
                     data = presented.map_err(|Violation(code)| NotAdmitted::refused(code))?.data;
                 }
-                Ok(Progress::Proved(principal, data)) => {
+                Ok(AuthProgress::Proved(principal, data)) => {
                     enhanced.conclude(None);
                     return Ok(Proved { principal: Ok(principal), data, enhanced });
                 }

@@ -25,7 +25,7 @@ use parking_lot::RwLock;
 
 use crate::{
     sessions::Slots,
-    shared::{Group, Groups, Member},
+    shared::{Group, Groups, SharedMember},
 };
 
 pub(crate) use cache::MatchCache;
@@ -58,10 +58,10 @@ pub(crate) struct Index {
     id: u64,
     hasher: RandomState,
     generations: Generations,
-    tables: RwLock<Tables>,
+    tables: RwLock<IndexTables>,
 }
 
-struct Tables {
+struct IndexTables {
     filters: FilterTable,
     wildcards: Wildcards,
     groups: Groups,
@@ -77,7 +77,7 @@ pub(crate) struct Added {
 }
 
 /// A subscription for `Devices`.
-pub(crate) struct Listed {
+pub(crate) struct ListedSubscription {
     pub(crate) filter: String,
     pub(crate) options: Options,
 }
@@ -90,7 +90,7 @@ impl Index {
             id: NEXT.fetch_add(1, Ordering::Relaxed),
             hasher,
             generations: Generations { global: AtomicU64::new(0), exact, ended: AtomicU64::new(0) },
-            tables: RwLock::new(Tables {
+            tables: RwLock::new(IndexTables {
                 filters: FilterTable::default(),
                 wildcards: Wildcards::default(),
                 groups: Groups::default(),
@@ -127,7 +127,7 @@ impl Index {
         &self,
         full: &str,
         filter: &str,
-        member: Member,
+        member: SharedMember,
         may_add: bool,
         make: impl FnOnce(u32) -> Group,
     ) -> Option<Added> {
@@ -220,19 +220,19 @@ impl Index {
     }
 
     /// Filters and options of a session's references.
-    pub(crate) fn list(&self, references: &[u32], slot: u32) -> Vec<Listed> {
+    pub(crate) fn list(&self, references: &[u32], slot: u32) -> Vec<ListedSubscription> {
         let tables = self.tables.read();
         let mut list = Vec::with_capacity(references.len());
         for reference in references {
             if reference & GROUP != 0 {
                 let Some(group) = tables.groups.get(reference & !GROUP) else { continue };
                 let Some(options) = group.member_options(slot) else { continue };
-                list.push(Listed { filter: group.full_name().to_owned(), options });
+                list.push(ListedSubscription { filter: group.full_name().to_owned(), options });
                 continue;
             }
             let Some(filter) = tables.filters.get(*reference) else { continue };
             let Some(entry) = filter.subscribers.get(slot) else { continue };
-            list.push(Listed { filter: filter.text.to_string(), options: entry.options });
+            list.push(ListedSubscription { filter: filter.text.to_string(), options: entry.options });
         }
         list
     }
@@ -244,7 +244,7 @@ impl Index {
     }
 
     /// Adds the subscriber under the lock; returns the filter's number.
-    fn set(&self, tables: &mut Tables, filter: &str, entry: Subscriber) -> u32 {
+    fn set(&self, tables: &mut IndexTables, filter: &str, entry: Subscriber) -> u32 {
         let hash = self.hasher.hash_one(filter);
         let (number, is_new) = tables.filters.set(filter, hash, entry);
         let wildcard = is_wildcard(filter);
@@ -256,7 +256,7 @@ impl Index {
     }
 
     /// Removes the subscriber under the lock; false if there was none.
-    fn remove(&self, tables: &mut Tables, number: u32, slot: u32) -> bool {
+    fn remove(&self, tables: &mut IndexTables, number: u32, slot: u32) -> bool {
         let Some((hash, removed)) = tables.filters.remove(number, slot, &self.hasher) else { return false };
         let wildcard = match &removed {
             exact::Removed::Filter(text) => {
@@ -273,7 +273,7 @@ impl Index {
     }
 
     /// `None` if the slot is no member; `Some(Some(group))` if it was the group's last.
-    fn leave(&self, tables: &mut Tables, id: u32, slot: u32) -> Option<Option<Arc<Group>>> {
+    fn leave(&self, tables: &mut IndexTables, id: u32, slot: u32) -> Option<Option<Arc<Group>>> {
         let group = Arc::clone(tables.groups.get(id)?);
         if !group.remove_member(slot) {
             return None;
@@ -332,7 +332,7 @@ impl Index {
     }
 }
 
-impl Tables {
+impl IndexTables {
     fn entry(&self, filter: &str, slot: u32, hasher: &RandomState) -> Option<Subscriber> {
         let number = self.filters.find(filter, hasher.hash_one(filter))?;
         self.filters.get(number)?.subscribers.get(slot)

@@ -160,7 +160,7 @@ impl Disk {
     }
 }
 
-type Done = Vec<(Arc<Commit>, bool)>;
+type CommitsDone = Vec<(Arc<Commit>, bool)>;
 
 impl DiskState {
     /// No unit is cut, and none written that is not closed.
@@ -187,7 +187,7 @@ impl DiskState {
         length
     }
 
-    fn apply(&mut self, jobs: Vec<Job>, done: &mut Done) {
+    fn apply(&mut self, jobs: Vec<Job>, done: &mut CommitsDone) {
         for job in jobs {
             match job {
                 Job::Load(from) => self.readable.push_back(from),
@@ -253,7 +253,7 @@ impl DiskState {
         }
     }
 
-    fn fail(&mut self, jobs: Vec<Job>, done: &mut Done) {
+    fn fail(&mut self, jobs: Vec<Job>, done: &mut CommitsDone) {
         let mut kept = VecDeque::new();
         for job in jobs {
             match &job {

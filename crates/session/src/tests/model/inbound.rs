@@ -38,7 +38,7 @@ enum Step {
 }
 
 /// What the connection answers, in order, once it is safe.
-enum Answer {
+enum ModelAnswer {
     PubRec(u16, Option<Arc<Commit>>),
     PubComp(u16, Option<Arc<Commit>>),
 }
@@ -52,7 +52,7 @@ struct World {
     /// The client: what is open by identifier, and the packets it is still to send again on this connection.
     open: BTreeMap<u16, Step>,
     unsent: VecDeque<u16>,
-    answers: VecDeque<Answer>,
+    answers: VecDeque<ModelAnswer>,
     next: u32,
     /// Messages that were refused, to be published as new ones.
     refused: Vec<u32>,
@@ -109,12 +109,12 @@ impl World {
         match self.open[&id] {
             Step::Publish(number) => match self.outbound.begin_received(id, 8) {
                 Begin::New => self.route(id, number),
-                Begin::Duplicate(commit) => self.answers.push_back(Answer::PubRec(id, commit)),
+                Begin::Duplicate(commit) => self.answers.push_back(ModelAnswer::PubRec(id, commit)),
                 Begin::Exceeded => panic!("the client has {IDS} identifiers"),
             },
             Step::Release => {
                 let reply = self.with(|outbound, env| outbound.handle_pubrel(id, env));
-                self.answers.push_back(Answer::PubComp(id, reply.after));
+                self.answers.push_back(ModelAnswer::PubComp(id, reply.after));
             }
         }
     }
@@ -134,18 +134,18 @@ impl World {
         self.disk.submit(receive);
         assert!(self.outbound.keep_received(id, Arc::clone(&commit)));
         commit.done();
-        self.answers.push_back(Answer::PubRec(id, Some(commit)));
+        self.answers.push_back(ModelAnswer::PubRec(id, Some(commit)));
     }
 
     /// The client gets answers that are safe.
     fn answer(&mut self, most: usize) {
         for _ in 0..most {
             let Some(front) = self.answers.front() else { return };
-            let (Answer::PubRec(_, commit) | Answer::PubComp(_, commit)) = front;
+            let (ModelAnswer::PubRec(_, commit) | ModelAnswer::PubComp(_, commit)) = front;
             let result = commit.as_ref().map_or(Some(Ok(())), |commit| commit.result());
             let Some(result) = result else { return };
             match self.answers.pop_front() {
-                Some(Answer::PubRec(id, _)) => {
+                Some(ModelAnswer::PubRec(id, _)) => {
                     let Some(Step::Publish(number)) = self.open.get(&id).copied() else {
                         panic!("PUBREC of {id} that the client does not wait for");
                     };
@@ -159,7 +159,7 @@ impl World {
                     self.open.insert(id, Step::Release);
                     self.unsent.push_back(id);
                 }
-                Some(Answer::PubComp(id, _)) => {
+                Some(ModelAnswer::PubComp(id, _)) => {
                     assert!(self.open.remove(&id) == Some(Step::Release));
                 }
                 None => return,

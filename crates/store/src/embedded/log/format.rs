@@ -148,14 +148,14 @@ impl Header {
 /// A frame that is sound.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Frame<'a> {
-    Record(Record<'a>),
+    Record(RawRecord<'a>),
     /// Records follow, up to the next.
     Batch,
 }
 
 /// A record whose message is not decoded yet.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Record<'a> {
+pub(super) struct RawRecord<'a> {
     pub(super) partition: Partition,
     /// Bytes that the message counts for.
     pub(super) cost: u32,
@@ -179,7 +179,7 @@ pub(super) fn frame(bytes: &[u8], offset: u64) -> Option<(Frame<'_>, usize)> {
     }
     let mut input = Input(&frame[FRAME..]);
     let frame = match input.u8()? {
-        RECORD_TAG => Frame::Record(Record::begin(&mut input)?),
+        RECORD_TAG => Frame::Record(RawRecord::begin(&mut input)?),
         BATCH_TAG => {
             let mark = input.take(MARK.len())? == MARK && input.u64()? == offset;
             mark.then_some(Frame::Batch)?
@@ -189,7 +189,7 @@ pub(super) fn frame(bytes: &[u8], offset: u64) -> Option<(Frame<'_>, usize)> {
     Some((frame, length))
 }
 
-impl<'a> Record<'a> {
+impl<'a> RawRecord<'a> {
     fn begin(input: &mut Input<'a>) -> Option<Self> {
         let partition = Partition(input.u8()?);
         let cost = input.varint()?;

@@ -141,7 +141,7 @@ struct Shared {
     folder: PathBuf,
     options: LogOptions,
     id: u64,
-    inbox: Mutex<Inbox>,
+    inbox: Mutex<LogInbox>,
     wake: Condvar,
     /// Bytes that the writer has taken and not yet written.
     in_hand: AtomicUsize,
@@ -175,8 +175,8 @@ struct Counts {
 
 /// What was submitted and not yet taken.
 #[derive(Default)]
-struct Inbox {
-    submitted: VecDeque<Submitted>,
+struct LogInbox {
+    submitted: VecDeque<SubmittedRecord>,
     /// How many there were since the log was opened, those that were taken included.
     count: u64,
     bytes: usize,
@@ -187,14 +187,14 @@ struct Inbox {
     closing: bool,
 }
 
-struct Submitted {
+struct SubmittedRecord {
     partition: Partition,
     groups: Arc<[GroupId]>,
     message: Arc<SharedMessage>,
     commit: Option<Arc<Commit>>,
 }
 
-impl Submitted {
+impl SubmittedRecord {
     fn cost(&self) -> usize {
         self.message.cost() + OVERHEAD
     }
@@ -249,7 +249,7 @@ impl EmbeddedLog {
 }
 
 impl Shared {
-    fn waiting(&self, inbox: &Inbox) -> usize {
+    fn waiting(&self, inbox: &LogInbox) -> usize {
         inbox.bytes + self.in_hand.load(Relaxed)
     }
 
@@ -295,7 +295,7 @@ impl PartitionedLog for EmbeddedLog {
         inbox.urgent |= urgent;
         inbox.bytes += cost;
         inbox.count += 1;
-        inbox.submitted.push_back(Submitted {
+        inbox.submitted.push_back(SubmittedRecord {
             partition,
             groups: Arc::clone(groups),
             message: message.without_receipt(),

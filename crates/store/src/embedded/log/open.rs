@@ -14,13 +14,13 @@ use gateway_core::{GroupId, PARTITIONS, Timestamp, metrics::count};
 
 use super::{
     format::{Count, Hole, VERSION},
-    segment::{self, Kind, Segment},
+    segment::{self, Segment, SegmentKind},
     window::Window,
 };
 use crate::{StoreError, data_dir::sync_directory};
 
 /// What a start finds.
-pub(super) struct Opened {
+pub(super) struct OpenedLog {
     pub(super) id: u64,
     pub(super) segments: VecDeque<Arc<Segment>>,
     /// The file of the last segment, if it goes on.
@@ -42,7 +42,7 @@ pub(super) struct Opened {
 ///
 /// # Errors
 /// [`StoreError::Format`] if a newer version wrote any of it; nothing is changed then.
-pub(super) fn open(folder: &Path) -> Result<Opened, StoreError> {
+pub(super) fn open(folder: &Path) -> Result<OpenedLog, StoreError> {
     let failed = |error: io::Error| StoreError::Unavailable(format!("log {}: {error}", folder.display()));
     DirBuilder::new().recursive(true).mode(0o700).create(folder).map_err(failed)?;
     let named = read_id(folder)?;
@@ -51,8 +51,10 @@ pub(super) fn open(folder: &Path) -> Result<Opened, StoreError> {
         let path = segment::path(folder, base);
         let file = OpenOptions::new().read(true).write(true).open(&path).map_err(failed)?;
         let kind = match segment::identify(&file).map_err(failed)? {
-            Kind::Newer(version) => return Err(newer(version)),
-            Kind::Sealed(header, ..) | Kind::Open(header, _) if header.base != base => Kind::Damaged,
+            SegmentKind::Newer(version) => return Err(newer(version)),
+            SegmentKind::Sealed(header, ..) | SegmentKind::Open(header, _) if header.base != base => {
+                SegmentKind::Damaged
+            }
             kind => kind,
         };
         found.push((base, file, kind));
@@ -63,7 +65,7 @@ pub(super) fn open(folder: &Path) -> Result<Opened, StoreError> {
     if named.is_none() {
         write_id(folder, id).map_err(failed)?;
     }
-    let mut opened = Opened {
+    let mut opened = OpenedLog {
         id,
         segments: VecDeque::new(),
         file: None,
@@ -81,7 +83,7 @@ pub(super) fn open(folder: &Path) -> Result<Opened, StoreError> {
     Ok(opened)
 }
 
-impl Kind {
+impl SegmentKind {
     fn header(&self) -> Option<&super::format::Header> {
         match self {
             Self::Sealed(header, ..) | Self::Open(header, _) => Some(header),
@@ -90,16 +92,23 @@ impl Kind {
     }
 }
 
-impl Opened {
+impl OpenedLog {
     /// Adds the next segment. `next` is the base of the one after it.
-    fn add(&mut self, folder: &Path, base: u64, file: File, kind: Kind, next: Option<u64>) -> io::Result<()> {
+    fn add(
+        &mut self,
+        folder: &Path,
+        base: u64,
+        file: File,
+        kind: SegmentKind,
+        next: Option<u64>,
+    ) -> io::Result<()> {
         let path = segment::path(folder, base);
         let mut length = file.metadata()?.len();
         let mut segment = match kind {
-            Kind::Sealed(header, head, trailer, holes) => {
+            SegmentKind::Sealed(header, head, trailer, holes) => {
                 Segment::sealed(path, *header, head, &trailer, holes)
             }
-            Kind::Open(header, head) => match next {
+            SegmentKind::Open(header, head) => match next {
                 // It ends where the next begins: what is after that was never synced.
                 Some(next) => {
                     Segment::unknown(path, *header, head, next.min(base.saturating_add(length - head)))
@@ -111,7 +120,7 @@ impl Opened {
                     segment
                 }
             },
-            Kind::Newer(_) | Kind::Damaged => {
+            SegmentKind::Newer(_) | SegmentKind::Damaged => {
                 drop(file);
                 return self.quarantine(&path, base, length, next);
             }
@@ -185,7 +194,7 @@ fn recover(
     file: &File,
     header: Box<super::format::Header>,
     head: u64,
-    opened: &mut Opened,
+    opened: &mut OpenedLog,
 ) -> io::Result<Segment> {
     let length = file.metadata()?.len();
     let scan = segment::scan(file, &header, head, length)?;

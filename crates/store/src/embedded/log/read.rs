@@ -37,22 +37,22 @@ const DENSE: u64 = 4 << 10;
 /// Records looked at in one step of a search.
 const STEP: usize = 4096;
 
-pub(super) type Reply<T> = oneshot::Sender<Result<T, StoreError>>;
+pub(super) type ReplyTo<T> = oneshot::Sender<Result<T, StoreError>>;
 
 pub(super) enum Request {
-    Read { partition: Partition, from: u64, limit: ReadLimit, reply: Reply<Slice> },
-    Find { partition: Partition, time: Timestamp, reply: Reply<u64> },
+    Read { partition: Partition, from: u64, limit: ReadLimit, reply: ReplyTo<Slice> },
+    Find { partition: Partition, time: Timestamp, reply: ReplyTo<u64> },
 }
 
 /// What the threads are to do.
 #[derive(Default)]
 pub(super) struct Readers {
-    work: Mutex<Work>,
+    work: Mutex<ReadRequests>,
     wake: Condvar,
 }
 
 #[derive(Default)]
-struct Work {
+struct ReadRequests {
     waiting: VecDeque<Request>,
     /// Segments may be free.
     remove: bool,
@@ -71,7 +71,7 @@ impl Readers {
     /// Hands over a request. The answer does not depend on this being polled.
     pub(super) fn submit<T: Send + 'static>(
         &self,
-        request: impl FnOnce(Reply<T>) -> Request,
+        request: impl FnOnce(ReplyTo<T>) -> Request,
     ) -> BoxFuture<'static, Result<T, StoreError>> {
         let (reply, answer) = oneshot::channel();
         let mut work = self.work.lock();

@@ -57,7 +57,7 @@ pub(super) struct Scan {
 }
 
 /// What a file is.
-pub(super) enum Kind {
+pub(super) enum SegmentKind {
     Sealed(Box<Header>, u64, Trailer, Vec<Hole>),
     Open(Box<Header>, u64),
     Newer(u32),
@@ -85,48 +85,48 @@ pub(super) fn path(folder: &Path, base: u64) -> PathBuf {
 }
 
 /// Reads header and trailer.
-pub(super) fn identify(file: &File) -> io::Result<Kind> {
+pub(super) fn identify(file: &File) -> io::Result<SegmentKind> {
     let length = file.metadata()?.len();
     let mut bytes = vec![0; PREFIX];
     if length < PREFIX as u64 {
-        return Ok(Kind::Damaged);
+        return Ok(SegmentKind::Damaged);
     }
     file.read_exact_at(&mut bytes, 0)?;
     let head = match format::prefix(&bytes) {
-        Prefix::Newer(version) => return Ok(Kind::Newer(version)),
+        Prefix::Newer(version) => return Ok(SegmentKind::Newer(version)),
         Prefix::Length(head) if head as u64 <= length => head,
-        _ => return Ok(Kind::Damaged),
+        _ => return Ok(SegmentKind::Damaged),
     };
     bytes.resize(head, 0);
     file.read_exact_at(&mut bytes, 0)?;
-    let Some(header) = Header::decode(&bytes) else { return Ok(Kind::Damaged) };
+    let Some(header) = Header::decode(&bytes) else { return Ok(SegmentKind::Damaged) };
     let (header, head) = (Box::new(header), head as u64);
     let Some(at) = length.checked_sub(TRAILER as u64).filter(|&at| at >= head) else {
-        return Ok(Kind::Open(header, head));
+        return Ok(SegmentKind::Open(header, head));
     };
     let mut bytes = vec![0; TRAILER];
     file.read_exact_at(&mut bytes, at)?;
-    let Some(trailer) = format::trailer(&bytes) else { return Ok(Kind::Open(header, head)) };
+    let Some(trailer) = format::trailer(&bytes) else { return Ok(SegmentKind::Open(header, head)) };
     let holes_length = 16 * u64::from(trailer.holes);
     let plausible = trailer.footer >= head
         && trailer.end >= header.base
         && trailer.end - header.base == trailer.footer - head
         && trailer.footer + format::DIRECTORY as u64 + holes_length <= at;
     if !plausible {
-        return Ok(Kind::Open(header, head));
+        return Ok(SegmentKind::Open(header, head));
     }
     let mut bytes = vec![0; holes_length as usize];
     file.read_exact_at(&mut bytes, at - holes_length)?;
     match trailer.decode_holes(&bytes) {
-        Some(holes) => Ok(Kind::Sealed(header, head, trailer, holes)),
-        None => Ok(Kind::Open(header, head)),
+        Some(holes) => Ok(SegmentKind::Sealed(header, head, trailer, holes)),
+        None => Ok(SegmentKind::Open(header, head)),
     }
 }
 
 /// Reads through the frames of a file up to `end`. Whatever is after the first damage in the last batch was never
 /// synced, and does not count.
 pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Result<Scan> {
-    struct Found {
+    struct FoundRecord {
         place: u32,
         partition: Partition,
         received: Timestamp,
@@ -143,7 +143,7 @@ pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Res
     };
     let mut counts: hashbrown::HashMap<GroupId, Count, ahash::RandomState> =
         header.counts.iter().copied().collect();
-    let mut take = |scan: &mut Scan, found: Found| {
+    let mut take = |scan: &mut Scan, found: FoundRecord| {
         scan.places[usize::from(found.partition.0)].push(found.place);
         scan.latest = scan.latest.max(found.received);
         for group in found.groups {
@@ -155,7 +155,7 @@ pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Res
     let shift = header.base.wrapping_sub(head);
     let mut window = Window::new(file, end);
     // Damage since the last batch began, and what is sound after it.
-    let (mut holes, mut doubtful): (Vec<Hole>, Vec<Found>) = (Vec::new(), Vec::new());
+    let (mut holes, mut doubtful): (Vec<Hole>, Vec<FoundRecord>) = (Vec::new(), Vec::new());
     let mut place = head;
     while place < end {
         let offset = place.wrapping_add(shift);
@@ -168,7 +168,7 @@ pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Res
             }
             Some((Frame::Record(record), length)) => match (record.received(), u32::try_from(place)) {
                 (Some(received), Ok(at)) => {
-                    let found = Found {
+                    let found = FoundRecord {
                         place: at,
                         partition: record.partition,
                         received,

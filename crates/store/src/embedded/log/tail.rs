@@ -38,7 +38,7 @@ struct Tail {
 
 /// The order in which records leave. The writer's.
 #[derive(Default)]
-pub(super) struct Order(VecDeque<(Partition, u64)>);
+pub(super) struct LeavingOrder(VecDeque<(Partition, u64)>);
 
 impl Tails {
     /// Nothing is in memory of a log that ends at `durable`, and its partitions at `ends`.
@@ -61,7 +61,7 @@ impl Tails {
         records: &[(Partition, LogRecord)],
         durable: u64,
         limit: usize,
-        order: &mut Order,
+        order: &mut LeavingOrder,
     ) {
         for (partition, record) in records {
             let cost = cost(record);

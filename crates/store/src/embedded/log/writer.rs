@@ -11,12 +11,12 @@ use std::{
 use gateway_core::{GroupId, LogRecord, Partition, Timestamp, metrics::count};
 
 use super::{
-    Count, LogStep, Shared, Submitted,
+    Count, LogStep, Shared, SubmittedRecord,
     format::{self, Header},
     now,
     read::Readers,
     segment::{self, Segment},
-    tail::Order,
+    tail::LeavingOrder,
 };
 use crate::StoreError;
 
@@ -26,14 +26,14 @@ const BATCH_BYTES: usize = 8 << 20;
 /// Buffers do not stay larger than this.
 const KEPT_BYTES: usize = 16 << 20;
 
-struct Writer {
+struct LogWriter {
     shared: Arc<Shared>,
     readers: Arc<Readers>,
     /// The segment that grows.
     active: Option<Active>,
     /// One more than the offset of the last durable record of each partition.
     ends: Box<[u64]>,
-    order: Order,
+    order: LeavingOrder,
     buffer: Vec<u8>,
     records: Vec<(Partition, LogRecord)>,
     places: Vec<(Partition, u32)>,
@@ -66,12 +66,12 @@ pub(super) fn start(
         let place = segment.place(segment.end());
         Active { file, segment, place }
     });
-    let writer = Writer {
+    let writer = LogWriter {
         shared,
         readers,
         active,
         ends,
-        order: Order::default(),
+        order: LeavingOrder::default(),
         buffer: Vec::new(),
         records: Vec::new(),
         places: Vec::new(),
@@ -82,7 +82,7 @@ pub(super) fn start(
         .map_err(|e| StoreError::Unavailable(format!("cannot start the thread log-writer: {e}")))
 }
 
-impl Writer {
+impl LogWriter {
     fn run(mut self) {
         let mut taken = std::collections::VecDeque::new();
         loop {
@@ -111,7 +111,7 @@ impl Writer {
     }
 
     /// Waits for something to do and takes it. True when the log is being closed.
-    fn wait(&self, taken: &mut std::collections::VecDeque<Submitted>) -> bool {
+    fn wait(&self, taken: &mut std::collections::VecDeque<SubmittedRecord>) -> bool {
         let mut inbox = self.shared.inbox.lock();
         while !inbox.closing && !inbox.urgent {
             let Some(since) = inbox.since else {
@@ -132,7 +132,7 @@ impl Writer {
     }
 
     /// Makes a batch durable, and shows it. `self.records` are what it wrote; none if it could not.
-    fn commit(&mut self, chunk: &[Submitted]) {
+    fn commit(&mut self, chunk: &[SubmittedRecord]) {
         let begun = now();
         let mut result = self.attempt(chunk);
         if let Err(Failure::Sync(error)) = &result {
@@ -166,7 +166,7 @@ impl Writer {
         }
     }
 
-    fn attempt(&mut self, chunk: &[Submitted]) -> Result<(), Failure> {
+    fn attempt(&mut self, chunk: &[SubmittedRecord]) -> Result<(), Failure> {
         self.roll_if_full(chunk).map_err(Failure::Write)?;
         let Some(active) = &self.active else { return Err(Failure::Write(io::ErrorKind::NotFound.into())) };
         let segment = Arc::clone(&active.segment);
@@ -183,12 +183,12 @@ impl Writer {
     }
 
     /// Puts the batch into the buffer, and what it will be when it is durable into `records`.
-    fn encode(&mut self, chunk: &[Submitted], start: u64) {
+    fn encode(&mut self, chunk: &[SubmittedRecord], start: u64) {
         self.buffer.clear();
         self.records.clear();
         format::put_batch(start, &mut self.buffer);
         for submitted in chunk {
-            let Submitted { partition, groups, message, .. } = submitted;
+            let SubmittedRecord { partition, groups, message, .. } = submitted;
             let offset = start + self.buffer.len() as u64;
             let cost = u32::try_from(message.cost()).unwrap_or(u32::MAX);
             format::put_record(*partition, groups, cost, message, offset, &mut self.buffer);
@@ -207,7 +207,7 @@ impl Writer {
     }
 
     /// What was just written is durable: it can be read from now on.
-    fn show(&mut self, chunk: &[Submitted], segment: &Arc<Segment>) {
+    fn show(&mut self, chunk: &[SubmittedRecord], segment: &Arc<Segment>) {
         let Some(active) = &mut self.active else { return };
         self.places.clear();
         let mut latest = Timestamp(0);
@@ -248,7 +248,7 @@ impl Writer {
     }
 
     /// Ends what waited for the batch, and tells who watches.
-    fn tell(&mut self, chunk: &mut Vec<Submitted>) {
+    fn tell(&mut self, chunk: &mut Vec<SubmittedRecord>) {
         let written = !self.records.is_empty();
         for commit in chunk.drain(..).filter_map(|submitted| submitted.commit) {
             if written { commit.done() } else { commit.refuse() }
@@ -270,7 +270,7 @@ impl Writer {
     }
 
     /// Begins another segment if there is none or the last is full.
-    fn roll_if_full(&mut self, chunk: &[Submitted]) -> io::Result<()> {
+    fn roll_if_full(&mut self, chunk: &[SubmittedRecord]) -> io::Result<()> {
         if let Some(active) = &self.active {
             if active.place < self.shared.options.segment_bytes {
                 return Ok(());

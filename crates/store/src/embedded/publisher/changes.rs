@@ -10,7 +10,7 @@ use super::tables::PublisherTables;
 use crate::{
     PublisherChange, PublisherTable,
     embedded::{
-        pending::Change,
+        pending::KeyChange,
         waiting::{Changes, Tally},
     },
 };
@@ -26,7 +26,7 @@ const OVERHEAD: usize = 100;
 
 /// Changes by table and key.
 #[derive(Default)]
-pub(super) struct PublisherChanges(BTreeMap<(PublisherTable, Bytes), Change<Bytes>>);
+pub(super) struct PublisherChanges(BTreeMap<(PublisherTable, Bytes), KeyChange<Bytes>>);
 
 impl Changes for PublisherChanges {
     type Op = PublisherOp;
@@ -75,7 +75,7 @@ impl Changes for PublisherChanges {
     }
 
     fn has_offer(&self) -> bool {
-        self.0.values().any(Change::is_offer)
+        self.0.values().any(KeyChange::is_offer)
     }
 
     fn fail(&mut self) {
@@ -99,6 +99,6 @@ impl Changes for PublisherChanges {
     }
 }
 
-fn bytes(key: &[u8], change: &Change<Bytes>) -> usize {
+fn bytes(key: &[u8], change: &KeyChange<Bytes>) -> usize {
     OVERHEAD + key.len() + change.values().map(Bytes::len).sum::<usize>()
 }

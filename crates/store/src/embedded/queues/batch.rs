@@ -19,7 +19,7 @@ const MAX_BYTES: usize = 64 << 20;
 const LOOKS: usize = 4;
 
 /// What becomes of one entry.
-pub(super) struct Write {
+pub(super) struct QueueWrite {
     pub(super) queue: QueueId,
     pub(super) seq: u64,
     /// What is in the table goes first.
@@ -65,19 +65,19 @@ pub(super) struct Batch {
     /// The operations themselves, without entries that were settled.
     pub(super) jobs: Vec<Job>,
     pub(super) bodies: Vec<Body>,
-    pub(super) writes: Vec<Write>,
+    pub(super) writes: Vec<QueueWrite>,
     /// Packet identifiers that came in (true) or are free again.
     pub(super) received: Vec<(QueueId, u16, bool)>,
     pub(super) segments: Vec<Segment>,
     /// Entries that were added and removed in this batch.
     pub(super) merged: u64,
-    items: Vec<Item>,
+    items: Vec<BatchItem>,
     /// Bodies by the address of their message, which the body keeps from being used again.
     known: HashMap<usize, usize, ahash::RandomState>,
     open: HashSet<usize, ahash::RandomState>,
 }
 
-struct Item {
+struct BatchItem {
     queue: QueueId,
     seq: u64,
     /// Index of its job.
@@ -107,7 +107,7 @@ impl Batch {
         let mut settled = 0;
         for job in waiting.drain(..length).chain(passing) {
             let order = self.jobs.len();
-            let mut item = |queue, seq, what| self.items.push(Item { queue, seq, job: order, what });
+            let mut item = |queue, seq, what| self.items.push(BatchItem { queue, seq, job: order, what });
             let mut cut = None;
             match &job {
                 Job::Op(QueueOp::Append(entry)) => {
@@ -256,7 +256,8 @@ impl Batch {
         for run in self.items.chunk_by(|a, b| (a.queue, a.seq) == (b.queue, b.seq)) {
             let first = &run[0];
             let new = matches!(first.what, What::Append { .. });
-            let mut write = Write { queue: first.queue, seq: first.seq, remove: false, then: Then::Nothing };
+            let mut write =
+                QueueWrite { queue: first.queue, seq: first.seq, remove: false, then: Then::Nothing };
             for item in run {
                 match item.what {
                     What::Append { body } => write.then = Then::Put { job: item.job, body },

@@ -108,7 +108,7 @@ pub(super) struct QueueReader {
     pub(super) clock: fn() -> Timestamp,
 }
 
-type Known = HashMap<u64, Arc<SharedMessage>, ahash::RandomState>;
+type KnownMessages = HashMap<u64, Arc<SharedMessage>, ahash::RandomState>;
 
 enum MessageBody {
     Message(Arc<SharedMessage>),
@@ -118,7 +118,7 @@ enum MessageBody {
 impl QueueReader {
     /// Answers requests from the end of `requests` until there are none or the transaction is old.
     fn answer(&self, requests: &mut Vec<PageRequest>) {
-        let mut known = Known::default();
+        let mut known = KnownMessages::default();
         let started = now();
         let mut answers = Vec::new();
         let result = self.environment.reading(|txn| {
@@ -156,7 +156,7 @@ impl QueueReader {
         txn: &RoTxn<'_, WithoutTls>,
         request: &PageRequest,
         started: Instant,
-        known: &mut Known,
+        known: &mut KnownMessages,
     ) -> Result<Loaded, heed::Error> {
         let mut loaded = Loaded { next: request.from, ..Loaded::default() };
         let bounds = (tables::entry_key(request.queue, request.from), tables::last_key(request.queue));
@@ -199,7 +199,7 @@ impl QueueReader {
         txn: &RoTxn<'_, WithoutTls>,
         seq: u64,
         head: EntryHead,
-        known: &mut Known,
+        known: &mut KnownMessages,
     ) -> Result<Option<StoredEntry>, heed::Error> {
         let message = if head.number == 0 {
             None
@@ -227,7 +227,7 @@ impl QueueReader {
         &self,
         txn: &RoTxn<'_, WithoutTls>,
         head: &EntryHead,
-        known: &mut Known,
+        known: &mut KnownMessages,
     ) -> Result<MessageBody, heed::Error> {
         if let Some(message) = known.get(&head.number) {
             return Ok(MessageBody::Message(Arc::clone(message)));

@@ -21,7 +21,7 @@ use super::{
 };
 use crate::{
     Expiry,
-    embedded::{committer::Work, message},
+    embedded::{committer::EnvironmentWriter, message},
 };
 
 /// Operations in one transaction, unless a unit has more.
@@ -207,7 +207,7 @@ impl QueueWork {
     }
 }
 
-impl Work for QueueWork {
+impl EnvironmentWriter for QueueWork {
     type Inbox = QueueInbox;
 
     fn accept(&mut self, inbox: &mut QueueInbox) {

@@ -7,7 +7,7 @@ use heed::RwTxn;
 
 use super::tables::RetainedTables;
 use crate::embedded::{
-    pending::Change,
+    pending::KeyChange,
     waiting::{Changes, Tally},
 };
 
@@ -23,7 +23,7 @@ const OVERHEAD: usize = 100;
 
 /// Changes by topic.
 #[derive(Default)]
-pub(super) struct RetainedChanges(BTreeMap<Arc<str>, Change<Arc<SharedMessage>>>);
+pub(super) struct RetainedChanges(BTreeMap<Arc<str>, KeyChange<Arc<SharedMessage>>>);
 
 impl Changes for RetainedChanges {
     type Op = RetainedOp;
@@ -65,7 +65,7 @@ impl Changes for RetainedChanges {
     }
 
     fn has_offer(&self) -> bool {
-        self.0.values().any(Change::is_offer)
+        self.0.values().any(KeyChange::is_offer)
     }
 
     fn fail(&mut self) {
@@ -89,6 +89,6 @@ impl Changes for RetainedChanges {
     }
 }
 
-fn bytes(topic: &str, change: &Change<Arc<SharedMessage>>) -> usize {
+fn bytes(topic: &str, change: &KeyChange<Arc<SharedMessage>>) -> usize {
     OVERHEAD + topic.len() + change.values().map(|message| message.cost()).sum::<usize>()
 }

@@ -15,7 +15,7 @@ use super::tables::SessionTables;
 use crate::{
     SessionOp, StoredSession, StoredSubscription,
     embedded::{
-        pending::Change,
+        pending::KeyChange,
         waiting::{Changes, Tally},
     },
 };
@@ -42,7 +42,7 @@ impl CountedTables {
 #[derive(Default)]
 pub(super) struct SessionChanges {
     sessions: BTreeMap<QueueId, OneSession>,
-    groups: BTreeMap<QueueId, Change<String>>,
+    groups: BTreeMap<QueueId, KeyChange<String>>,
 }
 
 /// What waits for one session.
@@ -50,8 +50,8 @@ pub(super) struct SessionChanges {
 struct OneSession {
     /// All that was stored is to be removed first.
     cleared: bool,
-    record: Change<Box<StoredSession>>,
-    subscriptions: BTreeMap<String, Change<StoredSubscription>>,
+    record: KeyChange<Box<StoredSession>>,
+    subscriptions: BTreeMap<String, KeyChange<StoredSubscription>>,
 }
 
 impl SessionChanges {
@@ -75,7 +75,7 @@ impl SessionChanges {
         tally.commits.extend(commit);
     }
 
-    fn subscription(&mut self, queue: QueueId, filter: String) -> &mut Change<StoredSubscription> {
+    fn subscription(&mut self, queue: QueueId, filter: String) -> &mut KeyChange<StoredSubscription> {
         self.sessions.entry(queue).or_default().subscriptions.entry(filter).or_default()
     }
 }
@@ -128,9 +128,9 @@ impl Changes for SessionChanges {
     }
 
     fn has_offer(&self) -> bool {
-        self.sessions
-            .values()
-            .any(|session| session.record.is_offer() || session.subscriptions.values().any(Change::is_offer))
+        self.sessions.values().any(|session| {
+            session.record.is_offer() || session.subscriptions.values().any(KeyChange::is_offer)
+        })
     }
 
     fn fail(&mut self) {
@@ -198,7 +198,7 @@ impl OneSession {
     }
 }
 
-fn records(change: &Change<Box<StoredSession>>) -> usize {
+fn records(change: &KeyChange<Box<StoredSession>>) -> usize {
     change
         .values()
         .map(|session| {
@@ -209,6 +209,6 @@ fn records(change: &Change<Box<StoredSession>>) -> usize {
         .sum()
 }
 
-fn subscriptions(change: &Change<StoredSubscription>) -> usize {
+fn subscriptions(change: &KeyChange<StoredSubscription>) -> usize {
     change.values().map(|subscription| OVERHEAD + 2 * subscription.filter.len()).sum()
 }

@@ -16,12 +16,12 @@ use crate::{
 /// Bytes counted for an operation besides key and value.
 const OVERHEAD: usize = 200;
 
-type Reply = oneshot::Sender<Result<ShadowPut, StoreError>>;
+type ShadowReply = oneshot::Sender<Result<ShadowPut, StoreError>>;
 
 /// What is submitted.
 pub(super) enum Op {
-    Put { key: Vec<u8>, value: Vec<u8>, expected: u64, is_removal: bool, reply: Reply },
-    Forget { key: Vec<u8>, version: u64, reply: Reply },
+    Put { key: Vec<u8>, value: Vec<u8>, expected: u64, is_removal: bool, reply: ShadowReply },
+    Forget { key: Vec<u8>, version: u64, reply: ShadowReply },
 }
 
 impl Op {

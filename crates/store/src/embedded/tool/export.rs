@@ -5,8 +5,8 @@ use std::{fs, io, path::Path};
 use heed::{Env, RoTxn, WithoutTls, types::Bytes};
 
 use super::{
-    Progress, STORES, StoreReport, TABLES, close, failed,
-    file::{ExportWriter, LatestLine, Line, MessageLine, SessionLine, ShadowLine, SubscriptionLine},
+    STORES, StoreReport, TABLES, ToolProgress, close, failed,
+    file::{ExportLine, ExportWriter, LatestLine, MessageLine, SessionLine, ShadowLine, SubscriptionLine},
     own,
 };
 use crate::{
@@ -31,7 +31,7 @@ use crate::{
 pub fn export(
     path: &Path,
     file: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ToolProgress),
 ) -> Result<Vec<StoreReport>, StoreError> {
     let directory = own(path)?;
     let unwritable = |e: io::Error| StoreError::Unavailable(format!("cannot write {}: {e}", file.display()));
@@ -41,7 +41,7 @@ pub fn export(
         // Answers are remembered for minutes, and messages that wait for their time belong to this gateway's clock.
         for &(store, _) in STORES.iter().filter(|(store, _)| *store != "publisher") {
             let folder = directory.path().join(store);
-            let mut verifying = |done, total| progress(Progress { store, done, total });
+            let mut verifying = |done, total| progress(ToolProgress { store, done, total });
             let found = existing(&folder, store, TABLES, &mut verifying);
             let env = match found.map_err(|e| failed(store, &e))? {
                 Existing::Absent => continue,
@@ -64,7 +64,7 @@ pub fn export(
         }
         let mark = fs::read_to_string(directory.path().join("versions")).ok();
         if let Some(ceiling) = mark.and_then(|text| text.trim().parse().ok()) {
-            out.write(&Line::Versions { ceiling }).map_err(unwritable)?;
+            out.write(&ExportLine::Versions { ceiling }).map_err(unwritable)?;
         }
         out.finish().map_err(unwritable)?;
         Ok(reports)
@@ -79,43 +79,43 @@ fn problem(store: &str, env: &Env<WithoutTls>) -> Result<Option<String>, heed::E
     format::problem(store, env, &env.read_txn()?)
 }
 
-type Done = Result<(), ExportError<io::Error>>;
+type ExportResult = Result<(), ExportError<io::Error>>;
 
 struct Export<'a> {
     env: &'a Env<WithoutTls>,
     out: &'a mut ExportWriter,
     report: &'a mut StoreReport,
-    progress: &'a mut dyn FnMut(Progress),
+    progress: &'a mut dyn FnMut(ToolProgress),
     total: u64,
 }
 
 impl Export<'_> {
-    fn store(mut self) -> Done {
+    fn store(mut self) -> ExportResult {
         let txn = self.env.read_txn()?;
         match self.report.store {
             "sessions" => {
                 self.table(&txn, "sessions", |key, value| {
-                    Some(Line::Session(SessionLine::of(&sessions::session(key, value)?)))
+                    Some(ExportLine::Session(SessionLine::of(&sessions::session(key, value)?)))
                 })?;
                 self.table(&txn, "subscriptions", |key, value| {
                     let (session, subscription) = sessions::subscription(key, value)?;
-                    Some(Line::Subscription(SubscriptionLine::of(session, subscription)))
+                    Some(ExportLine::Subscription(SubscriptionLine::of(session, subscription)))
                 })?;
                 self.table(&txn, "groups", |key, value| {
                     let (queue, name) = sessions::group(key, value)?;
-                    Some(Line::Group { number: queue.0, filter: name.to_owned() })
+                    Some(ExportLine::Group { number: queue.0, filter: name.to_owned() })
                 })
             }
             "queues" => self.queues(&txn),
             "retained" => self.table(&txn, "retained", |_, value| {
-                Some(Line::Retained(MessageLine::of(&message::decode(value)?)))
+                Some(ExportLine::Retained(MessageLine::of(&message::decode(value)?)))
             }),
             "shadows" => self.table(&txn, "shadows", |key, value| {
-                Some(Line::Shadow(ShadowLine::of(&shadows::record(key, value)?)))
+                Some(ExportLine::Shadow(ShadowLine::of(&shadows::record(key, value)?)))
             }),
             // Which device has the newest value of a topic follows from the values.
             _ => self.table(&txn, "latest", |_, value| {
-                Some(Line::Latest(LatestLine::of(&record::decode_value(value)?)))
+                Some(ExportLine::Latest(LatestLine::of(&record::decode_value(value)?)))
             }),
         }
     }
@@ -124,8 +124,8 @@ impl Export<'_> {
         &mut self,
         txn: &RoTxn<'_, WithoutTls>,
         name: &str,
-        line: impl Fn(&[u8], &[u8]) -> Option<Line>,
-    ) -> Done {
+        line: impl Fn(&[u8], &[u8]) -> Option<ExportLine>,
+    ) -> ExportResult {
         let Some(table) = self.env.open_database::<Bytes, Bytes>(txn, Some(name))? else { return Ok(()) };
         self.total += table.len(txn)?;
         for entry in table.iter(txn)? {
@@ -138,22 +138,22 @@ impl Export<'_> {
         Ok(())
     }
 
-    fn queues(&mut self, txn: &RoTxn<'_, WithoutTls>) -> Done {
+    fn queues(&mut self, txn: &RoTxn<'_, WithoutTls>) -> ExportResult {
         let Some(tables) = audit::tables(self.env, txn)? else { return Ok(()) };
         self.total = audit::records(&tables, txn)?;
         self.report.damaged =
-            transfer::export(&tables, txn, &mut |record| self.give(&Line::of_queue(record)))?;
+            transfer::export(&tables, txn, &mut |record| self.give(&ExportLine::of_queue(record)))?;
         Ok(())
     }
 
-    fn give(&mut self, line: &Line) -> io::Result<()> {
+    fn give(&mut self, line: &ExportLine) -> io::Result<()> {
         /// Records between two reports of progress.
         const STEP: u64 = 10_000;
 
         self.report.records += 1;
         if self.report.records.is_multiple_of(STEP) {
             let Self { report, total, .. } = self;
-            (self.progress)(Progress { store: report.store, done: report.records, total: *total });
+            (self.progress)(ToolProgress { store: report.store, done: report.records, total: *total });
         }
         self.out.write(line)
     }

@@ -23,7 +23,7 @@ pub(super) const VERSION: u32 = 1;
 /// One line. Times are milliseconds since 1970, payloads base64, fields that are absent have their default.
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub(super) enum Line {
+pub(super) enum ExportLine {
     /// The first.
     MqttServerExport {
         version: u32,
@@ -386,7 +386,7 @@ impl ShadowLine {
     }
 }
 
-impl Line {
+impl ExportLine {
     pub(super) fn of_queue(record: QueueRecord) -> Self {
         match record {
             QueueRecord::Message(number, message) => {
@@ -440,11 +440,11 @@ impl ExportWriter {
     pub(super) fn create(path: &Path) -> io::Result<Self> {
         let out = BufWriter::new(File::create_new(path)?);
         let mut writer = Self { out, crc: crc32fast::Hasher::new(), lines: 0, buffer: Vec::new() };
-        writer.write(&Line::MqttServerExport { version: VERSION })?;
+        writer.write(&ExportLine::MqttServerExport { version: VERSION })?;
         Ok(writer)
     }
 
-    pub(super) fn write(&mut self, line: &Line) -> io::Result<()> {
+    pub(super) fn write(&mut self, line: &ExportLine) -> io::Result<()> {
         self.buffer.clear();
         serde_json::to_writer(&mut self.buffer, line)?;
         self.buffer.push(b'\n');
@@ -455,7 +455,7 @@ impl ExportWriter {
 
     /// The last line; durable after it.
     pub(super) fn finish(mut self) -> io::Result<()> {
-        let end = Line::End { lines: self.lines, crc32: self.crc.clone().finalize() };
+        let end = ExportLine::End { lines: self.lines, crc32: self.crc.clone().finalize() };
         self.write(&end)?;
         self.out.into_inner().map_err(|e| e.into_error())?.sync_all()
     }
@@ -511,11 +511,11 @@ impl ExportReader {
     }
 
     /// The next line and its length; `None` at the sound end.
-    pub(super) fn next(&mut self) -> Result<Option<(Line, usize)>, String> {
+    pub(super) fn next(&mut self) -> Result<Option<(ExportLine, usize)>, String> {
         self.next_line()?;
-        let line: Line =
+        let line: ExportLine =
             serde_json::from_slice(&self.buffer).map_err(|e| format!("line {}: {e}", self.lines + 1))?;
-        if let Line::End { lines, crc32 } = line {
+        if let ExportLine::End { lines, crc32 } = line {
             if lines != self.lines || crc32 != self.crc.clone().finalize() {
                 return Err("it was changed: its checksum is wrong".to_owned());
             }

@@ -9,8 +9,8 @@ use std::{
 use gateway_core::{Commit, QueueId, SharedMessage};
 
 use super::{
-    Progress, StoreReport,
-    file::{ExportReader, Line},
+    StoreReport, ToolProgress,
+    file::{ExportLine, ExportReader},
 };
 use crate::{
     DataDir, DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, EmbeddedSessions,
@@ -33,7 +33,7 @@ const BYTES: usize = 16 << 20;
 pub fn import(
     file: &Path,
     target: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ToolProgress),
 ) -> Result<Vec<StoreReport>, StoreError> {
     let unusable = |e: &dyn std::fmt::Display| {
         StoreError::Unavailable(format!("cannot make the data directory {}: {e}", target.display()))
@@ -67,7 +67,7 @@ fn fill(
     file: &Path,
     mut reader: ExportReader,
     target: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ToolProgress),
 ) -> Result<Vec<StoreReport>, StoreError> {
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
@@ -84,7 +84,7 @@ fn fill(
         if end || stores.waiting >= LINES || bytes >= BYTES {
             runtime.block_on(stores.write())?;
             bytes = 0;
-            progress(Progress { store: "import", done: reader.done, total: reader.total });
+            progress(ToolProgress { store: "import", done: reader.done, total: reader.total });
         }
         if end {
             break;
@@ -138,45 +138,47 @@ impl Stores {
         })
     }
 
-    fn take(&mut self, line: Line) -> Result<(), String> {
+    fn take(&mut self, line: ExportLine) -> Result<(), String> {
         self.waiting += 1;
         let report = match &line {
-            Line::Latest(_) => 0,
-            Line::Session(_) | Line::Subscription(_) | Line::Group { .. } => 1,
-            Line::Message { .. } | Line::Entry(_) | Line::Received { .. } => 2,
-            Line::Retained(_) => 3,
-            Line::Shadow(_) => 4,
-            Line::Versions { ceiling } => {
+            ExportLine::Latest(_) => 0,
+            ExportLine::Session(_) | ExportLine::Subscription(_) | ExportLine::Group { .. } => 1,
+            ExportLine::Message { .. } | ExportLine::Entry(_) | ExportLine::Received { .. } => 2,
+            ExportLine::Retained(_) => 3,
+            ExportLine::Shadow(_) => 4,
+            ExportLine::Versions { ceiling } => {
                 return fs::write(self.path.join("versions"), format!("{ceiling}\n"))
                     .map_err(|e| e.to_string());
             }
-            Line::MqttServerExport { .. } | Line::End { .. } => return Err("not expected here".to_owned()),
+            ExportLine::MqttServerExport { .. } | ExportLine::End { .. } => {
+                return Err("not expected here".to_owned());
+            }
         };
         self.reports[report].records += 1;
         let part = || self.commit.part();
         match line {
-            Line::Session(session) => {
+            ExportLine::Session(session) => {
                 let session = Box::new(session.read()?);
                 self.session_ops.push(SessionOp::Put(session, Some(part())));
             }
-            Line::Subscription(subscription) => {
+            ExportLine::Subscription(subscription) => {
                 let (queue, subscription) = subscription.read()?;
                 self.session_ops.push(SessionOp::Subscribe(queue, subscription, part()));
             }
-            Line::Group { number, filter } => {
+            ExportLine::Group { number, filter } => {
                 self.session_ops.push(SessionOp::Group(QueueId(number), filter));
             }
-            Line::Message { number, message } => {
+            ExportLine::Message { number, message } => {
                 self.queue_records.push(QueueRecord::Message(number, message.read()?));
             }
-            Line::Entry(entry) => self.queue_records.push(entry.read()?),
-            Line::Received { queue, packet_id } => {
+            ExportLine::Entry(entry) => self.queue_records.push(entry.read()?),
+            ExportLine::Received { queue, packet_id } => {
                 self.queue_records.push(QueueRecord::Received(QueueId(queue), packet_id));
             }
-            Line::Retained(message) => self.messages.push(Arc::new(message.read()?)),
-            Line::Latest(value) => self.values.push(value.read()?),
-            Line::Shadow(shadow) => self.documents.push(shadow.read()?),
-            Line::Versions { .. } | Line::MqttServerExport { .. } | Line::End { .. } => {}
+            ExportLine::Retained(message) => self.messages.push(Arc::new(message.read()?)),
+            ExportLine::Latest(value) => self.values.push(value.read()?),
+            ExportLine::Shadow(shadow) => self.documents.push(shadow.read()?),
+            ExportLine::Versions { .. } | ExportLine::MqttServerExport { .. } | ExportLine::End { .. } => {}
         }
         Ok(())
     }

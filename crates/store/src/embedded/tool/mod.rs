@@ -65,7 +65,7 @@ const TABLES: u32 = 32;
 
 /// How far a check, a copy, an export or an import is. A file is verified before it is read: pages come first then.
 #[derive(Debug, Clone, Copy)]
-pub struct Progress {
+pub struct ToolProgress {
     /// Folder of the store.
     pub store: &'static str,
     /// Pages verified or records done; bytes of a copy or of the file that is imported.
@@ -95,13 +95,15 @@ pub struct StoreReport {
 ///
 /// # Errors
 /// If the directory is not there, is in use by a gateway, or cannot be read.
-pub fn check(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<StoreReport>, StoreError> {
+pub fn check(path: &Path, progress: &mut dyn FnMut(ToolProgress)) -> Result<Vec<StoreReport>, StoreError> {
     let directory = own(path)?;
     let mut reports = Vec::new();
     for &(store, tables) in STORES {
         let folder = directory.path().join(store);
         let mut report = StoreReport { store, records: 0, damaged: 0, bytes: size(&folder), problem: None };
-        match existing(&folder, store, TABLES, &mut |done, total| progress(Progress { store, done, total })) {
+        match existing(&folder, store, TABLES, &mut |done, total| {
+            progress(ToolProgress { store, done, total })
+        }) {
             Ok(Existing::Absent) => continue,
             Ok(Existing::Damaged(reason)) => report.problem = Some(reason),
             Ok(Existing::Sound(env)) => {
@@ -121,7 +123,7 @@ fn check_tables(
     env: &Env<WithoutTls>,
     tables: &[Checked],
     report: &mut StoreReport,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ToolProgress),
 ) -> Result<Option<String>, heed::Error> {
     /// Records between two reports of progress.
     const STEP: u64 = 10_000;
@@ -146,7 +148,7 @@ fn check_tables(
         report.records += 1;
         report.damaged += u64::from(!sound);
         if report.records.is_multiple_of(STEP) {
-            progress(Progress { store: report.store, done: report.records, total });
+            progress(ToolProgress { store: report.store, done: report.records, total });
         }
     };
     let mut misfits = 0;
@@ -163,7 +165,7 @@ fn check_tables(
         misfits += audit::audit(queues, &txn, &mut seen)?;
     }
     report.damaged += misfits;
-    progress(Progress { store: report.store, done: report.records, total });
+    progress(ToolProgress { store: report.store, done: report.records, total });
     Ok(None)
 }
 
@@ -172,13 +174,13 @@ fn check_tables(
 ///
 /// # Errors
 /// If the directory is not there, is in use by a gateway, or a store is damaged or cannot be written.
-pub fn compact(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<StoreReport>, StoreError> {
+pub fn compact(path: &Path, progress: &mut dyn FnMut(ToolProgress)) -> Result<Vec<StoreReport>, StoreError> {
     let directory = own(path)?;
     let mut reports = Vec::new();
     for &(store, _) in STORES {
         let folder = directory.path().join(store);
         let copy = folder.join("data.mdb.compacting");
-        let mut verifying = |done, total| progress(Progress { store, done, total });
+        let mut verifying = |done, total| progress(ToolProgress { store, done, total });
         let found = existing(&folder, store, TABLES, &mut verifying).map_err(|e| failed(store, &e))?;
         if !copy_store(store, found, &copy, progress)? {
             continue;
@@ -206,7 +208,7 @@ pub fn compact(path: &Path, progress: &mut dyn FnMut(Progress)) -> Result<Vec<St
 pub fn backup(
     path: &Path,
     target: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ToolProgress),
 ) -> Result<Vec<StoreReport>, StoreError> {
     let unusable = |e: &dyn std::fmt::Display| {
         StoreError::Unavailable(format!("cannot use {} for a backup: {e}", target.display()))
@@ -223,9 +225,9 @@ pub fn backup(
         let to = target.join(store);
         let from = path.join(store);
         let found = match owned {
-            Some(_) => {
-                existing(&from, store, TABLES, &mut |done, total| progress(Progress { store, done, total }))
-            }
+            Some(_) => existing(&from, store, TABLES, &mut |done, total| {
+                progress(ToolProgress { store, done, total })
+            }),
             None => in_use(&from, TABLES),
         };
         let found = found.map_err(|e| failed(store, &e))?;
@@ -266,7 +268,7 @@ fn copy_store(
     store: &'static str,
     found: Existing,
     file: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: &mut dyn FnMut(ToolProgress),
 ) -> Result<bool, StoreError> {
     let env = match found {
         Existing::Absent => return Ok(false),
@@ -278,10 +280,10 @@ fn copy_store(
         let copying = scope.spawn(|| env.copy_to_path(file, CompactionOption::Enabled));
         while !copying.is_finished() {
             let done = fs::metadata(file).map_or(0, |file| file.len());
-            progress(Progress { store, done: done.min(total), total });
+            progress(ToolProgress { store, done: done.min(total), total });
             thread::sleep(REPORT);
         }
-        progress(Progress { store, done: total, total });
+        progress(ToolProgress { store, done: total, total });
         copying.join()
     });
     close(env);
