@@ -29,8 +29,10 @@ if [ "${1:-}" = --quick ]; then
   step fmt cargo fmt --all --check
   export MQTT_SERVER_TEST_CASSANDRA=none
   say "left out: clippy, protos, documentation, dependencies (scripts/check.sh has these), and all that starts a gateway or a database: tests/"
-  say "unit tests: cargo test --lib --bins $*"
-  exec cargo test --locked --lib --bins "$@"
+  # The features of the whole run, so that one uses what the other has built.
+  choose_features
+  say "unit tests: cargo test ${features[*]} --workspace --lib --bins $*"
+  exec cargo test --locked "${features[@]}" --workspace --lib --bins "$@"
 fi
 
 deny_log=$(mktemp)
