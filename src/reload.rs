@@ -58,12 +58,12 @@ struct WatchedPart {
 }
 
 /// What tells whether a file is the one that was there: none of a file that is missing.
-type Observed = BTreeMap<PathBuf, Option<Mark>>;
+type Observed = BTreeMap<PathBuf, Option<FileMark>>;
 
 /// Device and inode, size, and times of the content's and the inode's change in nanoseconds. With the last one a file
 /// counts as changed whose permissions were mended, or that was replaced by one of equal size and date.
 #[derive(Clone, Copy, PartialEq, Eq)]
-struct Mark([i128; 5]);
+struct FileMark([i128; 5]);
 
 impl Reloads {
     /// None yet.
@@ -138,10 +138,10 @@ fn observe(files: &[PathBuf]) -> Observed {
     files.iter().map(|path| (path.clone(), mark(path))).collect()
 }
 
-fn mark(path: &Path) -> Option<Mark> {
+fn mark(path: &Path) -> Option<FileMark> {
     let meta = fs::metadata(path).ok()?;
     let nanos = |seconds: i64, nanos: i64| i128::from(seconds) * 1_000_000_000 + i128::from(nanos);
-    Some(Mark([
+    Some(FileMark([
         meta.dev().into(),
         meta.ino().into(),
         meta.len().into(),

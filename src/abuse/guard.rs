@@ -27,13 +27,13 @@ pub(crate) enum Barred {
 }
 
 /// What stands at the door and at CONNECT.
-pub(crate) struct Guard {
+pub(crate) struct AbuseGuard {
     bans: Arc<Bans>,
     failures: Option<Mutex<Backoff<Address>>>,
     flapping: Option<(Mutex<Flapping>, Duration)>,
 }
 
-impl Guard {
+impl AbuseGuard {
     /// One with these bans, and rules as configured.
     pub(crate) fn new(config: &config::Bans, bans: Arc<Bans>) -> Self {
         let rule = BackoffRule {
@@ -127,9 +127,9 @@ mod tests {
     use super::*;
     use crate::config::Span;
 
-    fn guard(config: config::Bans) -> Guard {
+    fn guard(config: config::Bans) -> AbuseGuard {
         let bans = Bans::open(&config, None).unwrap();
-        Guard::new(&config, Arc::new(bans))
+        AbuseGuard::new(&config, Arc::new(bans))
     }
 
     fn peer(ip: &str) -> Peer {

@@ -10,5 +10,5 @@ mod guard;
 
 pub(crate) use self::{
     bans::{BanError, Bans, BansError, ListedBan, Source},
-    guard::{Barred, Guard},
+    guard::{AbuseGuard, Barred},
 };

@@ -1,23 +1,23 @@
 //! Reads what a verified client certificate says about its device.
 
-use access::certificate::Fields;
+use access::certificate::CertificateFields;
 use aws_lc_rs::digest;
 use x509_parser::{
     certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _, x509::AttributeTypeAndValue,
 };
 
 /// What the certificate says; nothing if it cannot be read, which TLS would have refused.
-pub(super) fn read(der: &[u8]) -> Fields {
-    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return Fields::default() };
+pub(super) fn read(der: &[u8]) -> CertificateFields {
+    let Ok((_, certificate)) = X509Certificate::from_der(der) else { return CertificateFields::default() };
     let text = |attribute: &AttributeTypeAndValue<'_>| attribute.as_str().ok().map(Box::from);
     let subject = certificate.subject();
-    let mut fields = Fields {
+    let mut fields = CertificateFields {
         cn: subject.iter_common_name().next().and_then(text),
         ou: subject.iter_organizational_unit().next().and_then(text),
         o: subject.iter_organization().next().and_then(text),
         serial: Some(hex(certificate.raw_serial()).into()),
         fingerprint: Some(hex(digest::digest(&digest::SHA256, der).as_ref()).into()),
-        ..Fields::default()
+        ..CertificateFields::default()
     };
     if let Ok(Some(names)) = certificate.subject_alternative_name() {
         for name in &names.value.general_names {
@@ -58,6 +58,6 @@ mod tests {
             [Some("d7"), Some("pumps"), None, Some("d7.example"), Some("urn:d:7"), None, Some("01ab")];
         assert_eq!(found, expected);
         assert_eq!(fields.fingerprint.unwrap().len(), 64);
-        assert_eq!(read(b"no certificate"), Fields::default());
+        assert_eq!(read(b"no certificate"), CertificateFields::default());
     }
 }

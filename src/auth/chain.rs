@@ -3,7 +3,7 @@
 use std::{collections::HashMap, io, sync::Arc};
 
 use access::{
-    certificate::{Fields, Template},
+    certificate::{CertificateFields, Template},
     jwt::{self, JwtError},
     scram,
 };
@@ -14,7 +14,7 @@ use super::{
     hashing::Hashing,
     passwords::PasswordFile,
     remote::{GrpcHook, HttpHook, LoginOutcome},
-    tokens::Tokens,
+    tokens::JwtTokens,
 };
 use crate::{
     config::{AuthCertificate, AuthStep, Config, ConfigError},
@@ -45,7 +45,7 @@ pub(super) struct Sources {
     pub(super) scram: Option<Scram>,
     passwords: Option<Arc<PasswordFile>>,
     hashing: Hashing,
-    tokens: Option<Arc<Tokens>>,
+    tokens: Option<Arc<JwtTokens>>,
     /// Checks signatures, which never wait for passwords.
     signatures: Hashing,
     http: Option<HttpHook>,
@@ -73,7 +73,7 @@ impl Chain {
             reloads.add(Arc::clone(passwords) as _);
         }
         let tokens =
-            config.auth.jwt.is_on().then(|| Tokens::start(&config.auth.jwt)).transpose()?.map(Arc::new);
+            config.auth.jwt.is_on().then(|| JwtTokens::start(&config.auth.jwt)).transpose()?.map(Arc::new);
         if let Some(tokens) = &tokens {
             reloads.add(Arc::clone(tokens) as _);
             if let Some(key_set) = &tokens.key_set {
@@ -134,7 +134,7 @@ impl From<io::Error> for ChainError {
 /// A file that cannot be used.
 pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
     config.auth.password_file.as_deref().map(PasswordFile::open).transpose()?;
-    config.auth.jwt.is_on().then(|| Tokens::check(&config.auth.jwt)).transpose()?;
+    config.auth.jwt.is_on().then(|| JwtTokens::check(&config.auth.jwt)).transpose()?;
     config.auth.http.url.is_some().then(|| HttpHook::check(&config.auth.http)).transpose()?;
     config.auth.grpc.url.is_some().then(|| GrpcHook::check(&config.auth.grpc)).transpose()?;
     Ok(())
@@ -204,7 +204,7 @@ impl Sources {
         Err(if tried { Denied::BadCredentials } else { Denied::NotAuthorized })
     }
 
-    fn by_certificate(&self, fields: Option<&Fields>, credentials: &Credentials) -> Verdict {
+    fn by_certificate(&self, fields: Option<&CertificateFields>, credentials: &Credentials) -> Verdict {
         let (names, Some(fields)) = (&self.certificate, fields) else { return Verdict::Pass };
         let fill = |template: &Option<Template>| match template {
             None => Ok(None),
@@ -281,12 +281,12 @@ impl Sources {
         }
     }
 
-    async fn by_http(&self, credentials: &Credentials, fields: Option<&Fields>) -> Verdict {
+    async fn by_http(&self, credentials: &Credentials, fields: Option<&CertificateFields>) -> Verdict {
         let Some(http) = &self.http else { return Verdict::Pass };
         http.ask(credentials, fields).await.into()
     }
 
-    async fn by_grpc(&self, credentials: &Credentials, fields: Option<&Fields>) -> Verdict {
+    async fn by_grpc(&self, credentials: &Credentials, fields: Option<&CertificateFields>) -> Verdict {
         let Some(grpc) = &self.grpc else { return Verdict::Pass };
         grpc.ask(credentials, fields).await.into()
     }

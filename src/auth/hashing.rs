@@ -17,10 +17,10 @@ use tokio::sync::oneshot;
 use super::Denied;
 
 /// A hash to be made, with the memory of the thread that makes it.
-type Job = Box<dyn FnOnce(&mut Scratch) + Send>;
+type HashJob = Box<dyn FnOnce(&mut Scratch) + Send>;
 
 /// The threads; they end when this is dropped.
-pub(super) struct Hashing(SyncSender<Job>);
+pub(super) struct Hashing(SyncSender<HashJob>);
 
 impl Hashing {
     /// Starts the threads, with room for `waiting` jobs that wait; without a thread none is done.
@@ -57,7 +57,7 @@ impl Hashing {
 }
 
 /// One thread waits for a job, and the others wait for their turn to do so.
-fn work(queue: &Mutex<Receiver<Job>>) {
+fn work(queue: &Mutex<Receiver<HashJob>>) {
     let mut scratch = Scratch::default();
     loop {
         let next = queue.lock().recv();

@@ -6,7 +6,7 @@ use std::{
     sync::Arc,
 };
 
-use access::jwt::{self, Expected, JwtError, Keys, Verified};
+use access::jwt::{self, Expected, JwtError, SigningKeys, Verified};
 use arc_swap::ArcSwap;
 use gateway_core::{Timestamp, clock};
 
@@ -17,10 +17,10 @@ use crate::{
 };
 
 /// Keys as they were last read without fault, and what tokens must say.
-pub(super) struct Tokens {
+pub(super) struct JwtTokens {
     key_file: Option<PathBuf>,
     secret_file: Option<PathBuf>,
-    keys: ArcSwap<Keys>,
+    keys: ArcSwap<SigningKeys>,
     /// Keys that are fetched.
     pub(super) key_set: Option<KeySet>,
     expected: Expected,
@@ -28,7 +28,7 @@ pub(super) struct Tokens {
     pub(super) in_username: bool,
 }
 
-impl Tokens {
+impl JwtTokens {
     /// Reads the keys, and begins to fetch those that are not in files. To be called within the runtime where they are fetched.
     ///
     /// # Errors
@@ -78,7 +78,7 @@ impl Tokens {
     pub(super) fn verify(&self, token: &str) -> Result<Verified, JwtError> {
         let now = clock::now();
         let wall = clock::to_wall(now).0;
-        let verify = |keys: &Keys| jwt::verify(token, keys, &self.expected, wall / 1000);
+        let verify = |keys: &SigningKeys| jwt::verify(token, keys, &self.expected, wall / 1000);
         let mut verified = verify(&self.keys.load());
         if let (Some(key_set), Err(error @ (JwtError::UnknownKey | JwtError::Signature))) =
             (&self.key_set, &verified)
@@ -100,7 +100,7 @@ fn ends(at: u64, now: Timestamp, wall: u64) -> Timestamp {
     now.plus_millis(at.saturating_mul(1000).saturating_sub(wall))
 }
 
-impl Reload for Tokens {
+impl Reload for JwtTokens {
     fn name(&self) -> &'static str {
         "keys of tokens"
     }
@@ -118,19 +118,20 @@ impl Reload for Tokens {
     }
 }
 
-fn read(key: Option<&Path>, secret: Option<&Path>) -> Result<Keys, (PathBuf, String)> {
+fn read(key: Option<&Path>, secret: Option<&Path>) -> Result<SigningKeys, (PathBuf, String)> {
     let open = |path: &Path| fs::read(path).map_err(|error| (path.to_owned(), error.to_string()));
-    let mut keys = Keys::default();
+    let mut keys = SigningKeys::default();
     if let Some(path) = key {
         let text = open(path)?;
-        keys = keys.and(Keys::from_file(&text).map_err(|error| (path.to_owned(), error.to_string()))?);
+        keys = keys.and(SigningKeys::from_file(&text).map_err(|error| (path.to_owned(), error.to_string()))?);
     }
     if let Some(path) = secret {
         let mut text = open(path)?;
         while text.last().is_some_and(|byte| matches!(byte, b'\r' | b'\n')) {
             text.pop();
         }
-        keys = keys.and(Keys::from_secret(&text).map_err(|error| (path.to_owned(), error.to_string()))?);
+        keys =
+            keys.and(SigningKeys::from_secret(&text).map_err(|error| (path.to_owned(), error.to_string()))?);
     }
     Ok(keys)
 }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, fs, path::Path, sync::Arc};
 use access::{
     Principal,
     backends::{Grant, Hash, Role, Scope, hash},
-    jwt::{Expected, JwtError, Keys, verify},
+    jwt::{Expected, JwtError, SigningKeys, verify},
 };
 use arc_swap::ArcSwap;
 use parking_lot::Mutex;
@@ -30,7 +30,7 @@ pub(super) struct Jwt {
 /// The keys of one reading of the file.
 struct KeySet {
     text: Vec<u8>,
-    keys: Keys,
+    keys: SigningKeys,
     /// Counts those with other keys than before.
     reading: u64,
 }
@@ -133,7 +133,7 @@ impl KeySet {
     fn read(path: &Path) -> Result<Self, String> {
         let said = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let text = fs::read(path).map_err(|error| said(&error))?;
-        let keys = Keys::from_file(&text).map_err(|error| said(&error))?;
+        let keys = SigningKeys::from_file(&text).map_err(|error| said(&error))?;
         Ok(Self { keys, text, reading: 0 })
     }
 }

@@ -15,7 +15,7 @@ use tokio::{
 use super::{
     has_mark,
     outward::{LAST, ended, pause},
-    status::{Failure, Reason, Status},
+    status::{BridgeFailure, Reason, Status},
 };
 use crate::config::Bridge;
 
@@ -23,7 +23,7 @@ use crate::config::Bridge;
 pub(super) trait In: Send {
     /// Brings messages in until something fails; tells `status` when the other side answers. Cancelled, what is not acknowledged
     /// comes again.
-    fn serve(&mut self) -> impl Future<Output = Failure> + Send;
+    fn serve(&mut self) -> impl Future<Output = BridgeFailure> + Send;
 
     /// Acknowledges what it can of what is here, at the end; it has [`LAST`] for that.
     fn finish(&mut self) -> impl Future<Output = ()> + Send {
@@ -61,7 +61,7 @@ pub(super) async fn run<I: In>(
 }
 
 /// A message that comes in.
-pub(super) struct Incoming<'a> {
+pub(super) struct InwardMessage<'a> {
     pub(super) topic: &'a str,
     pub(super) payload: &'a [u8],
     pub(super) qos: QoS,
@@ -91,9 +91,9 @@ impl Door {
     /// The gateway takes nothing for now: the message must come again.
     pub(super) async fn publish(
         &self,
-        incoming: &Incoming<'_>,
+        incoming: &InwardMessage<'_>,
         turn: &mut Turn,
-    ) -> Result<Option<Arc<Commit>>, Failure> {
+    ) -> Result<Option<Arc<Commit>>, BridgeFailure> {
         let now = clock::now();
         let mut message = Message::new(incoming.topic, incoming.payload, now, Origin::BACKEND);
         message.qos = incoming.qos;
@@ -116,7 +116,7 @@ impl Door {
             commit.done();
         }
         if let Some(refusal) = published.refused {
-            return Err(Failure::new(
+            return Err(BridgeFailure::new(
                 Reason::Store,
                 format!("the gateway takes nothing for now: {refusal:?}"),
             ));

@@ -19,7 +19,7 @@ use tokio::{
 use tracing::warn;
 
 use super::{
-    status::{Failure, Reason, Refusal, Status},
+    status::{BridgeFailure, BridgeRefusal, Reason, Status},
     work::BridgeBatch,
 };
 use crate::{
@@ -31,11 +31,11 @@ use crate::{
 pub(super) trait Out: Send {
     /// Brings what is open in `work` to the other side, in order, and says of each message what became of it. Without an error
     /// nothing is left open. Cancelled, or failed, it is followed by [`Self::reset`].
-    fn deliver(&mut self, work: &mut BridgeBatch) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn deliver(&mut self, work: &mut BridgeBatch) -> impl Future<Output = Result<(), BridgeFailure>> + Send;
 
     /// Looks after the other side while there is nothing to deliver. Returns when it is known to answer, or not to; never if
     /// nothing is to be done. Cancel safe.
-    fn idle(&mut self) -> impl Future<Output = Result<(), Failure>> + Send;
+    fn idle(&mut self) -> impl Future<Output = Result<(), BridgeFailure>> + Send;
 
     /// Forgets what is under way.
     fn reset(&mut self);
@@ -113,7 +113,7 @@ impl<O: Out> Outward<O> {
         loop {
             let failure = match self.serve().await {
                 Ok(()) => return,
-                Err(error) => Failure::new(Reason::Store, error.to_string()),
+                Err(error) => BridgeFailure::new(Reason::Store, error.to_string()),
             };
             let pause = self.failed(&failure, false);
             select! {
@@ -209,7 +209,7 @@ impl<O: Out> Outward<O> {
             let Err(failure) = sent else {
                 self.status.up();
                 for (delivery, reason) in work.take_refused() {
-                    self.status.refused(Refusal::Other);
+                    self.status.refused(BridgeRefusal::Other);
                     warn!(
                         bridge = self.status.name(),
                         reason, "message is refused, it becomes a dead letter"
@@ -240,13 +240,13 @@ impl<O: Out> Outward<O> {
         &mut self,
         member: &mut LiveMember,
         work: &mut BridgeBatch,
-    ) -> Result<Result<(), Failure>, GroupError> {
+    ) -> Result<Result<(), BridgeFailure>, GroupError> {
         let held = work.held();
         let mut sent = pin!(timeout(self.config.deadline.0, self.out.deliver(work)));
         loop {
             select! {
                 sent = &mut sent => {
-                    let late = || Failure::new(Reason::Deadline, "no answer in time");
+                    let late = || BridgeFailure::new(Reason::Deadline, "no answer in time");
                     return Ok(sent.unwrap_or_else(|_| Err(late())));
                 }
                 () = sleep(KEEP) => member.extend(&held, HOLD)?,
@@ -255,7 +255,7 @@ impl<O: Out> Outward<O> {
     }
 
     /// Notes a failure. Returns how long to wait: less than the full time by chance, so that bridges do not come together.
-    fn failed(&self, failure: &Failure, progressed: bool) -> Duration {
+    fn failed(&self, failure: &BridgeFailure, progressed: bool) -> Duration {
         let count = self.status.failed(failure, progressed);
         let pause = pause(&self.config, count, failure.after);
         self.status.waits(pause);

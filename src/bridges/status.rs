@@ -51,7 +51,7 @@ impl Reason {
 
 /// Why a message will never be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum BridgeRefusal {
     /// The other side says so.
     Other,
     /// Its topic is none that the gateway takes.
@@ -64,7 +64,7 @@ pub(super) enum Refusal {
     Size,
 }
 
-impl Refusal {
+impl BridgeRefusal {
     const ALL: [Self; 5] = [Self::Other, Self::Topic, Self::Field, Self::Header, Self::Size];
 
     fn as_str(self) -> &'static str {
@@ -80,7 +80,7 @@ impl Refusal {
 
 /// One failure.
 #[derive(Debug)]
-pub(super) struct Failure {
+pub(super) struct BridgeFailure {
     pub(super) reason: Reason,
     /// For the log; nothing secret.
     pub(super) detail: String,
@@ -88,7 +88,7 @@ pub(super) struct Failure {
     pub(super) after: Option<Duration>,
 }
 
-impl Failure {
+impl BridgeFailure {
     pub(super) fn new(reason: Reason, detail: impl Into<String>) -> Self {
         Self { reason, detail: detail.into(), after: None }
     }
@@ -112,7 +112,7 @@ pub(super) struct Status {
     direction: &'static str,
     carried: AtomicU64,
     bytes: AtomicU64,
-    refused: [AtomicU64; Refusal::ALL.len()],
+    refused: [AtomicU64; BridgeRefusal::ALL.len()],
     expired: AtomicU64,
     looped: AtomicU64,
     failures: [AtomicU64; Reason::ALL.len()],
@@ -241,8 +241,8 @@ impl Status {
     }
 
     /// A message will never be taken.
-    pub(super) fn refused(&self, refusal: Refusal) {
-        if let Some(at) = Refusal::ALL.iter().position(|&known| known == refusal) {
+    pub(super) fn refused(&self, refusal: BridgeRefusal) {
+        if let Some(at) = BridgeRefusal::ALL.iter().position(|&known| known == refusal) {
             self.refused[at].fetch_add(1, Relaxed);
         }
     }
@@ -275,7 +275,7 @@ impl Status {
     }
 
     /// It failed. Returns how often in a row.
-    pub(super) fn failed(&self, failure: &Failure, progressed: bool) -> u32 {
+    pub(super) fn failed(&self, failure: &BridgeFailure, progressed: bool) -> u32 {
         if let Some(at) = Reason::ALL.iter().position(|&reason| reason == failure.reason) {
             self.failures[at].fetch_add(1, Relaxed);
         }
@@ -314,7 +314,7 @@ impl Status {
         ] {
             rows.push(figure.of(of, value as f64));
         }
-        for (reason, counter) in Refusal::ALL.iter().zip(&self.refused) {
+        for (reason, counter) in BridgeRefusal::ALL.iter().zip(&self.refused) {
             let [name, kind, direction] = of;
             let of = [name, kind, direction, reason.as_str()];
             rows.push(figures::BRIDGE_REFUSED.of(of, counter.load(Relaxed) as f64));

@@ -15,7 +15,7 @@ use serde_json::{Map, Value, json};
 use super::{
     mqtt::read_secret,
     outward::Out,
-    status::{Failure, Reason},
+    status::{BridgeFailure, Reason},
     work::{BridgeBatch, BridgeItem, Fate},
 };
 use crate::{
@@ -108,8 +108,9 @@ impl Webhook {
         fields.into()
     }
 
-    async fn post(&mut self, body: Bytes) -> Result<RequestOutcome, Failure> {
-        let failed = |(key, text): (&str, String)| Failure::new(Reason::Denied, format!("{key}: {text}"));
+    async fn post(&mut self, body: Bytes) -> Result<RequestOutcome, BridgeFailure> {
+        let failed =
+            |(key, text): (&str, String)| BridgeFailure::new(Reason::Denied, format!("{key}: {text}"));
         let ready = match self.client.take() {
             Some(ready) => ready,
             None => ready(&self.config).map_err(failed)?,
@@ -126,7 +127,7 @@ impl Webhook {
         let told = ready.client.send(body, &headers).await;
         let told = told.map_err(|error| {
             let reason = if error.starts_with("no ") { Reason::Closed } else { Reason::Connect };
-            Failure::new(reason, error)
+            BridgeFailure::new(reason, error)
         })?;
         let answer = understand(&told)?;
         self.client = Some(ready);
@@ -135,7 +136,7 @@ impl Webhook {
 }
 
 impl Out for Webhook {
-    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), Failure> {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), BridgeFailure> {
         loop {
             let open = work.open();
             if open.is_empty() {
@@ -161,7 +162,7 @@ impl Out for Webhook {
     }
 
     /// There is no connection to be looked after.
-    async fn idle(&mut self) -> Result<(), Failure> {
+    async fn idle(&mut self) -> Result<(), BridgeFailure> {
         std::future::pending().await
     }
 
@@ -200,7 +201,7 @@ fn sign(secret: &hmac::Key, time: u64, body: &[u8]) -> String {
 
 /// What an answer means. What does not depend on the messages (a token, a path, a service that is overloaded) heals some day, so
 /// it is tried again; what the service has read and does not want never will.
-fn understand(told: &HttpAnswer) -> Result<RequestOutcome, Failure> {
+fn understand(told: &HttpAnswer) -> Result<RequestOutcome, BridgeFailure> {
     let status = told.status;
     if status.is_success() {
         return Ok(RequestOutcome::Taken);
@@ -211,16 +212,19 @@ fn understand(told: &HttpAnswer) -> Result<RequestOutcome, Failure> {
         | StatusCode::FORBIDDEN
         | StatusCode::NOT_FOUND
         | StatusCode::METHOD_NOT_ALLOWED
-        | StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(Failure::new(Reason::Denied, text)),
+        | StatusCode::PROXY_AUTHENTICATION_REQUIRED => Err(BridgeFailure::new(Reason::Denied, text)),
         StatusCode::REQUEST_TIMEOUT
         | StatusCode::TOO_EARLY
         | StatusCode::TOO_MANY_REQUESTS
         | StatusCode::SERVICE_UNAVAILABLE => {
             let after = told.headers.get(RETRY_AFTER).and_then(|after| after.to_str().ok()?.parse().ok());
-            Err(Failure { after: after.map(Duration::from_secs), ..Failure::new(Reason::Busy, text) })
+            Err(BridgeFailure {
+                after: after.map(Duration::from_secs),
+                ..BridgeFailure::new(Reason::Busy, text)
+            })
         }
         status if status.is_client_error() => Ok(RequestOutcome::Never(text)),
-        _ => Err(Failure::new(Reason::Failed, text)),
+        _ => Err(BridgeFailure::new(Reason::Failed, text)),
     }
 }
 

@@ -37,7 +37,7 @@ fn add(file: &Path, user: &str, for_scram: bool) -> Result<ExitCode, Box<dyn Err
     let mut salt = [0; SALT_LEN];
     aws_lc_rs::rand::fill(&mut salt).map_err(|_| "the system gives no random numbers")?;
     let hash = if for_scram {
-        Hash::Scram(scram::Keys::new(password.as_bytes(), &salt, scram::ITERATIONS))
+        Hash::Scram(scram::ScramKeys::new(password.as_bytes(), &salt, scram::ITERATIONS))
     } else {
         Hash::argon2id(password.as_bytes(), &salt, &mut Scratch::default())
     };

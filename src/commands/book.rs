@@ -31,7 +31,7 @@ use tokio::{
 };
 
 use super::{
-    Digest, Failure, Spec,
+    Digest, NoReply, Spec,
     desk::{answer, correlates},
     ending::Ending,
     machine::{AttemptProgress, CommandState, CommandStep, Machine, Times},
@@ -206,7 +206,7 @@ impl Book {
     ) -> Result<Arc<CommandRecord>, StartError> {
         let id = match id {
             Some(id) => id,
-            None => random_id().map_err(|_: Failure| StartError::Random)?,
+            None => random_id().map_err(|_: NoReply| StartError::Random)?,
         };
         let correlation = random().map_err(|_| StartError::Random)?;
         let now = clock::now();

@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use super::{
-    Book, CommandsOptions, DeviceReply, Failure, RANDOM, STATUS, SendReply, Spec,
+    Book, CommandsOptions, DeviceReply, NoReply, RANDOM, STATUS, SendReply, Spec,
     topics::{Address, number},
 };
 
@@ -159,21 +159,21 @@ impl Desk {
     ///
     /// # Errors
     /// Too many wait, or there is no memory.
-    pub(super) fn open(self: &Arc<Self>, spec: &Spec, account: &Arc<Account>) -> Result<Ticket, Failure> {
+    pub(super) fn open(self: &Arc<Self>, spec: &Spec, account: &Arc<Account>) -> Result<Ticket, NoReply> {
         let (id, correlation) = (super::random_id()?, super::random()?);
         let mut charge = Charge::new(account, MemoryKind::Commands);
         if !charge.set(OVERHEAD + spec.cost()) {
             count(|c| c.memory_commands.add(1));
-            return Err(Failure::Memory);
+            return Err(NoReply::Memory);
         }
         let (caller, reply) = oneshot::channel();
         let mut calls = self.calls.lock();
         if calls.open.len() >= self.options.max_outstanding {
-            return Err(Failure::TooMany("commands.max_outstanding"));
+            return Err(NoReply::TooMany("commands.max_outstanding"));
         }
         let of_device = calls.per_device.entry(Arc::clone(&spec.device)).or_default();
         if *of_device >= self.options.max_outstanding_per_device {
-            return Err(Failure::TooMany("commands.max_outstanding_per_device"));
+            return Err(NoReply::TooMany("commands.max_outstanding_per_device"));
         }
         *of_device += 1;
         let open = OpenCommand { device: Arc::clone(&spec.device), correlation, caller: Some(caller) };

@@ -15,7 +15,7 @@
 //!
 //! A command goes to its device on `{topic}/{client_id}/{id}/{name}`, with the response topic `{topic}/{client_id}/{id}/reply`
 //! and correlation data for MQTT 5. A device of MQTT 3 answers on `{topic}/{client_id}/{id}/reply/{status}`. What comes after the
-//! client id is as the configuration says ([`Topics`]). Replies are taken
+//! client id is as the configuration says ([`CommandTopics`]). Replies are taken
 //! where the broker would route them ([`broker::Reserved`]), so that nobody but the caller gets them. Of whom a reply is says
 //! the broker, which takes what is below the name of another from nobody; for what it is says its topic, and at MQTT 5 the
 //! correlation data.
@@ -46,7 +46,7 @@ pub(crate) use book::{Book, BookOptions, CancelError, StartError};
 pub(crate) use desk::Desk;
 pub(crate) use machine::{CommandState, Times};
 pub(crate) use record::CommandRecord;
-pub(crate) use topics::Topics;
+pub(crate) use topics::CommandTopics;
 
 /// What a request is told by from another.
 pub(crate) type Digest = [u8; 32];
@@ -120,7 +120,7 @@ pub(crate) enum SendStage {
 
 /// Why a command has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub(crate) enum Failure {
+pub(crate) enum NoReply {
     /// The device has no connection.
     #[error("the device is offline")]
     Offline,
@@ -154,7 +154,7 @@ pub(crate) enum Failure {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failed {
     /// Why.
-    pub(crate) why: Failure,
+    pub(crate) why: NoReply,
     /// How far.
     pub(crate) stage: SendStage,
 }
@@ -163,7 +163,7 @@ pub(crate) struct Failed {
 #[derive(Debug, Clone)]
 pub(crate) struct CommandsOptions {
     /// Of commands and replies.
-    pub(crate) topics: Topics,
+    pub(crate) topics: CommandTopics,
     /// Calls of Send at once.
     pub(crate) max_outstanding: usize,
     /// The same to one device.
@@ -230,14 +230,14 @@ impl Commands {
 }
 
 /// Nobody guesses it.
-fn random() -> Result<[u8; RANDOM], Failure> {
+fn random() -> Result<[u8; RANDOM], NoReply> {
     let mut bytes = [0; RANDOM];
-    rand::fill(&mut bytes).map_err(|_| Failure::Random)?;
+    rand::fill(&mut bytes).map_err(|_| NoReply::Random)?;
     Ok(bytes)
 }
 
 /// An id that nobody guesses, as text that is one level of a topic.
-pub(crate) fn random_id() -> Result<String, Failure> {
+pub(crate) fn random_id() -> Result<String, NoReply> {
     Ok(URL_SAFE_NO_PAD.encode(random()?))
 }
 

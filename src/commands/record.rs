@@ -61,9 +61,9 @@ impl RecordWriter {
     }
 }
 
-struct Reader<'a>(&'a [u8]);
+struct RecordReader<'a>(&'a [u8]);
 
-impl<'a> Reader<'a> {
+impl<'a> RecordReader<'a> {
     fn take(&mut self, count: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(count)?;
         self.0 = rest;
@@ -144,7 +144,7 @@ impl CommandRecord {
 
     /// `None` if it is none of this version.
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let mut reader = Reader(bytes);
+        let mut reader = RecordReader(bytes);
         (reader.byte()? == VERSION).then_some(())?;
         let id = reader.text()?;
         let spec = Spec {
@@ -157,12 +157,12 @@ impl CommandRecord {
         let (content, correlation) = (reader.array()?, reader.array()?);
         let (created, updated) = (reader.time()?, reader.time()?);
         let (start, expire) = (reader.time()?, reader.time()?);
-        let times = Times { start, expire, retry: reader.maybe(Reader::number)? };
-        let next = reader.maybe(Reader::time)?;
+        let times = Times { start, expire, retry: reader.maybe(RecordReader::number)? };
+        let next = reader.maybe(RecordReader::time)?;
         let attempts = u32::try_from(reader.number()?).ok()?;
         let state = *CommandState::ALL.get(usize::from(reader.byte()?))?;
         let machine = Machine::restored(state, attempts, times, next, spec.qos == QoS::AtMostOnce);
-        let code = reader.maybe(Reader::byte)?;
+        let code = reader.maybe(RecordReader::byte)?;
         let reply = reader.maybe(|reader| {
             Some(DeviceReply {
                 payload: Bytes::copy_from_slice(reader.bytes()?),

@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Commands, Failed, Failure, SendReply, SendStage, Spec, after, desk::Ticket};
+use super::{Commands, Failed, NoReply, SendReply, SendStage, Spec, after, desk::Ticket};
 
 /// How often one is sent again because its session has ended.
 const MOST_ATTEMPTS: usize = 16;
@@ -24,7 +24,7 @@ enum Attempt {
     Reached,
     /// Its session is gone, and it has acknowledged nothing.
     Lost,
-    Failed(Failure),
+    Failed(NoReply),
 }
 
 impl Commands {
@@ -50,18 +50,18 @@ impl Commands {
             biased;
             ended = sending => ended,
             // A sender that is gone counts as asking.
-            _ = shutdown.wait_for(|stop| *stop) => Err(Failure::ShuttingDown),
+            _ = shutdown.wait_for(|stop| *stop) => Err(NoReply::ShuttingDown),
         };
         ended.map_err(|why| self.failed(why, stage))
     }
 
-    fn failed(&self, why: Failure, stage: SendStage) -> Failed {
+    fn failed(&self, why: NoReply, stage: SendStage) -> Failed {
         count(|c| match why {
-            Failure::Offline => c.commands_failed_offline.add(1),
-            Failure::TimedOut => c.commands_failed_timeout.add(1),
-            Failure::Refused(_) | Failure::TooLarge => c.commands_failed_refused.add(1),
-            Failure::QueueFull | Failure::TooMany(_) | Failure::Memory => c.commands_failed_limit.add(1),
-            Failure::Random | Failure::ShuttingDown => c.commands_failed_other.add(1),
+            NoReply::Offline => c.commands_failed_offline.add(1),
+            NoReply::TimedOut => c.commands_failed_timeout.add(1),
+            NoReply::Refused(_) | NoReply::TooLarge => c.commands_failed_refused.add(1),
+            NoReply::QueueFull | NoReply::TooMany(_) | NoReply::Memory => c.commands_failed_limit.add(1),
+            NoReply::Random | NoReply::ShuttingDown => c.commands_failed_other.add(1),
         });
         Failed { why, stage }
     }
@@ -73,7 +73,7 @@ impl Commands {
         wait_for_device: Option<Duration>,
         deadline: Instant,
         stage: &mut SendStage,
-    ) -> Result<SendReply, Failure> {
+    ) -> Result<SendReply, NoReply> {
         let now = clock::now();
         let expires = after(now, deadline.saturating_duration_since(Instant::now()));
         let first_by = wait_for_device.map(|span| (Instant::now() + span).min(deadline));
@@ -92,9 +92,9 @@ impl Commands {
                     attempts += 1;
                     let attempt = tokio::select! {
                         biased;
-                        reply = &mut ticket.reply => return reply.map_err(|_| Failure::TimedOut),
+                        reply = &mut ticket.reply => return reply.map_err(|_| NoReply::TimedOut),
                         attempt = follow(&receipt, spec.qos, stage) => attempt,
-                        () = sleep_until(deadline) => return Err(Failure::TimedOut),
+                        () = sleep_until(deadline) => return Err(NoReply::TimedOut),
                     };
                     match attempt {
                         Attempt::Failed(why) => return Err(why),
@@ -102,13 +102,13 @@ impl Commands {
                         Attempt::Reached | Attempt::Lost => {
                             tokio::select! {
                                 biased;
-                                reply = &mut ticket.reply => return reply.map_err(|_| Failure::TimedOut),
-                                () = sleep_until(deadline) => return Err(Failure::TimedOut),
+                                reply = &mut ticket.reply => return reply.map_err(|_| NoReply::TimedOut),
+                                () = sleep_until(deadline) => return Err(NoReply::TimedOut),
                             }
                         }
                     }
                 }
-                DirectOutcome::Refused(Shortage::Memory) => return Err(Failure::Memory),
+                DirectOutcome::Refused(Shortage::Memory) => return Err(NoReply::Memory),
                 DirectOutcome::Done(Outcome::Dropped(reason)) => match failure(reason) {
                     Some(why) => return Err(why),
                     None => true,
@@ -123,13 +123,13 @@ impl Commands {
                 continue;
             }
             // Once it was sent the device is waited for as long as the call lasts.
-            let by = if attempts > 0 { deadline } else { first_by.ok_or(Failure::Offline)? };
+            let by = if attempts > 0 { deadline } else { first_by.ok_or(NoReply::Offline)? };
             tokio::select! {
                 biased;
-                reply = &mut ticket.reply => return reply.map_err(|_| Failure::TimedOut),
+                reply = &mut ticket.reply => return reply.map_err(|_| NoReply::TimedOut),
                 () = connected => {}
                 () = sleep_until(by) => {
-                    return Err(if attempts > 0 { Failure::TimedOut } else { Failure::Offline });
+                    return Err(if attempts > 0 { NoReply::TimedOut } else { NoReply::Offline });
                 }
             }
         }
@@ -148,7 +148,7 @@ async fn follow(receipt: &Receipt, qos: QoS, stage: &mut SendStage) -> Attempt {
             *stage = SendStage::Delivered;
         }
         if seen.rejected > 0 {
-            return Attempt::Failed(Failure::Refused(seen.code.unwrap_or_default()));
+            return Attempt::Failed(NoReply::Refused(seen.code.unwrap_or_default()));
         }
         if seen.acked > 0 {
             return Attempt::Reached;
@@ -163,12 +163,12 @@ async fn follow(receipt: &Receipt, qos: QoS, stage: &mut SendStage) -> Attempt {
 }
 
 /// The failure that a drop is; `None` where another connection may get it.
-fn failure(reason: DropReason) -> Option<Failure> {
+fn failure(reason: DropReason) -> Option<NoReply> {
     match reason {
-        DropReason::QueueFull => Some(Failure::QueueFull),
-        DropReason::Memory => Some(Failure::Memory),
-        DropReason::TooLarge => Some(Failure::TooLarge),
-        DropReason::Expired => Some(Failure::TimedOut),
+        DropReason::QueueFull => Some(NoReply::QueueFull),
+        DropReason::Memory => Some(NoReply::Memory),
+        DropReason::TooLarge => Some(NoReply::TooLarge),
+        DropReason::Expired => Some(NoReply::TimedOut),
         DropReason::Offline
         | DropReason::ConnectionLost
         | DropReason::SessionEnded

@@ -12,7 +12,7 @@ struct Bench {
 
 fn bench(most: usize, per_device: usize) -> Bench {
     let desk = Desk::new(CommandsOptions {
-        topics: Topics::new(
+        topics: CommandTopics::new(
             "cmd/".to_owned(),
             Levels::parse("{id}/{name}", &["id", "name"]).unwrap(),
             Levels::parse("{id}/reply/{status}", &["id", "status"]).unwrap(),
@@ -35,7 +35,7 @@ fn spec(device: &str) -> Spec {
 }
 
 impl Bench {
-    fn open(&self, device: &str) -> Result<desk::Ticket, Failure> {
+    fn open(&self, device: &str) -> Result<desk::Ticket, NoReply> {
         self.desk.open(&spec(device), self.broker.account())
     }
 
@@ -112,10 +112,10 @@ fn a_call_that_ends_gives_back_its_place_and_its_memory() {
     let bench = bench(3, 2);
     let first = bench.open("d").unwrap();
     let second = bench.open("d").unwrap();
-    let of_device = Failure::TooMany("commands.max_outstanding_per_device");
+    let of_device = NoReply::TooMany("commands.max_outstanding_per_device");
     assert_eq!(bench.open("d").err(), Some(of_device));
     let third = bench.open("e").unwrap();
-    assert_eq!(bench.open("f").err(), Some(Failure::TooMany("commands.max_outstanding")));
+    assert_eq!(bench.open("f").err(), Some(NoReply::TooMany("commands.max_outstanding")));
     assert!(bench.broker.account().held(broker::MemoryKind::Commands) > 0);
     assert_ne!((&first.id, first.correlation), (&second.id, second.correlation));
     drop(first);

@@ -10,7 +10,7 @@ const STATUS: usize = 1;
 
 /// How topics are made and read.
 #[derive(Debug, Clone)]
-pub(crate) struct Topics {
+pub(crate) struct CommandTopics {
     prefix: String,
     request: Levels,
     reply: Levels,
@@ -31,7 +31,7 @@ pub(super) fn number(text: &str) -> Option<u32> {
     text.bytes().all(|byte| byte.is_ascii_digit()).then(|| text.parse().ok())?
 }
 
-impl Topics {
+impl CommandTopics {
     /// With what all topics begin with, the last `/` included, and levels after the client id: of commands with the places id and
     /// name, of replies with id and, as the last level, status.
     pub(crate) fn new(prefix: String, request: Levels, reply: Levels) -> Self {
@@ -82,9 +82,9 @@ impl Topics {
 mod tests {
     use super::*;
 
-    fn topics(request: &str, reply: &str) -> Topics {
+    fn topics(request: &str, reply: &str) -> CommandTopics {
         let request = Levels::parse(request, &["id", "name"]).expect(request);
-        Topics::new("cmd/".to_owned(), request, Levels::parse(reply, &["id", "status"]).expect(reply))
+        CommandTopics::new("cmd/".to_owned(), request, Levels::parse(reply, &["id", "status"]).expect(reply))
     }
 
     #[test]

@@ -63,7 +63,7 @@ impl Config {
 
     pub(super) fn check_shadow(&self, check: &mut Check) {
         let shadow = &self.shadow;
-        if let Err(problem) = ::shadow::Topics::new(&shadow.topic_prefix) {
+        if let Err(problem) = ::shadow::ShadowTopics::new(&shadow.topic_prefix) {
             let fix =
                 format!("{problem}, such as $gateway/devices, or $aws/things for firmware made for AWS IoT");
             check.fail("shadow.topic_prefix", &shadow.topic_prefix, "cannot begin their topics", fix);

@@ -2,7 +2,7 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Address, NotNow, Refusal};
+use super::{Address, DoorRefusal, NotNow};
 
 /// Those who wait: a limited number, however few addresses they come from.
 #[derive(Debug)]
@@ -48,7 +48,7 @@ impl<W> Lobby<W> {
     pub(crate) fn next<T>(
         &mut self,
         mut enter: impl FnMut(Option<Address>) -> Result<T, NotNow>,
-    ) -> Option<(W, Result<T, Refusal>)> {
+    ) -> Option<(W, Result<T, DoorRefusal>)> {
         for _ in 0..self.turns.len() {
             let address = self.turns.pop_front()?;
             self.turns.push_back(address);
@@ -103,8 +103,8 @@ mod tests {
         assert_eq!(lobby.next(barred), Some((20, Ok(()))));
         assert_eq!(lobby.next(barred), None);
         assert!(!lobby.is_empty());
-        let refused = lobby.next::<()>(|_| Err(NotNow::Refused(Refusal::Connections)));
-        assert_eq!(refused, Some((10, Err(Refusal::Connections))));
+        let refused = lobby.next::<()>(|_| Err(NotNow::Refused(DoorRefusal::Connections)));
+        assert_eq!(refused, Some((10, Err(DoorRefusal::Connections))));
         assert!(lobby.is_empty());
     }
 

@@ -40,7 +40,7 @@ pub(crate) use self::{
 
 /// What fits through a door.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Bounds {
+pub(crate) struct DoorBounds {
     /// Connections at once, handshakes included.
     pub connections: usize,
     /// Connections of one address.
@@ -55,7 +55,7 @@ pub(crate) struct Bounds {
     pub patience: Duration,
 }
 
-impl Default for Bounds {
+impl Default for DoorBounds {
     fn default() -> Self {
         Self {
             connections: usize::MAX,
@@ -70,7 +70,7 @@ impl Default for Bounds {
 
 /// Why somebody is not let in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum DoorRefusal {
     /// The house is full.
     House,
     /// The door's connections are all taken.
@@ -87,7 +87,7 @@ pub(crate) enum Refusal {
     FailedLogins,
 }
 
-impl Refusal {
+impl DoorRefusal {
     /// As the log says it.
     pub(crate) fn words(self) -> &'static str {
         match self {
@@ -108,7 +108,7 @@ pub(crate) enum NotNow {
     /// Somebody who is silent may leave, or a handshake end.
     Wait,
     /// Nobody has to leave.
-    Refused(Refusal),
+    Refused(DoorRefusal),
 }
 
 /// What several doors share: a number of connections.
@@ -135,7 +135,7 @@ impl House {
         let oldest =
             doors.iter().filter_map(|door| Some((since(door)?, door))).min_by_key(|(since, _)| *since);
         let not_now = match oldest {
-            None => NotNow::Refused(Refusal::House),
+            None => NotNow::Refused(DoorRefusal::House),
             Some((_, door)) => {
                 let knock = door.state.lock().make_room(door.now());
                 if knock.is_some() {
@@ -170,7 +170,7 @@ pub(crate) struct Door {
 
 impl Door {
     /// A door of `house`.
-    pub(crate) fn new(bounds: Bounds, house: &Arc<House>) -> Arc<Self> {
+    pub(crate) fn new(bounds: DoorBounds, house: &Arc<House>) -> Arc<Self> {
         let door = Arc::new(Self {
             house: Arc::clone(house),
             patience: bounds.patience,
@@ -187,7 +187,7 @@ impl Door {
     }
 
     /// A door of a house of its own.
-    pub(crate) fn alone(bounds: Bounds) -> Arc<Self> {
+    pub(crate) fn alone(bounds: DoorBounds) -> Arc<Self> {
         Self::new(bounds, &House::new(usize::MAX))
     }
 
@@ -195,8 +195,8 @@ impl Door {
     ///
     /// # Errors
     /// The address comes too often.
-    pub(crate) fn arrive(&self, address: Option<Address>) -> Result<(), Refusal> {
-        if self.state.lock().arrive(address, self.now()) { Ok(()) } else { Err(Refusal::Rate) }
+    pub(crate) fn arrive(&self, address: Option<Address>) -> Result<(), DoorRefusal> {
+        if self.state.lock().arrive(address, self.now()) { Ok(()) } else { Err(DoorRefusal::Rate) }
     }
 
     /// The places of one who arrived.
@@ -267,7 +267,7 @@ impl Seat {
     ///
     /// # Errors
     /// Which limit of the address leaves no place.
-    pub(crate) fn named(&mut self, guest: &Guest, address: Address) -> Result<(), Refusal> {
+    pub(crate) fn named(&mut self, guest: &Guest, address: Address) -> Result<(), DoorRefusal> {
         let leaves = self.door.state.lock().named(guest.id(), address, self.door.now())?;
         self.address = Some(address);
         tell(leaves);

@@ -5,16 +5,16 @@ use std::{
     time::Duration,
 };
 
-use super::{Address, Bounds, NotNow, Refusal, rates::Rates};
+use super::{Address, DoorBounds, DoorRefusal, NotNow, rates::Rates};
 
 /// `K` is what ends a guest.
 #[derive(Debug)]
 pub(super) struct Occupancy<K> {
-    bounds: Bounds,
+    bounds: DoorBounds,
     connections: usize,
     handshakes: usize,
     held: HashMap<Address, AddressUse>,
-    guests: BTreeMap<u64, Guest<K>>,
+    guests: BTreeMap<u64, GuestRecord<K>>,
     /// Guests in their handshake who owe us bytes.
     silent: GuestOrder,
     /// Guests beyond it who ask for nothing.
@@ -31,7 +31,7 @@ struct AddressUse {
 }
 
 #[derive(Debug)]
-struct Guest<K> {
+struct GuestRecord<K> {
     address: Option<Address>,
     /// When the handshake began.
     since: Duration,
@@ -70,7 +70,7 @@ impl GuestOrder {
 }
 
 impl<K> Occupancy<K> {
-    pub(super) fn new(bounds: Bounds) -> Self {
+    pub(super) fn new(bounds: DoorBounds) -> Self {
         Self {
             bounds,
             connections: 0,
@@ -117,9 +117,9 @@ impl<K> Occupancy<K> {
         if leaves.is_none() && (own_connections || own_handshakes || connections || handshakes) {
             let mut not_now = NotNow::Wait;
             if own_connections && !self.may_leave(address) {
-                not_now = NotNow::Refused(Refusal::AddressConnections);
+                not_now = NotNow::Refused(DoorRefusal::AddressConnections);
             } else if connections && !self.may_leave(None) {
-                not_now = NotNow::Refused(Refusal::Connections);
+                not_now = NotNow::Refused(DoorRefusal::Connections);
             }
             return Err((knock, not_now));
         }
@@ -150,24 +150,29 @@ impl<K> Occupancy<K> {
         }
         self.silent.insert(address, id);
         let knock = Some(knock);
-        self.guests.insert(id, Guest { address, since: now, knock, in_handshake: true, heard: false });
+        self.guests.insert(id, GuestRecord { address, since: now, knock, in_handshake: true, heard: false });
         id
     }
 
     /// The guest's address is known only now, from its proxy; connection and handshake count for that address from here
     /// on. Returns who leaves for it.
-    pub(super) fn named(&mut self, id: u64, address: Address, now: Duration) -> Result<Option<K>, Refusal> {
+    pub(super) fn named(
+        &mut self,
+        id: u64,
+        address: Address,
+        now: Duration,
+    ) -> Result<Option<K>, DoorRefusal> {
         if !self.rates.take(address, now) {
-            return Err(Refusal::Rate);
+            return Err(DoorRefusal::Rate);
         }
         let own = self.held.get(&address).map_or((0, 0), |own| (own.connections, own.handshakes));
         let mut leaves = None;
         if own.0 >= self.bounds.connections_per_address {
             let left = self.close_oldest(Some(address), true, now);
-            leaves = Some(left.ok_or(Refusal::AddressConnections)?);
+            leaves = Some(left.ok_or(DoorRefusal::AddressConnections)?);
         } else if own.1 >= self.bounds.handshakes_per_address {
             let left = self.close_oldest(Some(address), false, now);
-            leaves = Some(left.ok_or(Refusal::AddressHandshakes)?);
+            leaves = Some(left.ok_or(DoorRefusal::AddressHandshakes)?);
         }
         let held = self.held.entry(address).or_default();
         held.connections += 1;
@@ -291,8 +296,8 @@ mod tests {
         Some(SocketAddr::new(Ipv4Addr::from_bits(number).into(), 1).into())
     }
 
-    fn bounds() -> Bounds {
-        Bounds {
+    fn bounds() -> DoorBounds {
+        DoorBounds {
             connections: 4,
             connections_per_address: 3,
             handshakes: 3,
@@ -354,19 +359,19 @@ mod tests {
         }
         let late = Duration::from_secs(9);
         let full = state.enter(address(9), late, "new");
-        assert_eq!(full, Err(("new", NotNow::Refused(Refusal::Connections))));
+        assert_eq!(full, Err(("new", NotNow::Refused(DoorRefusal::Connections))));
         state.leave(address(0));
         assert_eq!(state.enter(address(9), late, "new"), Ok((4, None)));
         // That one may yet leave.
         assert_eq!(state.enter(address(8), late, "newer"), Err(("newer", NotNow::Wait)));
         state.exit(4);
         let own = Occupancy::enter(&mut state, address(8), late, "newer");
-        assert_eq!(own, Err(("newer", NotNow::Refused(Refusal::Connections))));
+        assert_eq!(own, Err(("newer", NotNow::Refused(DoorRefusal::Connections))));
     }
 
     #[test]
     fn idle_connections_leave_for_connections_and_not_for_handshakes() {
-        let mut state = Occupancy::new(Bounds { handshakes: 2, ..bounds() });
+        let mut state = Occupancy::new(DoorBounds { handshakes: 2, ..bounds() });
         let (idle, _) = come(&mut state, address(1), 0, "idle");
         state.settled(idle, true);
         let (busy, _) = come(&mut state, address(2), 0, "busy");
@@ -385,7 +390,7 @@ mod tests {
 
     #[test]
     fn one_whose_bytes_were_there_stays_as_the_youngest() {
-        let mut state = Occupancy::new(Bounds { handshakes: 2, ..bounds() });
+        let mut state = Occupancy::new(DoorBounds { handshakes: 2, ..bounds() });
         let (first, _) = come(&mut state, address(1), 0, "first");
         come(&mut state, address(2), 1, "second");
         let late = Duration::from_secs(5);
@@ -403,7 +408,7 @@ mod tests {
             let (id, _) = come(&mut state, None, 0, name);
             let named = state.named(id, address(1).unwrap(), Duration::ZERO);
             let full = name == "c";
-            assert_eq!(named, if full { Err(Refusal::AddressHandshakes) } else { Ok(None) });
+            assert_eq!(named, if full { Err(DoorRefusal::AddressHandshakes) } else { Ok(None) });
             if full {
                 go(&mut state, None, id);
             }

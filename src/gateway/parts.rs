@@ -22,11 +22,11 @@ use super::{
     shadows, stores,
 };
 use crate::{
-    abuse::{Bans, Guard},
+    abuse::{AbuseGuard, Bans},
     auth::{self, Authenticator, Authority, Chain, Courier},
     backends::{Backends, JwtKeys},
     bridges::Bridges,
-    commands::{self, Book, BookOptions, Commands, CommandsOptions, Desk, Topics as CommandTopics},
+    commands::{self, Book, BookOptions, CommandTopics, Commands, CommandsOptions, Desk},
     config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind},
     grpc, http,
     net::{self, BoundListener, Shared},
@@ -192,7 +192,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     // Before anything can happen.
     let courier = courier.map(|courier| (courier, broker.events()));
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
-    let guard = Guard::new(&config.bans, Arc::clone(&bans));
+    let guard = AbuseGuard::new(&config.bans, Arc::clone(&bans));
     let shared = Shared::new(broker.clone(), auth, authority.clone(), guard, config.response_pattern());
     if let Some(stores) = stores {
         stores.restore(&broker, &shared)?;

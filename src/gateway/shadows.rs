@@ -40,7 +40,7 @@ const MAX_WAIT: Duration = Duration::from_secs(10);
 fn options_of(config: &Config) -> ShadowOptions {
     let shadow = &config.shadow;
     ShadowOptions {
-        topics: ::shadow::Topics::new(&shadow.topic_prefix).expect("the configuration was validated"),
+        topics: ::shadow::ShadowTopics::new(&shadow.topic_prefix).expect("the configuration was validated"),
         limits: ::shadow::Limits { bytes: shadow.max_bytes.0, depth: shadow.max_depth },
         max_names: shadow.max_named,
         max_requests: shadow.max_requests,

@@ -44,7 +44,7 @@ impl SysStats {
         totals: &Totals,
         gauges: &Gauges,
     ) -> Vec<(String, String)> {
-        let mut out = Topics(Vec::with_capacity(80));
+        let mut out = SysTopics(Vec::with_capacity(80));
         self.state(&mut out, input, gauges);
         counts(&mut out, input, totals, gauges);
         self.averages(&mut out, input.now, totals);
@@ -53,7 +53,7 @@ impl SysStats {
         out.0
     }
 
-    fn state(&self, out: &mut Topics, input: SysInput, gauges: &Gauges) {
+    fn state(&self, out: &mut SysTopics, input: SysInput, gauges: &Gauges) {
         let version = crate::config::version();
         let uptime = input.now.saturating_sub(self.start).as_secs();
         let offline = gauges.sessions.saturating_sub(gauges.online);
@@ -77,7 +77,7 @@ impl SysStats {
         out.put("clients/maximum", gauges.online_peak);
     }
 
-    fn averages(&mut self, out: &mut Topics, now: Duration, totals: &Totals) {
+    fn averages(&mut self, out: &mut SysTopics, now: Duration, totals: &Totals) {
         let elapsed = now.saturating_sub(self.last).as_secs_f64();
         let (current, previous) = (rates(totals), rates(&self.previous));
         self.loads.resize(current.len(), [0.0; 3]);
@@ -94,7 +94,7 @@ impl SysStats {
     }
 }
 
-fn counts(out: &mut Topics, input: SysInput, totals: &Totals, gauges: &Gauges) {
+fn counts(out: &mut SysTopics, input: SysInput, totals: &Totals, gauges: &Gauges) {
     out.put("clients/expired", totals.sessions_expired);
     out.put("messages/received", totals.packets_in);
     out.put("messages/sent", totals.packets_out);
@@ -155,9 +155,9 @@ pub(super) fn is_answered_once(topic: &str) -> bool {
     matches!(topic, "$SYS/broker/version" | "$SYS/broker/time")
 }
 
-struct Topics(Vec<(String, String)>);
+struct SysTopics(Vec<(String, String)>);
 
-impl Topics {
+impl SysTopics {
     fn put(&mut self, topic: &str, value: impl std::fmt::Display) {
         self.0.push((format!("$SYS/broker/{topic}"), value.to_string()));
     }

@@ -5,7 +5,7 @@ use std::time::Duration;
 use groups::{AckId, AckResult, Nack, Room};
 
 use super::{
-    Batch, GroupError, Groups, Joining, LiveMember, MemberEnd,
+    GroupError, Groups, Joining, LiveMember, MemberBatch, MemberEnd,
     live::{Inner, Live},
     member::MemberMemory,
 };
@@ -29,7 +29,7 @@ impl Groups {
         joining: Joining<'_>,
         room: Room,
         wait: Duration,
-    ) -> Result<Batch, GroupError> {
+    ) -> Result<MemberBatch, GroupError> {
         let held = MemberMemory::take(&self.marker)?;
         let mut member = LiveMember::join(&self.find(group)?, joining, true, held)?;
         // If filling takes longer than this, what is there is the answer, even for a caller that does not want to wait.
@@ -47,7 +47,7 @@ impl Groups {
         };
         match tokio::time::timeout(wait, waiting).await {
             Ok(batch) => Ok(batch?),
-            Err(_) => Ok(Batch::default()),
+            Err(_) => Ok(MemberBatch::default()),
         }
     }
 

@@ -143,7 +143,7 @@ impl Live {
         wants: Arc<MessageFilter>,
         logic: Group,
         letters: Letters,
-        (counts, first): (Counts, Option<Expect>),
+        (counts, first): (SettledCounts, Option<Expect>),
     ) -> Self {
         let floors = Partition::all().map(|partition| logic.floor(partition)).collect();
         let last = log.marks(id).last().map_or((0, 0), |mark| (mark.messages, mark.bytes));
@@ -512,7 +512,7 @@ impl Inner {
     /// How much is settled. Part of every write.
     pub(super) fn counts_change(&self) -> StateChange {
         let totals = self.logic.totals();
-        let counts = Counts {
+        let counts = SettledCounts {
             messages: self.base + totals.settled + totals.given_up + totals.lost,
             bytes: self.base_bytes + totals.settled_bytes,
             lost: self.lost + totals.lost,
@@ -543,7 +543,7 @@ fn progress_key(partition: Partition) -> Bytes {
 
 /// How much of a group is settled, and what else each write changes, as it is kept.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Counts {
+pub(super) struct SettledCounts {
     pub(super) messages: u64,
     pub(super) bytes: u64,
     pub(super) lost: u64,
@@ -553,7 +553,7 @@ pub(super) struct Counts {
     pub(super) next_letter: u64,
 }
 
-impl Counts {
+impl SettledCounts {
     fn encode(self) -> Bytes {
         let numbers = [self.messages, self.bytes, self.lost, self.writes, self.next_letter];
         Bytes::from(numbers.map(u64::to_le_bytes).concat())
@@ -574,11 +574,11 @@ impl Counts {
 pub(super) async fn load_counts(
     state: &Arc<dyn GroupState>,
     group: GroupId,
-) -> Result<(Counts, Option<Expect>), GroupError> {
+) -> Result<(SettledCounts, Option<Expect>), GroupError> {
     let counts = state.read(group, Bytes::from_static(COUNTS), None, 1).await?;
     Ok(match counts.into_iter().next() {
-        Some(record) => (Counts::decode(&record.value), Some(Expect::Value(record.value))),
-        None => (Counts::default(), Some(Expect::Absent)),
+        Some(record) => (SettledCounts::decode(&record.value), Some(Expect::Value(record.value))),
+        None => (SettledCounts::default(), Some(Expect::Absent)),
     })
 }
 

@@ -40,7 +40,7 @@ const MERGED: usize = 256;
 
 /// What a member is told.
 #[derive(Debug, Default)]
-pub struct Batch {
+pub struct MemberBatch {
     /// Deliveries that are void now.
     pub revoked: Vec<IdRange>,
     /// Messages it will not get.
@@ -53,7 +53,7 @@ pub struct Batch {
     pub is_drained: bool,
 }
 
-impl Batch {
+impl MemberBatch {
     /// Whether there is nothing to tell.
     pub fn is_empty(&self) -> bool {
         self.revoked.is_empty()
@@ -199,8 +199,8 @@ impl LiveMember {
     ///
     /// # Errors
     /// [`MemberEnd`], and from then on always.
-    pub fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Result<Batch, MemberEnd>> {
-        let mut batch = Batch::default();
+    pub fn poll_next(&mut self, cx: &mut Context<'_>, room: Room) -> Poll<Result<MemberBatch, MemberEnd>> {
+        let mut batch = MemberBatch::default();
         for _ in 0..ROUNDS {
             let progressed = self.look(cx.waker(), room, &mut batch)?;
             let progressed = self.poll_reads(cx) || progressed;
@@ -249,12 +249,12 @@ impl LiveMember {
     ///
     /// # Errors
     /// [`MemberEnd`].
-    pub async fn next(&mut self, room: Room) -> Result<Batch, MemberEnd> {
+    pub async fn next(&mut self, room: Room) -> Result<MemberBatch, MemberEnd> {
         poll_fn(|cx| self.poll_next(cx, room)).await
     }
 
     /// Takes what is there. True if reads brought something at once, and it is worth looking again.
-    fn look(&mut self, waker: &Waker, room: Room, batch: &mut Batch) -> Result<bool, MemberEnd> {
+    fn look(&mut self, waker: &Waker, room: Room, batch: &mut MemberBatch) -> Result<bool, MemberEnd> {
         if self.live.is_ended() {
             return Err(MemberEnd::GroupGone);
         }

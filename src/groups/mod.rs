@@ -37,7 +37,7 @@ use gateway_core::{GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
 use groups::{Group, Identity, MemberStatus, Pending, Progress, Totals};
 use parking_lot::{Mutex, RwLock};
 use store::{
-    Bounds, Epoch, Expect, GroupState, PartitionedLog, ReadLimit, Reading, StateChange, StateError,
+    Epoch, Expect, GroupState, PartitionBounds, PartitionedLog, ReadLimit, Reading, StateChange, StateError,
     StoreError,
 };
 use thiserror::Error;
@@ -46,13 +46,15 @@ use tokio::{sync::oneshot, task::JoinSet};
 pub use definition::{Definition, Filter, KeptOrder, WhenFull};
 pub use letters::DeadLetter;
 pub use live::MessageFilter;
-pub use member::{Batch, Joining, LiveMember, MemberEnd, MemberMemory};
+pub use member::{Joining, LiveMember, MemberBatch, MemberEnd, MemberMemory};
 pub use reach::{Reach, in_scope, message_in_scope};
 
 use self::{
     definition::KeptDefinition,
     letters::Letters,
-    live::{Counts, DEFINITION, Inner, Live, Owner, definition_change, load_counts, load_progress, put},
+    live::{
+        DEFINITION, Inner, Live, Owner, SettledCounts, definition_change, load_counts, load_progress, put,
+    },
     reach::Formers,
     watching::GroupTable,
 };
@@ -345,7 +347,7 @@ impl Groups {
         kept: KeptDefinition,
         progress: Vec<(Partition, Progress)>,
         letters: Letters,
-        counts: (Counts, Option<Expect>),
+        counts: (SettledCounts, Option<Expect>),
     ) -> Arc<Live> {
         let life = ahash::RandomState::new().hash_one(id) as u32;
         let identity = Identity { group: id, life, generation: kept.generation, seed: kept.seed };
@@ -438,7 +440,7 @@ impl Groups {
         };
         let letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes, 1);
         let owner = Owner::now(epoch);
-        let live = self.serve(id, owner, kept, Vec::new(), letters, (Counts::default(), None));
+        let live = self.serve(id, owner, kept, Vec::new(), letters, (SettledCounts::default(), None));
         self.marker.keep_for(id, &filter);
         // What became durable meanwhile without the group's number is its by the filter.
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
@@ -617,8 +619,9 @@ impl Groups {
             Start::Token(token) => {
                 let places = read_token(token, self.log.id())?;
                 // Who has read to the end of the log may be beyond the end of a partition that has nothing there.
-                let place =
-                    |(bounds, place): (Bounds, u64)| (place >= bounds.start).then(|| place.min(bounds.end));
+                let place = |(bounds, place): (PartitionBounds, u64)| {
+                    (place >= bounds.start).then(|| place.min(bounds.end))
+                };
                 bounds.zip(places).map(place).collect::<Option<_>>().ok_or(GroupError::OutOfRange)?
             }
         })

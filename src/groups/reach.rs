@@ -12,7 +12,7 @@ use access::backends::Scope;
 use broker::is_event_message;
 use gateway_core::{ClientId, Partition, SharedMessage};
 use serde::{Deserialize, Serialize};
-use store::{Bounds, PartitionedLog};
+use store::{PartitionBounds, PartitionedLog};
 
 use super::{
     Filter,
@@ -152,12 +152,12 @@ impl Formers {
     }
 }
 
-fn bounds(log: &dyn PartitionedLog) -> Vec<Bounds> {
+fn bounds(log: &dyn PartitionedLog) -> Vec<PartitionBounds> {
     Partition::all().map(|partition| log.bounds(partition)).collect()
 }
 
 /// Whether there is anything between a place in each partition and `until`.
-fn is_between(place: impl Fn(Partition) -> u64, bounds: &[Bounds], until: u64) -> bool {
+fn is_between(place: impl Fn(Partition) -> u64, bounds: &[PartitionBounds], until: u64) -> bool {
     Partition::all().zip(bounds).any(|(partition, bounds)| place(partition) < bounds.end.min(until))
 }
 

@@ -84,12 +84,12 @@ impl Groups {
 }
 
 /// A letter that is being put back, by one call at a time.
-struct Claim<'a> {
+struct LetterClaim<'a> {
     live: &'a Live,
     id: u64,
 }
 
-impl Drop for Claim<'_> {
+impl Drop for LetterClaim<'_> {
     fn drop(&mut self) {
         self.live.with(|inner| inner.letters.unclaim(self.id));
     }
@@ -111,7 +111,7 @@ async fn put_back(
     if !live.with(|inner| inner.letters.claim(id)) {
         return Ok(false);
     }
-    let _claim = Claim { live: &live, id };
+    let _claim = LetterClaim { live: &live, id };
     let Some(letter) = read(&live, id).await? else { return Ok(false) };
     // It becomes one of those of the filter that the group has now: others may have that in their scope, and not this.
     let (is_wanted, unmarked) = live.with(|inner| {

@@ -63,7 +63,7 @@ use self::{
         precedent::PrecedentService,
         publisher::{
             PublisherService,
-            keys::{KeyOptions, Keys},
+            keys::{KeyOptions, RequestKeys},
             scheduled::{Schedule, ScheduleOptions},
         },
         security::SecurityService,
@@ -224,7 +224,7 @@ struct Context {
     config: GrpcConfig,
     hooks: Hooks,
     streams: Arc<Streams>,
-    keys: Arc<Keys>,
+    keys: Arc<RequestKeys>,
     schedule: Arc<Schedule>,
     /// Who walks over all sessions: one at a time.
     walk: Arc<Semaphore>,
@@ -343,10 +343,10 @@ async fn open_keys(
     hooks: &Hooks,
     broker: &Broker,
     shutdown: &watch::Receiver<bool>,
-) -> Result<Arc<Keys>, GrpcError> {
+) -> Result<Arc<RequestKeys>, GrpcError> {
     let options = KeyOptions { most: config.max_keys, time: config.key_time };
     let (store, account, stop) = (hooks.store.clone(), Arc::clone(broker.account()), shutdown.clone());
-    let opened = tokio::task::spawn_blocking(move || Keys::open(options, store, &account, stop)).await;
+    let opened = tokio::task::spawn_blocking(move || RequestKeys::open(options, store, &account, stop)).await;
     let keys = opened.map_err(|e| StoreError::Unavailable(format!("read of keys did not finish: {e}")))??;
     let (swept, mut stop) = (Arc::clone(&keys), shutdown.clone());
     tokio::spawn(async move {

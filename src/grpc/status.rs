@@ -13,7 +13,7 @@ use tonic_types::{ErrorDetails, StatusExt};
 use super::{messages::commands, proto::gateway::v1};
 use crate::{
     backends::Unknown,
-    commands::{CancelError, CommandState, Failure, SendStage, StartError},
+    commands::{CancelError, CommandState, NoReply, SendStage, StartError},
     groups::{GroupError, MemberEnd},
 };
 
@@ -124,7 +124,7 @@ pub(super) enum Error {
     #[error("there are as many commands as {0} allows")]
     TooManyCommands(&'static str),
     #[error("{why}")]
-    Command { why: Failure, stage: SendStage },
+    Command { why: NoReply, stage: SendStage },
     #[error("idempotency_key: stands for a request with other fields")]
     KeyReused,
     #[error("a message with this key was published before, and what became of it is no longer known")]
@@ -158,20 +158,20 @@ pub(super) enum Error {
 /// How far a message came whose wait ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reached {
-    pub(super) level: Level,
+    pub(super) level: ReachedLevel,
     pub(super) state: ReceiptState,
 }
 
 /// A level of [`Reached`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Level {
+pub(super) enum ReachedLevel {
     /// Routed.
     Accepted,
     /// Handed to the operating system for every online receiver.
     Sent,
 }
 
-impl Level {
+impl ReachedLevel {
     fn name(self) -> &'static str {
         match self {
             Self::Accepted => "ACCEPTED",
@@ -478,7 +478,7 @@ mod tests {
 
     #[test]
     fn errors_map_to_codes_and_reasons() {
-        let reached = Reached { level: Level::Sent, state: ReceiptState::default() };
+        let reached = Reached { level: ReachedLevel::Sent, state: ReceiptState::default() };
         let deadline = Error::Deadline(reached);
         let table = [
             (Error::invalid("topic", "is empty"), Code::InvalidArgument, "INVALID_FIELD"),

@@ -47,7 +47,7 @@ use super::{
     write_timeout::WriteTimeout,
 };
 use crate::{
-    door::{Bounds, Door, Guest, Lobby, Seat, is_this_machine},
+    door::{Door, DoorBounds, Guest, Lobby, Seat, is_this_machine},
     tls::TlsHandle,
 };
 
@@ -124,7 +124,7 @@ pub(crate) async fn serve(
         stopped,
     });
     let patience = PATIENCE.min(limits.header_timeout / 2);
-    let door = Door::alone(Bounds { handshakes: places, patience, ..Bounds::default() });
+    let door = Door::alone(DoorBounds { handshakes: places, patience, ..DoorBounds::default() });
     let mut lobby = Lobby::new(places.saturating_mul(LOBBY));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);

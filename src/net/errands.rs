@@ -17,19 +17,19 @@ const MOST: usize = 1_024;
 const MOST_OF_ONE: usize = 64;
 
 /// A session's slot and the epoch of its connection.
-type Key = (u32, u32);
+type ErrandKey = (u32, u32);
 
 /// What waits for all connections of a gateway.
 #[derive(Default)]
 pub(super) struct Errands {
-    waiting: Mutex<HashMap<Key, Vec<Errand>, RandomState>>,
+    waiting: Mutex<HashMap<ErrandKey, Vec<Errand>, RandomState>>,
     /// How many. Changed under the lock; read without it by those of whom nothing can have been asked since they looked.
     count: AtomicUsize,
 }
 
 impl Errands {
     /// Adds one; gives it back if there are too many.
-    pub(super) fn add(&self, key: Key, errand: Errand) -> Result<(), Errand> {
+    pub(super) fn add(&self, key: ErrandKey, errand: Errand) -> Result<(), Errand> {
         let mut waiting = self.waiting.lock();
         let all = self.count.load(Relaxed);
         if all >= MOST || waiting.get(&key).is_some_and(|own| own.len() >= MOST_OF_ONE) {
@@ -41,7 +41,7 @@ impl Errands {
     }
 
     /// Takes a connection's errands, in order. With none pending for anybody this costs one atomic load.
-    pub(super) fn take(&self, key: Key) -> Vec<Errand> {
+    pub(super) fn take(&self, key: ErrandKey) -> Vec<Errand> {
         if self.count.load(Relaxed) == 0 {
             return Vec::new();
         }

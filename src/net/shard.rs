@@ -50,7 +50,7 @@ const MUCH: u64 = Effort::TURN as u64 / 8;
 const MOST_DIRTY: usize = 1024;
 
 /// What a thread's connections share: a connection takes it for the time of one poll.
-pub(super) struct Local {
+pub(super) struct ShardLocal {
     /// Bytes as read.
     pub(super) read: Box<[u8]>,
     /// Bytes after TLS and WebSocket.
@@ -72,10 +72,10 @@ pub(super) struct PacketWork {
 }
 
 thread_local! {
-    static LOCAL: Cell<Option<Box<Local>>> = const { Cell::new(None) };
+    static LOCAL: Cell<Option<Box<ShardLocal>>> = const { Cell::new(None) };
 }
 
-impl Local {
+impl ShardLocal {
     /// Takes this thread's. Nobody else on the thread may need it before [`Self::put_back`].
     pub(super) fn take() -> Box<Self> {
         LOCAL.take().unwrap_or_else(|| {
@@ -141,7 +141,7 @@ pub(super) enum Arrived {
 }
 
 /// An accepted socket on its way to its shard.
-pub(super) struct Incoming {
+pub(super) struct IncomingSocket {
     pub(super) stream: Arrived,
     pub(super) peer: Peer,
     pub(super) listener: Arc<Listener>,
@@ -151,7 +151,7 @@ pub(super) struct Incoming {
 
 /// What a shard is asked to do.
 enum ShardOrder {
-    Serve(Incoming, Load),
+    Serve(IncomingSocket, Load),
     /// A second has passed: shards have no timers, see [`timers`].
     Tick,
 }
@@ -190,7 +190,7 @@ impl ShardHandle {
         self.connections.load(Relaxed)
     }
 
-    pub(super) async fn send(&self, incoming: Incoming) {
+    pub(super) async fn send(&self, incoming: IncomingSocket) {
         // An error means that the shard has ended: the socket is closed by dropping it.
         let _ = self.sender.send(ShardOrder::Serve(incoming, Load::on(&self.connections))).await;
     }

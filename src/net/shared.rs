@@ -18,7 +18,7 @@ use tokio::sync::watch;
 
 use super::{accept::unauthenticated::Unauthenticated, device::Device, errands::Errands, evict::Judges};
 use crate::{
-    abuse::Guard,
+    abuse::AbuseGuard,
     auth::{Authenticator, Authority},
     config::Limits,
     door::House,
@@ -35,7 +35,7 @@ pub(crate) struct Shared {
     /// What devices may do; `None` if no rules are configured.
     pub authority: Option<Arc<Authority>>,
     /// Turns peers away before they are authenticated: bans and back-off after failed logins.
-    pub guard: Guard,
+    pub guard: AbuseGuard,
     /// Response Information with `{client_id}` still in it; empty is none.
     pub response_information: String,
     /// Connections in all, handshakes included.
@@ -73,7 +73,7 @@ impl Shared {
         broker: Broker,
         auth: Arc<dyn Authenticator>,
         authority: Option<Arc<Authority>>,
-        guard: Guard,
+        guard: AbuseGuard,
         response_information: String,
     ) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
@@ -158,7 +158,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stop_waits_for_who_is_being_accepted_and_lets_nobody_in_after() {
         let broker = Broker::new(BrokerConfig::default());
-        let shared = Shared::new(broker, Arc::new(AllowAll), None, Guard::idle(), String::new());
+        let shared = Shared::new(broker, Arc::new(AllowAll), None, AbuseGuard::idle(), String::new());
         drop(shared.enter().expect("an open door"));
         let entering = shared.enter().expect("an open door");
         let long = Duration::from_millis(100);

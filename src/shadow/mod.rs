@@ -25,7 +25,7 @@ use std::{sync::Arc, time::Duration};
 
 use broker::{Account, Broker, Turn, is_one_level};
 use gateway_core::{ClientId, Message, Origin, QoS, Timestamp, clock, metrics::count};
-use shadow::{Context, Limits, Patch, Rejection, Snapshot, State, Topics, Update};
+use shadow::{AnswerContext, Limits, Patch, Rejection, ShadowTopics, Snapshot, State, Update};
 use store::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore, StoreError};
 use tokio::{runtime::Handle, time::timeout};
 
@@ -38,7 +38,7 @@ pub(crate) use watching::{ShadowChange, Watch};
 #[derive(Debug, Clone)]
 pub(crate) struct ShadowOptions {
     /// Their topics.
-    pub(crate) topics: Topics,
+    pub(crate) topics: ShadowTopics,
     /// Of a document.
     pub(crate) limits: Limits,
     /// Named shadows of a device.
@@ -77,7 +77,7 @@ pub(crate) struct Shadow {
 
 /// Which shadow.
 #[derive(Debug, Clone)]
-pub(crate) struct Key {
+pub(crate) struct ShadowKey {
     pub(crate) device: ClientId,
     pub(crate) name: Arc<str>,
 }
@@ -122,13 +122,13 @@ impl Shadows {
     }
 
     /// The shadow, also if it was deleted.
-    pub(crate) async fn find(&self, key: &Key) -> Result<Option<Shadow>, Rejection> {
+    pub(crate) async fn find(&self, key: &ShadowKey) -> Result<Option<Shadow>, Rejection> {
         let found = within(self.store.get(key.device.as_str(), &key.name)).await?;
         found.map(Shadow::read).transpose()
     }
 
     /// The shadow.
-    pub(crate) async fn get(&self, key: &Key) -> Result<Shadow, Rejection> {
+    pub(crate) async fn get(&self, key: &ShadowKey) -> Result<Shadow, Rejection> {
         let found = self.find(key).await?.filter(|shadow| shadow.state.is_some());
         found.ok_or_else(|| Rejection::NotFound(key.name.to_string()))
     }
@@ -161,7 +161,7 @@ impl Shadows {
     pub(crate) async fn update(
         self: &Arc<Self>,
         broker: &Broker,
-        key: Key,
+        key: ShadowKey,
         update: Update,
     ) -> Result<Shadow, Rejection> {
         count(|c| c.shadow_updates_backend.add(1));
@@ -182,7 +182,7 @@ impl Shadows {
     pub(crate) async fn delete(
         self: &Arc<Self>,
         broker: &Broker,
-        key: Key,
+        key: ShadowKey,
         expected: Option<u64>,
     ) -> Result<Shadow, Rejection> {
         count(|c| c.shadow_deletes_backend.add(1));
@@ -213,7 +213,7 @@ impl Shadows {
         Err(Rejection::Unavailable)
     }
 
-    async fn make_update(&self, key: &Key, update: &Update) -> Result<Updated, Rejection> {
+    async fn make_update(&self, key: &ShadowKey, update: &Update) -> Result<Updated, Rejection> {
         if key.device.as_str().is_empty() || key.device.as_str().len() > MAX_SHADOW_DEVICE {
             return Err(Rejection::TooLarge);
         }
@@ -252,7 +252,7 @@ impl Shadows {
         Err(Rejection::Unavailable)
     }
 
-    async fn make_delete(&self, key: &Key, expected: Option<u64>) -> Result<Shadow, Rejection> {
+    async fn make_delete(&self, key: &ShadowKey, expected: Option<u64>) -> Result<Shadow, Rejection> {
         for _ in 0..TRIES {
             let there = self.get(key).await?;
             let version = check_version(Some(&there), expected)?;
@@ -275,7 +275,7 @@ impl Shadows {
     }
 
     /// Room for one more name of the device: what is left of the shadow that was deleted first goes.
-    async fn make_room(&self, key: &Key) -> Result<(), Rejection> {
+    async fn make_room(&self, key: &ShadowKey) -> Result<(), Rejection> {
         let device = key.device.as_str();
         // All of them: what is after the classic one's empty name.
         let mut names = Vec::new();
@@ -294,12 +294,13 @@ impl Shadows {
         Ok(())
     }
 
-    fn tell_update(&self, broker: &Broker, key: &Key, update: &Update, updated: &Updated) {
+    fn tell_update(&self, broker: &Broker, key: &ShadowKey, update: &Update, updated: &Updated) {
         let Updated { previous, current } = updated;
         self.watchers.changed(current);
         let Some(now) = current.snapshot() else { return };
         let before = previous.as_ref().and_then(Shadow::snapshot);
-        let context = Context { now: current.changed.0 / 1000, client_token: update.client_token.as_deref() };
+        let context =
+            AnswerContext { now: current.changed.0 / 1000, client_token: update.client_token.as_deref() };
         let mut turn = Turn::default();
         let mut tell = |answer: &str, text: &str| self.publish(broker, key, answer, text, &mut turn);
         tell("update/accepted", &context.update_accepted(update, current.version));
@@ -311,16 +312,16 @@ impl Shadows {
         turn.flush();
     }
 
-    fn tell_delete(&self, broker: &Broker, key: &Key, left: &Shadow, client_token: Option<&str>) {
+    fn tell_delete(&self, broker: &Broker, key: &ShadowKey, left: &Shadow, client_token: Option<&str>) {
         self.watchers.changed(left);
-        let context = Context { now: left.changed.0 / 1000, client_token };
+        let context = AnswerContext { now: left.changed.0 / 1000, client_token };
         let mut turn = Turn::default();
         self.publish(broker, key, "delete/accepted", &context.delete_accepted(left.version), &mut turn);
         turn.flush();
     }
 
     /// Publishes an answer to those who have subscribed to it.
-    fn publish(&self, broker: &Broker, key: &Key, answer: &str, text: &str, turn: &mut Turn) {
+    fn publish(&self, broker: &Broker, key: &ShadowKey, answer: &str, text: &str, turn: &mut Turn) {
         if !is_one_level(key.device.as_str()) {
             // It has no topics: they could be those of another device.
             return;

@@ -5,9 +5,9 @@ use std::sync::Arc;
 use broker::{Broker, Reserved, ReservedOutcome, Shortage, Turn};
 use bytes::Bytes;
 use gateway_core::{Commit, Effort, Message, Timestamp, metrics::count};
-use shadow::{Context, Operation, Rejection, Snapshot, Update, client_token, operation};
+use shadow::{AnswerContext, Operation, Rejection, Snapshot, Update, client_token, operation};
 
-use super::{Key, Shadows, lanes::Full, wall};
+use super::{ShadowKey, Shadows, lanes::Full, wall};
 
 /// A payload up to this size is read for its token on the thread that serves the device, to refuse a request with it.
 const QUICK: usize = 1024;
@@ -34,7 +34,7 @@ impl Drop for Promise {
 
 /// A request on its way.
 struct Request {
-    key: Key,
+    key: ShadowKey,
     operation: Operation,
     payload: Bytes,
     asked: Timestamp,
@@ -57,7 +57,7 @@ impl Reserved for DeviceShadows {
         turn.effort.spend(Effort::REQUEST);
         turn.effort.spend_each(Effort::KIB, message.payload.len() / 1024);
         let shadows = &self.0;
-        let key = Key { device: device.clone(), name: Arc::from(name) };
+        let key = ShadowKey { device: device.clone(), name: Arc::from(name) };
         // What is larger than any request is answered, but not kept.
         let size = message.payload.len().min(shadows.options.limits.request_bytes() + 1);
         let make = || {
@@ -141,7 +141,7 @@ impl Shadows {
         match result {
             Ok(shadow) => {
                 if let Some(state) = &shadow.state {
-                    let context = Context { now: wall().0 / 1000, client_token: token.as_deref() };
+                    let context = AnswerContext { now: wall().0 / 1000, client_token: token.as_deref() };
                     let text = context.get_accepted(Snapshot { state, version: shadow.version });
                     self.publish(&broker, &key, "get/accepted", &text, &mut turn);
                 }
@@ -160,14 +160,14 @@ impl Shadows {
     fn reject(
         &self,
         broker: &Broker,
-        key: &Key,
+        key: &ShadowKey,
         operation: Operation,
         client_token: Option<&str>,
         rejection: &Rejection,
         turn: &mut Turn,
     ) {
         count(|c| c.shadow_rejected.add(1));
-        let text = Context { now: wall().0 / 1000, client_token }.rejected(rejection);
+        let text = AnswerContext { now: wall().0 / 1000, client_token }.rejected(rejection);
         let answer = [operation.name(), "/rejected"].concat();
         self.publish(broker, key, &answer, &text, turn);
     }

@@ -29,7 +29,7 @@ impl Bench {
 
     fn waiting(limits: BrokerLimits, max_wait: Duration) -> Self {
         let options = ShadowOptions {
-            topics: Topics::new("$gateway/devices").unwrap(),
+            topics: ShadowTopics::new("$gateway/devices").unwrap(),
             limits: Limits { bytes: 8 << 10, depth: 8 },
             max_names: 5,
             max_requests: 10,
@@ -73,8 +73,8 @@ impl Bench {
     }
 }
 
-fn key(device: &str) -> Key {
-    Key { device: ClientId::new(device), name: Arc::from("") }
+fn key(device: &str) -> ShadowKey {
+    ShadowKey { device: ClientId::new(device), name: Arc::from("") }
 }
 
 fn desire(value: &str) -> Update {

@@ -43,14 +43,14 @@ pub(super) struct Watchers {
 
 struct Inner {
     wants: Box<WatchFilter>,
-    state: Mutex<Pending>,
+    state: Mutex<PendingChanges>,
     changed: Notify,
 }
 
 /// Which shadow.
 type Name = (ClientId, Arc<str>);
 
-struct Pending {
+struct PendingChanges {
     shadows: HashMap<Name, Newest, RandomState>,
     /// The same in the order in which they are told: what has waited longest comes first.
     order: BTreeMap<u64, Name>,
@@ -69,7 +69,7 @@ struct Newest {
     bytes: usize,
 }
 
-impl Pending {
+impl PendingChanges {
     fn release(&mut self, bytes: usize) {
         let left = self.charge.bytes().saturating_sub(bytes);
         self.charge.set(left);
@@ -123,7 +123,7 @@ impl Drop for Watch {
 
 impl Watchers {
     pub(super) fn add(this: &Arc<Self>, account: &Arc<Account>, wants: Box<WatchFilter>) -> Watch {
-        let state = Pending {
+        let state = PendingChanges {
             shadows: HashMap::default(),
             order: BTreeMap::new(),
             next: 0,
@@ -153,7 +153,7 @@ impl Watchers {
 impl Inner {
     fn add(&self, shadow: &Shadow, bytes: usize) {
         let mut state = self.state.lock();
-        let Pending { shadows, order, next, charge, missed, .. } = &mut *state;
+        let PendingChanges { shadows, order, next, charge, missed, .. } = &mut *state;
         let name = (shadow.device.clone(), Arc::clone(&shadow.name));
         let entry = shadows.entry(name.clone());
         let (number, held) = match &entry {

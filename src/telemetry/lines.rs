@@ -39,7 +39,7 @@ where
         mut writer: Writer<'_>,
         event: &Event<'_>,
     ) -> fmt::Result {
-        let mut fields = Fields::default();
+        let mut fields = LineFields::default();
         event.record(&mut fields);
         let level = event.metadata().level().as_str();
         let target = fields.target.as_deref().unwrap_or_else(|| event.metadata().target());
@@ -106,14 +106,14 @@ enum Value {
 }
 
 #[derive(Default)]
-struct Fields {
+struct LineFields {
     message: Option<String>,
     others: Vec<(&'static str, Value)>,
     /// Only for events that came through the `log` crate.
     target: Option<String>,
 }
 
-impl Fields {
+impl LineFields {
     fn add(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
             ("message", Value::Text(text) | Value::Bare(text)) => self.message = Some(text),
@@ -124,7 +124,7 @@ impl Fields {
     }
 }
 
-impl Visit for Fields {
+impl Visit for LineFields {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.add(field, Value::Text(tame(value)));
     }

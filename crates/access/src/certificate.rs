@@ -7,7 +7,7 @@ pub const NAMES: [&str; 8] = ["cn", "ou", "o", "dns", "uri", "email", "serial", 
 
 /// What a certificate that TLS has verified says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Fields {
+pub struct CertificateFields {
     /// Common name of the subject.
     pub cn: Option<Box<str>>,
     /// Its first organizational unit.
@@ -26,7 +26,7 @@ pub struct Fields {
     pub fingerprint: Option<Box<str>>,
 }
 
-impl Fields {
+impl CertificateFields {
     /// What stands for a name of [`NAMES`].
     pub fn get(&self, name: &str) -> Option<&str> {
         let field = match name {
@@ -90,7 +90,7 @@ impl Template {
     }
 
     /// The text for a certificate; `None` if it lacks a name, or one that has a control character.
-    pub fn fill(&self, fields: &Fields) -> Option<String> {
+    pub fn fill(&self, fields: &CertificateFields) -> Option<String> {
         let mut text = String::new();
         for part in &self.0 {
             match part {
@@ -112,7 +112,11 @@ mod tests {
 
     #[test]
     fn names_are_filled_in_and_one_that_is_missing_fills_nothing() {
-        let fields = Fields { cn: Some("d7".into()), o: Some("a\0b".into()), ..Fields::default() };
+        let fields = CertificateFields {
+            cn: Some("d7".into()),
+            o: Some("a\0b".into()),
+            ..CertificateFields::default()
+        };
         let fill = |text: &str| Template::parse(text).unwrap().fill(&fields);
         assert_eq!(fill("{cn}").as_deref(), Some("d7"));
         assert_eq!(fill("plant-{cn}/x").as_deref(), Some("plant-d7/x"));

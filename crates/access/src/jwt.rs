@@ -74,23 +74,23 @@ pub enum BadKeys {
 
 /// Keys that tokens may be signed with.
 #[derive(Clone, Default)]
-pub struct Keys(Vec<Key>);
+pub struct SigningKeys(Vec<SigningKey>);
 
 #[derive(Clone)]
-struct Key {
+struct SigningKey {
     /// `kid` of a key set.
     id: Option<String>,
     algorithms: Vec<Algorithm>,
     key: DecodingKey,
 }
 
-impl std::fmt::Debug for Keys {
+impl std::fmt::Debug for SigningKeys {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "{} keys", self.0.len())
     }
 }
 
-impl Keys {
+impl SigningKeys {
     /// What a file of public keys has: a key set if it is JSON, else one key as PEM.
     ///
     /// # Errors
@@ -109,7 +109,7 @@ impl Keys {
     pub fn from_pem(pem: &[u8]) -> Result<Self, BadKeys> {
         let readers = [DecodingKey::from_rsa_pem, DecodingKey::from_ec_pem, DecodingKey::from_ed_pem];
         let key = readers.iter().find_map(|read| read(pem).ok()).ok_or(BadKeys::Pem)?;
-        Ok(Self(vec![Key::new(None, key)]))
+        Ok(Self(vec![SigningKey::new(None, key)]))
     }
 
     /// A shared secret.
@@ -120,7 +120,7 @@ impl Keys {
         if secret.len() < MIN_SECRET {
             return Err(BadKeys::Short);
         }
-        Ok(Self(vec![Key::new(None, DecodingKey::from_secret(secret))]))
+        Ok(Self(vec![SigningKey::new(None, DecodingKey::from_secret(secret))]))
     }
 
     /// A key set (RFC 7517). Keys that are not for signatures, are shared secrets, or are of unknown kinds are left out.
@@ -150,7 +150,7 @@ impl Keys {
             }) else {
                 continue;
             };
-            let mut key = Key::new(jwk.common.key_id, key);
+            let mut key = SigningKey::new(jwk.common.key_id, key);
             if let Some(named) = jwk.common.key_algorithm {
                 key.algorithms.retain(|algorithm| format!("{algorithm:?}") == named.to_string());
             }
@@ -179,7 +179,7 @@ impl Keys {
     }
 }
 
-impl Key {
+impl SigningKey {
     fn new(id: Option<String>, key: DecodingKey) -> Self {
         Self { id, algorithms: key.family().algorithms().to_vec(), key }
     }
@@ -230,7 +230,7 @@ pub fn looks_like_token(text: &str) -> bool {
 ///
 /// # Errors
 /// [`JwtError`].
-pub fn verify(token: &str, keys: &Keys, expected: &Expected, now: u64) -> Result<Verified, JwtError> {
+pub fn verify(token: &str, keys: &SigningKeys, expected: &Expected, now: u64) -> Result<Verified, JwtError> {
     if !looks_like_token(token) {
         return Err(JwtError::Malformed);
     }
@@ -366,7 +366,7 @@ mod tests {
     }
 
     fn check(claims: Value, expected: &Expected) -> Result<Verified, JwtError> {
-        verify(&token(claims), &Keys::from_secret(SECRET).unwrap(), expected, NOW)
+        verify(&token(claims), &SigningKeys::from_secret(SECRET).unwrap(), expected, NOW)
     }
 
     #[test]
@@ -443,7 +443,7 @@ mod tests {
     fn the_header_of_a_token_does_not_choose_how_it_is_checked() {
         let pair = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap();
         let pem = pair.public_key_pem();
-        let keys = Keys::from_pem(pem.as_bytes()).unwrap();
+        let keys = SigningKeys::from_pem(pem.as_bytes()).unwrap();
         let claims = json!({"exp": NOW + 1, "sub": "eve"});
         let forged =
             jsonwebtoken::encode(&Header::default(), &claims, &EncodingKey::from_secret(pem.as_bytes()))
@@ -452,14 +452,15 @@ mod tests {
         let part = |value: Value| B64.encode(value.to_string());
         for header in [json!({"alg": "none"}), json!({"alg": "HS256", "crit": ["x"], "x": 1})] {
             let unsigned = format!("{}.{}.", part(header), part(claims.clone()));
-            let error = verify(&unsigned, &Keys::from_secret(SECRET).unwrap(), &expected(), NOW).unwrap_err();
+            let error =
+                verify(&unsigned, &SigningKeys::from_secret(SECRET).unwrap(), &expected(), NOW).unwrap_err();
             assert_eq!(error, JwtError::Malformed);
         }
         let key = EncodingKey::from_ec_pem(pair.serialize_pem().as_bytes()).unwrap();
         let good = jsonwebtoken::encode(&Header::new(Algorithm::ES256), &claims, &key).unwrap();
         assert!(verify(&good, &keys, &expected(), NOW).is_ok());
         let other = rcgen::KeyPair::generate_for(&rcgen::PKCS_ECDSA_P256_SHA256).unwrap().public_key_pem();
-        let other = Keys::from_pem(other.as_bytes()).unwrap();
+        let other = SigningKeys::from_pem(other.as_bytes()).unwrap();
         assert_eq!(verify(&good, &other, &expected(), NOW).unwrap_err(), JwtError::Signature);
     }
 
@@ -483,7 +484,7 @@ mod tests {
             }
             .unwrap();
             let signed = jsonwebtoken::encode(&Header::new(algorithm), &claims, &key).unwrap();
-            let keys = Keys::from_pem(pair.public_key_pem().as_bytes()).unwrap();
+            let keys = SigningKeys::from_pem(pair.public_key_pem().as_bytes()).unwrap();
             assert!(verify(&signed, &keys, &expected(), NOW).is_ok(), "{algorithm:?}");
         }
     }
@@ -499,7 +500,7 @@ mod tests {
             {"kty": "new kind", "kid": "n"},
             7,
         ]});
-        let keys = Keys::from_jwks(&set.to_string()).unwrap();
+        let keys = SigningKeys::from_jwks(&set.to_string()).unwrap();
         assert_eq!(keys.len(), 1);
         let key = EncodingKey::from_ed_pem(pair.serialize_pem().as_bytes()).unwrap();
         let signed = |kid: Option<&str>| {
@@ -509,9 +510,9 @@ mod tests {
         assert!(verify(&signed(Some("a")), &keys, &expected(), NOW).is_ok());
         assert!(verify(&signed(None), &keys, &expected(), NOW).is_ok());
         assert_eq!(verify(&signed(Some("b")), &keys, &expected(), NOW).unwrap_err(), JwtError::UnknownKey);
-        assert_eq!(Keys::from_jwks("{}").unwrap_err(), BadKeys::Jwks);
-        assert_eq!(Keys::from_jwks("{\"keys\": []}").unwrap_err(), BadKeys::Empty);
-        assert_eq!(Keys::from_secret(b"short").unwrap_err(), BadKeys::Short);
-        assert_eq!(Keys::from_pem(b"x").unwrap_err(), BadKeys::Pem);
+        assert_eq!(SigningKeys::from_jwks("{}").unwrap_err(), BadKeys::Jwks);
+        assert_eq!(SigningKeys::from_jwks("{\"keys\": []}").unwrap_err(), BadKeys::Empty);
+        assert_eq!(SigningKeys::from_secret(b"short").unwrap_err(), BadKeys::Short);
+        assert_eq!(SigningKeys::from_pem(b"x").unwrap_err(), BadKeys::Pem);
     }
 }

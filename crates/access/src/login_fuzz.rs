@@ -4,7 +4,7 @@ use aws_lc_rs::hmac;
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
 use crate::{
-    jwt::{self, Expected, Keys},
+    jwt::{self, Expected, SigningKeys},
     passwords::{self, Hash, Passwords},
     scram,
 };
@@ -23,7 +23,7 @@ pub fn fuzz_passwords(data: &[u8]) {
         }
     }
     let Ok(users) = Passwords::parse(text) else { return };
-    let keys = Hash::Scram(scram::Keys::new(b"p", b"s", 1));
+    let keys = Hash::Scram(scram::ScramKeys::new(b"p", b"s", 1));
     let user = "somebody new";
     if users.get(user).is_some() {
         return;
@@ -48,13 +48,13 @@ pub fn fuzz_jwt(data: &[u8]) {
         tenant: "t".to_owned(),
         ..Expected::default()
     };
-    let keys = Keys::from_secret(SECRET).expect("a secret that is long enough");
-    let _ = Keys::from_pem(data);
+    let keys = SigningKeys::from_secret(SECRET).expect("a secret that is long enough");
+    let _ = SigningKeys::from_pem(data);
     if let Ok(text) = std::str::from_utf8(data) {
-        if let Ok(read) = Keys::from_jwks(text) {
+        if let Ok(read) = SigningKeys::from_jwks(text) {
             assert!((1..=jwt::MAX_KEYS).contains(&read.len()));
         }
-        let unsigned = jwt::verify(text, &Keys::default(), &expected, NOW);
+        let unsigned = jwt::verify(text, &SigningKeys::default(), &expected, NOW);
         assert!(unsigned.is_err());
         let _ = jwt::verify(text, &keys, &expected, NOW);
     }
@@ -74,7 +74,7 @@ pub fn fuzz_jwt(data: &[u8]) {
 pub fn fuzz_scram(data: &[u8]) {
     let at = data.iter().position(|byte| *byte == b'\n').unwrap_or(data.len());
     let (first, last) = (&data[..at], data.get(at + 1..).unwrap_or_default());
-    let keys = scram::Keys::new(b"pencil", b"salt", 1);
+    let keys = scram::ScramKeys::new(b"pencil", b"salt", 1);
     for known in [true, false] {
         let pretence = scram::Pretence { secret: b"secret", like: scram::Shape::default() };
         let find = |_: &str| known.then(|| keys.clone());
@@ -110,7 +110,7 @@ mod tests {
             let texts = [
                 "a:$7$101$c2FsdA==$AAAAAAAAAAAAAAAAAAAAAAAAAAA=\n#x\nb:y".to_owned(),
                 "a:$argon2id$v=19$m=64,t=1,p=1$c2FsdHNhbHQ$AAAAAAAAAAAAAAAAAAAAAA\n".to_owned(),
-                format!("a:{}\n", scram::Keys::new(b"p", b"salt", 9)),
+                format!("a:{}\n", scram::ScramKeys::new(b"p", b"salt", 9)),
                 "n,,n=user,r=abc\nc=biws,r=abcfresh,p=AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=".to_owned(),
                 format!("{{\"exp\": {}, \"sub\": [1, \"a\"], \"a\": {{\"b\": [true]}}}}", 1_800_000_000 + claim),
                 "{\"exp\": 1e300, \"nbf\": -0.5, \"aud\": {}}".to_owned(),

@@ -110,7 +110,7 @@ pub enum Hash {
         hash: Box<[u8]>,
     },
     /// Keys of SCRAM-SHA-256.
-    Scram(scram::Keys),
+    Scram(scram::ScramKeys),
 }
 
 impl fmt::Debug for Hash {
@@ -134,7 +134,7 @@ impl Hash {
         } else if let Some(rest) = text.strip_prefix("$7$") {
             Self::parse_pbkdf2(rest).ok_or(BadLine::Damaged)
         } else if text.starts_with(scram::PREFIX) {
-            scram::Keys::parse(text).map(Self::Scram).ok_or(BadLine::Damaged)
+            scram::ScramKeys::parse(text).map(Self::Scram).ok_or(BadLine::Damaged)
         } else {
             Err(BadLine::Unknown)
         }
@@ -414,7 +414,7 @@ mod tests {
     fn lines_of_every_kind_take_the_right_password_only() {
         let mut scratch = Scratch::default();
         let ours = Hash::argon2id(b"secret", b"0123456789abcdef", &mut scratch).to_string();
-        let scram = Hash::Scram(scram::Keys::new(b"secret", b"0123456789abcdef", 4096)).to_string();
+        let scram = Hash::Scram(scram::ScramKeys::new(b"secret", b"0123456789abcdef", 4096)).to_string();
         let text = format!("# users\nalice:{ours}\n\nbob:{}\r\ncarol:{scram}\n", mosquitto(b"secret"));
         let passwords = Passwords::parse(&text).unwrap();
         assert_eq!(passwords.len(), 3);

@@ -33,20 +33,20 @@ pub enum ScramError {
 
 /// What a server keeps of a password.
 #[derive(Clone, PartialEq, Eq)]
-pub struct Keys {
+pub struct ScramKeys {
     iterations: NonZeroU32,
     salt: Box<[u8]>,
     stored: [u8; KEY],
     server: [u8; KEY],
 }
 
-impl fmt::Debug for Keys {
+impl fmt::Debug for ScramKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("[redacted]")
     }
 }
 
-impl Keys {
+impl ScramKeys {
     /// The keys of a password; fewer iterations than one are one.
     pub fn new(password: &[u8], salt: &[u8], iterations: u32) -> Self {
         let iterations = NonZeroU32::new(iterations).unwrap_or(NonZeroU32::MIN);
@@ -92,7 +92,7 @@ impl Keys {
     }
 }
 
-impl fmt::Display for Keys {
+impl fmt::Display for ScramKeys {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let [salt, stored, server] =
             [&*self.salt, &self.stored, &self.server].map(|key| STANDARD.encode(key));
@@ -126,7 +126,7 @@ impl Default for Shape {
 
 impl Pretence<'_> {
     /// Keys of a user that is not there.
-    fn keys(&self, user: &str) -> Keys {
+    fn keys(&self, user: &str) -> ScramKeys {
         let mut salt = Vec::with_capacity(MAX_SALT);
         while salt.len() < self.like.salt {
             let more = [&[salt.len() as u8], user.as_bytes()].concat();
@@ -134,14 +134,14 @@ impl Pretence<'_> {
         }
         salt.truncate(self.like.salt);
         let nobody = [0; KEY];
-        Keys { iterations: self.like.iterations, salt: salt.into(), stored: nobody, server: nobody }
+        ScramKeys { iterations: self.like.iterations, salt: salt.into(), stored: nobody, server: nobody }
     }
 }
 
 /// An exchange whose first message was answered.
 pub struct Exchange {
     user: Box<str>,
-    keys: Keys,
+    keys: ScramKeys,
     /// Whether the user is there at all.
     known: bool,
     /// What the client put before its first message, in base64: it comes again in its last.
@@ -167,7 +167,7 @@ impl Exchange {
         first: &[u8],
         fresh: &str,
         pretence: &Pretence<'_>,
-        find: impl FnOnce(&str) -> Option<Keys>,
+        find: impl FnOnce(&str) -> Option<ScramKeys>,
     ) -> Result<(Self, Vec<u8>), ScramError> {
         let text = message(first)?;
         // gs2-header: no channel binding (n), or the client could and believes that we cannot (y).
@@ -233,7 +233,7 @@ impl Exchange {
 
 /// What the client sends, for tests and for tools that log in.
 pub mod client {
-    use super::{Keys, NonZeroU32, STANDARD, ScramError, array, digest, field, mac, message, salted};
+    use super::{NonZeroU32, STANDARD, ScramError, ScramKeys, array, digest, field, mac, message, salted};
     use base64::Engine as _;
 
     /// The first message.
@@ -261,7 +261,7 @@ pub mod client {
         let stored: [u8; 32] = array(digest::digest(&digest::SHA256, &key).as_ref());
         let signature = mac(&stored, signed.as_bytes());
         let proof: Vec<u8> = key.iter().zip(signature).map(|(key, byte)| key ^ byte).collect();
-        let server = mac(&Keys::new(password, &salt, iterations.get()).server, signed.as_bytes());
+        let server = mac(&ScramKeys::new(password, &salt, iterations.get()).server, signed.as_bytes());
         let expected = format!("v={}", STANDARD.encode(server));
         Ok((format!("{unproved},p={}", STANDARD.encode(proof)), expected))
     }
@@ -322,7 +322,7 @@ mod tests {
     #[test]
     fn the_exchange_of_the_rfc() {
         let salt = STANDARD.decode("W22ZaJ0SNY7soEsUEjb6gQ==").unwrap();
-        let keys = Keys::new(b"pencil", &salt, 4096);
+        let keys = ScramKeys::new(b"pencil", &salt, 4096);
         let fresh = "%hvYDpWUa2RaTCAfuxFIlj)hNlF$k0";
         let first = b"n,,n=user,r=rOprNGfwEbeRWgbNEkqO";
         let find = |user: &str| (user == "user").then(|| keys.clone());
@@ -339,7 +339,7 @@ mod tests {
     }
 
     fn login(user: &str, password: &[u8], change: impl Fn(String) -> String) -> Result<Box<str>, ScramError> {
-        let keys = Keys::new(b"right", b"salt", 2);
+        let keys = ScramKeys::new(b"right", b"salt", 2);
         let first = client::first(user, "abc");
         let find = |user: &str| (user == "a=,b").then(|| keys.clone());
         let (exchange, answer) = Exchange::start(first.as_bytes(), "def", &hidden(b"secret"), find)?;
@@ -375,7 +375,7 @@ mod tests {
     #[test]
     fn a_user_that_is_not_there_looks_like_those_who_are() {
         for length in [1, 12, 32, 40, MAX_SALT] {
-            let keys = Keys::new(b"p", &vec![7; length], 3);
+            let keys = ScramKeys::new(b"p", &vec![7; length], 3);
             let pretence = Pretence { secret: b"s", like: keys.shape() };
             let made_up = pretence.keys("bob");
             assert_eq!(made_up.shape(), keys.shape());

@@ -2,7 +2,7 @@
 //!
 //! Deadlines (of sessions, wills, messages that wait, retained messages) are points of this time, in memory and on
 //! disk. It advances with the monotonic clock, whatever happens to the wall clock, and continues from process to
-//! process by a [`Mark`] in the data directory. As long as the wall clock has never been wrong, both show the same.
+//! process by a [`ClockReading`] in the data directory. As long as the wall clock has never been wrong, both show the same.
 //! What others are told is converted by [`to_wall`].
 
 use std::{
@@ -46,20 +46,20 @@ pub fn observe() -> Option<i64> {
 }
 
 /// Both clocks at this moment, for the next process.
-pub fn mark() -> Mark {
+pub fn mark() -> ClockReading {
     let now = now();
-    Mark { time: now.0, wall: to_wall(now).0 }
+    ClockReading { time: now.0, wall: to_wall(now).0 }
 }
 
 /// Continues where the previous process stopped. To be called at the start, before any deadline is computed.
-pub fn resume(mark: Mark) -> Absence {
+pub fn resume(mark: ClockReading) -> Absence {
     let elapsed = elapsed();
     TIME.resume(mark, elapsed, wall())
 }
 
 /// Both clocks at one moment, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Mark {
+pub struct ClockReading {
     /// That of the process.
     pub time: u64,
     /// That on the wall.
@@ -128,7 +128,7 @@ impl Time {
         Some(jump)
     }
 
-    fn resume(&self, mark: Mark, elapsed: u64, wall: u64) -> Absence {
+    fn resume(&self, mark: ClockReading, elapsed: u64, wall: u64) -> Absence {
         let absence = match wall.checked_sub(mark.wall).map(Duration::from_millis) {
             None => Absence::Behind(Duration::from_millis(mark.wall - wall)),
             Some(away) if away > LONGEST_ABSENCE => Absence::Incredible(away),
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn an_absence_counts_if_the_wall_clock_can_be_believed() {
-        let mark = Mark { time: WALL, wall: WALL };
+        let mark = ClockReading { time: WALL, wall: WALL };
         let cases = [
             (WALL + DAY, Absence::Passed(Duration::from_millis(DAY)), WALL + DAY),
             (WALL + 7 * DAY, Absence::Passed(LONGEST_ABSENCE), WALL + 7 * DAY),
@@ -210,8 +210,8 @@ mod tests {
         let first = Time::new(0);
         assert_eq!(first.observe(1_000, WALL), Some((WALL - 1_000).cast_signed()));
         let now = first.at(5_000);
-        let mark = Mark { time: now.0, wall: first.to_wall(now).0 };
-        assert_eq!(mark, Mark { time: 5_000, wall: WALL + 4_000 });
+        let mark = ClockReading { time: now.0, wall: first.to_wall(now).0 };
+        assert_eq!(mark, ClockReading { time: 5_000, wall: WALL + 4_000 });
         let second = Time::new(WALL + 10_000);
         assert_eq!(second.resume(mark, 0, WALL + 10_000), Absence::Passed(Duration::from_secs(6)));
         assert_eq!(second.at(0), Timestamp(11_000));

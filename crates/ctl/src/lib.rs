@@ -25,7 +25,7 @@ use self::{failure::Failure, output::Out};
 #[derive(Debug, Clone, clap::Args)]
 pub struct Args {
     #[command(flatten)]
-    connection: Connection,
+    connection: GatewayAddress,
     /// Form of the output: tables for people, or a line of JSON for each thing
     #[arg(
         short,
@@ -52,7 +52,7 @@ fn seconds(text: &str) -> Result<f64, String> {
 /// Which gateway, and who asks.
 #[derive(Debug, Clone, Default, clap::Args)]
 #[command(next_help_heading = "Connection")]
-pub(crate) struct Connection {
+pub(crate) struct GatewayAddress {
     /// The gateway, https://HOST:PORT, or http:// for plaintext; also MQTTCTL_ADDR. Without it that of the profile, or
     /// https://localhost:10000
     #[arg(long, global = true, value_name = "URL")]
@@ -92,13 +92,13 @@ pub(crate) enum Format {
 }
 
 /// What a verb works with.
-pub(crate) struct Context {
+pub(crate) struct VerbContext {
     pub(crate) client: Client,
     pub(crate) out: Out,
     pub(crate) timeout: Duration,
 }
 
-impl Context {
+impl VerbContext {
     /// A call with the deadline of `--timeout`.
     pub(crate) fn ask<T>(&self, message: T) -> Request<T> {
         let mut request = Request::new(message);
@@ -135,7 +135,7 @@ async fn work(args: Args, whole: clap::Command) -> Result<(), Failure> {
     let working = async {
         let client = options.connect().await?;
         let timeout = args.connection.timeout.unwrap_or(Duration::from_secs(30));
-        let mut context = Context { client, out, timeout };
+        let mut context = VerbContext { client, out, timeout };
         loop {
             if again.is_some() {
                 context.out.fresh_page()?;

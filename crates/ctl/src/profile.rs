@@ -10,7 +10,7 @@ use std::{
 use mqtt_gateway_client::{Client, Options};
 use serde::{Deserialize, Serialize};
 
-use crate::{Connection, failure::Failure};
+use crate::{GatewayAddress, failure::Failure};
 
 /// Where `mqtt-server --dev` listens, and what it makes.
 const DEV_ADDRESS: &str = "https://localhost:10000";
@@ -47,7 +47,7 @@ pub(crate) struct Profile {
 
 impl Profile {
     /// What the command line says, with files by their whole path: the profile is used from anywhere.
-    pub(crate) fn of(connection: &Connection) -> Result<Self, Failure> {
+    pub(crate) fn of(connection: &GatewayAddress) -> Result<Self, Failure> {
         let whole = |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
         let token = match connection.token.as_deref().map(|token| (token.strip_prefix('@'), token)) {
             Some((Some(file), _)) => Some(format!("@{}", std::path::absolute(file)?.display())),
@@ -104,7 +104,7 @@ pub(crate) fn write(path: &Path, profiles: &Profiles) -> Result<(), Failure> {
 }
 
 /// What to connect to: the command line, then the environment, then the profile, then the gateway of `--dev`.
-pub(crate) fn options(connection: &Connection) -> Result<Options, Failure> {
+pub(crate) fn options(connection: &GatewayAddress) -> Result<Options, Failure> {
     let env = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let named = connection.profile.clone().or_else(|| env("MQTTCTL_PROFILE"));
     let (addr, ca) = (connection.addr.clone().or_else(|| env("MQTTCTL_ADDR")), connection.ca.clone());

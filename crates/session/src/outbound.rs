@@ -22,7 +22,7 @@ use super::{
     gate::Gate,
     inflight::{Inflight, InflightStage, Unacked},
     ledger::{self, Ledger},
-    pending::{Awaited, Pending},
+    pending::{Awaited, PendingQueue},
 };
 
 /// Bytes that may wait in the out-buffer; beyond it deliveries wait as messages.
@@ -71,7 +71,7 @@ pub(crate) enum Begin {
 #[derive(Debug, Default)]
 pub(super) struct Rare {
     pub(super) inflight: Inflight,
-    pub(super) pending: Pending,
+    pub(super) pending: PendingQueue,
     /// Inbound QoS 2 ids, each with a commit if it is on disk or on its way there.
     pub(super) received: HashMap<u16, Option<Arc<Commit>>, ahash::RandomState>,
     /// Inbound QoS 2 ids that are being removed from disk, one entry for each.

@@ -98,7 +98,7 @@ impl Delivery {
 
 /// The queue with its sizes.
 #[derive(Debug, Default)]
-pub(super) struct Pending {
+pub(super) struct PendingQueue {
     queue: VecDeque<Delivery>,
     bytes: usize,
     qos0: usize,
@@ -114,7 +114,7 @@ struct Due {
     left: u64,
 }
 
-impl Pending {
+impl PendingQueue {
     pub(super) fn len(&self) -> usize {
         self.queue.len()
     }
@@ -277,7 +277,7 @@ mod tests {
         /// Whatever leaves the queue from wherever: those that have expired are told, and nobody else is.
         #[test]
         fn what_is_told_is_what_has_expired(steps in proptest::collection::vec((0..8_u8, 0..60_u64), 1..80)) {
-            let mut pending = Pending::default();
+            let mut pending = PendingQueue::default();
             let mut list: Vec<(Option<u64>, u32, Arc<Receipt>)> = Vec::new();
             let mut clock = 0;
             for (step, argument) in steps {

@@ -8,7 +8,7 @@ use crate::{
 
 /// What every answer says besides its content.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Context<'a> {
+pub struct AnswerContext<'a> {
     /// When it is made, in seconds.
     pub now: u64,
     /// The token of the request.
@@ -24,7 +24,7 @@ pub struct Snapshot<'a> {
     pub version: u64,
 }
 
-impl Context<'_> {
+impl AnswerContext<'_> {
     /// An update was made: what it asked for, and the new version.
     pub fn update_accepted(&self, update: &Update, version: u64) -> String {
         let mut out = String::from("{");

@@ -39,7 +39,7 @@ impl Json {
     /// Reads `text`, in which objects and arrays may lie `depth` levels deep in each other: a number has none, `{"a":1}`
     /// one. Takes time in proportion to the text.
     pub fn parse(text: &str, depth: usize) -> Result<Self, JsonError> {
-        let mut reader = Reader { text, at: 0 };
+        let mut reader = JsonReader { text, at: 0 };
         let value = reader.value(depth)?;
         reader.space();
         if reader.at == text.len() { Ok(value) } else { Err(JsonError::Invalid) }
@@ -127,12 +127,12 @@ fn decimal(number: &str) -> (bool, String, i64) {
     (negative, significant.to_owned(), exponent)
 }
 
-struct Reader<'t> {
+struct JsonReader<'t> {
     text: &'t str,
     at: usize,
 }
 
-impl Reader<'_> {
+impl JsonReader<'_> {
     fn peek(&self) -> Option<u8> {
         self.text.as_bytes().get(self.at).copied()
     }

@@ -31,13 +31,13 @@ mod state;
 mod tests;
 mod topics;
 
-pub use answer::{Context, Snapshot};
+pub use answer::{AnswerContext, Snapshot};
 pub use fuzz::fuzz_shadow;
 pub use json::{Json, JsonError, Object};
 pub use rejection::Rejection;
 pub use request::{Patch, Update, client_token};
 pub use state::State;
-pub use topics::{Operation, PrefixError, Topics, is_name, operation};
+pub use topics::{Operation, PrefixError, ShadowTopics, is_name, operation};
 
 /// The longest token of a request, in bytes.
 pub const MAX_CLIENT_TOKEN: usize = 64;

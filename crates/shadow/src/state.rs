@@ -8,11 +8,11 @@ use crate::{
 };
 
 /// Values and their times, in seconds.
-pub(crate) type Section = BTreeMap<Box<str>, Node>;
+pub(crate) type Section = BTreeMap<Box<str>, JsonNode>;
 
 /// A value with the time of each of its parts.
 #[derive(Debug, Clone)]
-pub(crate) enum Node {
+pub(crate) enum JsonNode {
     /// Neither object nor array.
     Leaf(Json, u64),
     Array(Vec<Self>),
@@ -20,7 +20,7 @@ pub(crate) enum Node {
 }
 
 /// Values alone: times are not compared.
-impl PartialEq for Node {
+impl PartialEq for JsonNode {
     fn eq(&self, other: &Self) -> bool {
         match (self, other) {
             (Self::Leaf(a, _), Self::Leaf(b, _)) => a == b,
@@ -147,7 +147,7 @@ fn merge(section: &mut Section, values: &Object, now: u64) {
             (Json::Null, Entry::Vacant(_)) => {}
             (value, Entry::Vacant(place)) => drop(place.insert(node(value, now))),
             (value, Entry::Occupied(mut there)) => match (value, there.get_mut()) {
-                (Json::Object(values), Node::Object(section)) => merge(section, values, now),
+                (Json::Object(values), JsonNode::Object(section)) => merge(section, values, now),
                 (value, there) => *there = node(value, now),
             },
         }
@@ -155,25 +155,25 @@ fn merge(section: &mut Section, values: &Object, now: u64) {
 }
 
 /// A new value: keys of objects that are `null` are not there.
-fn node(value: &Json, now: u64) -> Node {
+fn node(value: &Json, now: u64) -> JsonNode {
     match value {
         Json::Object(values) => {
             let mut section = Section::new();
             merge(&mut section, values, now);
-            Node::Object(section)
+            JsonNode::Object(section)
         }
         other => whole(other, now),
     }
 }
 
 /// A value as it is: what lies in an array is not merged with anything.
-fn whole(value: &Json, now: u64) -> Node {
+fn whole(value: &Json, now: u64) -> JsonNode {
     match value {
-        Json::Array(items) => Node::Array(items.iter().map(|item| whole(item, now)).collect()),
+        Json::Array(items) => JsonNode::Array(items.iter().map(|item| whole(item, now)).collect()),
         Json::Object(values) => {
-            Node::Object(values.iter().map(|(key, value)| (key.clone(), whole(value, now))).collect())
+            JsonNode::Object(values.iter().map(|(key, value)| (key.clone(), whole(value, now))).collect())
         }
-        leaf => Node::Leaf(leaf.clone(), now),
+        leaf => JsonNode::Leaf(leaf.clone(), now),
     }
 }
 
@@ -182,9 +182,9 @@ fn difference(desired: &Section, reported: &Section) -> Section {
     for (key, wanted) in desired {
         let missing = match (wanted, reported.get(key)) {
             (wanted, None) => Some(wanted.clone()),
-            (Node::Object(wanted), Some(Node::Object(there))) => {
+            (JsonNode::Object(wanted), Some(JsonNode::Object(there))) => {
                 let below = difference(wanted, there);
-                (!below.is_empty()).then_some(Node::Object(below))
+                (!below.is_empty()).then_some(JsonNode::Object(below))
             }
             (wanted, Some(there)) => (wanted != there).then(|| wanted.clone()),
         };
@@ -203,11 +203,11 @@ pub(crate) fn write_values(section: &Section, out: &mut String) {
     });
 }
 
-fn write_value(node: &Node, out: &mut String) {
+fn write_value(node: &JsonNode, out: &mut String) {
     match node {
-        Node::Leaf(value, _) => value.write(out),
-        Node::Array(items) => write_all(out, ['[', ']'], items, write_value),
-        Node::Object(section) => write_values(section, out),
+        JsonNode::Leaf(value, _) => value.write(out),
+        JsonNode::Array(items) => write_all(out, ['[', ']'], items, write_value),
+        JsonNode::Object(section) => write_values(section, out),
     }
 }
 
@@ -219,15 +219,15 @@ pub(crate) fn write_times(section: &Section, out: &mut String) {
     });
 }
 
-fn write_time(node: &Node, out: &mut String) {
+fn write_time(node: &JsonNode, out: &mut String) {
     match node {
-        Node::Leaf(_, time) => {
+        JsonNode::Leaf(_, time) => {
             out.push_str("{\"timestamp\":");
             out.push_str(&time.to_string());
             out.push('}');
         }
-        Node::Array(items) => write_all(out, ['[', ']'], items, write_time),
-        Node::Object(section) => write_times(section, out),
+        JsonNode::Array(items) => write_all(out, ['[', ']'], items, write_time),
+        JsonNode::Object(section) => write_times(section, out),
     }
 }
 
@@ -242,16 +242,16 @@ fn stamped(values: Object, mut times: Object) -> Option<Section> {
         .collect()
 }
 
-fn stamp(value: Json, time: Json) -> Option<Node> {
+fn stamp(value: Json, time: Json) -> Option<JsonNode> {
     match (value, time) {
         (Json::Array(values), Json::Array(times)) if values.len() == times.len() => {
             let items = values.into_iter().zip(times).map(|(value, time)| stamp(value, time));
-            Some(Node::Array(items.collect::<Option<_>>()?))
+            Some(JsonNode::Array(items.collect::<Option<_>>()?))
         }
-        (Json::Object(values), Json::Object(times)) => Some(Node::Object(stamped(values, times)?)),
+        (Json::Object(values), Json::Object(times)) => Some(JsonNode::Object(stamped(values, times)?)),
         (Json::Array(_) | Json::Object(_), _) => None,
         (leaf, Json::Object(times)) => match times.get("timestamp") {
-            Some(Json::Number(time)) => Some(Node::Leaf(leaf, time.parse().ok()?)),
+            Some(Json::Number(time)) => Some(JsonNode::Leaf(leaf, time.parse().ok()?)),
             _ => None,
         },
         _ => None,

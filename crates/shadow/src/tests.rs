@@ -138,7 +138,7 @@ fn answers_have_the_shape_that_firmware_expects() {
         update("{\"state\":{\"desired\":{\"a\":1,\"b\":null},\"reported\":null},\"clientToken\":\"t\"}")
             .unwrap();
     let state = State::default().updated(&request, 7, &LIMITS).unwrap();
-    let context = Context { now: 7, client_token: Some("t") };
+    let context = AnswerContext { now: 7, client_token: Some("t") };
     let shadow = Snapshot { state: &state, version: 3 };
     assert_eq!(
         context.update_accepted(&request, 3),
@@ -154,7 +154,7 @@ fn answers_have_the_shape_that_firmware_expects() {
         "{\"state\":{\"desired\":{\"a\":1},\"delta\":{\"a\":1}},\"metadata\":{\"desired\":{\"a\":{\"timestamp\":7}}},\
          \"version\":3,\"timestamp\":7,\"clientToken\":\"t\"}"
     );
-    let nobody = Context { now: 8, client_token: None };
+    let nobody = AnswerContext { now: 8, client_token: None };
     assert_eq!(
         nobody.documents(Some(Snapshot { state: &State::default(), version: 2 }), shadow),
         "{\"previous\":{\"state\":{},\"metadata\":{},\"version\":2},\"current\":{\"state\":{\"desired\":{\"a\":1}},\
@@ -198,12 +198,12 @@ fn only_requests_are_taken_for_requests() {
     ] {
         assert_eq!(operation(rest), expected, "{rest}");
     }
-    let topics = Topics::new("$aws/things").unwrap();
+    let topics = ShadowTopics::new("$aws/things").unwrap();
     assert_eq!(topics.prefix(), "$aws/things/");
     assert_eq!(topics.answer("d", "", "update/delta"), "$aws/things/d/shadow/update/delta");
     assert_eq!(topics.answer("d", "n", "get/accepted"), "$aws/things/d/shadow/name/n/get/accepted");
     for wrong in ["", "$", "things", "$SYS", "$SYS/x", "$share/g", "$aws/", "$aws/+", "$aws/#"] {
-        assert!(Topics::new(wrong).is_err(), "{wrong}");
+        assert!(ShadowTopics::new(wrong).is_err(), "{wrong}");
     }
 }
 

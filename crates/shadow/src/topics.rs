@@ -36,12 +36,12 @@ pub struct PrefixError;
 /// It begins with `$`, so that no filter of a client reaches them by a wildcard in its first level [MQTT-4.7.2-1]: whoever
 /// subscribes to `#` gets nobody's shadow.
 #[derive(Debug, Clone)]
-pub struct Topics {
+pub struct ShadowTopics {
     /// With the slash after it.
     prefix: Box<str>,
 }
 
-impl Topics {
+impl ShadowTopics {
     /// Topics below `prefix`, such as `$aws/things`.
     pub fn new(prefix: &str) -> Result<Self, PrefixError> {
         let first = prefix.split('/').next().unwrap_or_default();

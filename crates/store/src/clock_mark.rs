@@ -5,7 +5,7 @@ use std::{
     sync::{Arc, Once},
 };
 
-use gateway_core::clock::{self, Absence, Mark};
+use gateway_core::clock::{self, Absence, ClockReading};
 use tracing::warn;
 
 use super::{DataDir, StoreError, data_dir::replace_file};
@@ -38,14 +38,14 @@ impl ClockMark {
 
     /// Writes both clocks as they are now. Blocks on the disk.
     pub fn keep(&self) -> Result<(), StoreError> {
-        let Mark { time, wall } = clock::mark();
+        let ClockReading { time, wall } = clock::mark();
         replace_file(&self.directory, NAME, &format!("{time} {wall}\n"))
     }
 }
 
-fn parse(text: &str) -> Option<Mark> {
+fn parse(text: &str) -> Option<ClockReading> {
     let (time, wall) = text.trim().split_once(' ')?;
-    Some(Mark { time: time.parse().ok()?, wall: wall.parse().ok()? })
+    Some(ClockReading { time: time.parse().ok()?, wall: wall.parse().ok()? })
 }
 
 fn report(absence: Absence) {

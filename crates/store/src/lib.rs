@@ -91,7 +91,8 @@ pub use history::{
 };
 pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
 pub use log::{
-    Bounds, LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionedLog, ReadLimit, Reading, Slice,
+    LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionBounds, PartitionedLog, ReadLimit, Reading,
+    Slice,
 };
 #[cfg(test)]
 pub(crate) use memory::MemoryLatest;

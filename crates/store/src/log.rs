@@ -45,7 +45,7 @@ pub trait PartitionedLog: Send + Sync {
     fn find(&self, partition: Partition, time: Timestamp) -> BoxFuture<'static, Result<u64, StoreError>>;
 
     /// What is there of a partition.
-    fn bounds(&self, partition: Partition) -> Bounds;
+    fn bounds(&self, partition: Partition) -> PartitionBounds;
 
     /// Nothing of the partition before this place is needed from now on; the next process must say so again. The log frees room
     /// when it can; until then [`Self::bounds`] and [`Self::read`] may still show it.
@@ -111,7 +111,7 @@ pub struct Slice {
     /// In order; none if nothing of the partition is in the stretch.
     pub records: Vec<LogRecord>,
     /// Where to read on: after the last record, and after what holds nothing of this partition; so it may be beyond the
-    /// end of the partition's [`Bounds`]. Greater than `from` unless nothing is there yet.
+    /// end of the partition's [`PartitionBounds`]. Greater than `from` unless nothing is there yet.
     pub next: u64,
     /// Places before the first record that can be read no more.
     pub missing: Option<Missing>,
@@ -137,7 +137,7 @@ pub enum MissingReason {
 
 /// What is there of a partition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Bounds {
+pub struct PartitionBounds {
     /// The first place that may be read.
     pub start: u64,
     /// One more than the place of the last message; nothing of the partition is there if that is not after `start`.

@@ -13,7 +13,7 @@ use super::{
     BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, PageBuilder, Selection, StoreError,
 };
 
-type Key = (ClientId, Arc<str>);
+type ValueKey = (ClientId, Arc<str>);
 
 /// A [`LatestStore`] that ends with the process.
 #[derive(Debug)]
@@ -24,7 +24,7 @@ pub(crate) struct MemoryLatest {
 
 #[derive(Debug, Default)]
 struct Contents {
-    values: BTreeMap<Key, LatestValue>,
+    values: BTreeMap<ValueKey, LatestValue>,
     newest: HashMap<Arc<str>, (u64, ClientId)>,
     topics: HashMap<ClientId, usize>,
 }

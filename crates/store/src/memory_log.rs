@@ -7,8 +7,8 @@ use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, SharedMess
 use parking_lot::Mutex;
 
 use super::{
-    Bounds, BoxFuture, LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionedLog, ReadLimit, Reading,
-    Slice, StoreError, StoreHealth,
+    BoxFuture, LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionBounds, PartitionedLog, ReadLimit,
+    Reading, Slice, StoreError, StoreHealth,
 };
 
 /// Messages between two marks.
@@ -42,7 +42,7 @@ pub struct MemoryLog {
 }
 
 /// Messages and their cost, by group.
-type Counts = BTreeMap<GroupId, (u64, u64)>;
+type MemoryLogCounts = BTreeMap<GroupId, (u64, u64)>;
 
 #[derive(Default)]
 struct MemoryLogState {
@@ -50,8 +50,8 @@ struct MemoryLogState {
     waiting_bytes: usize,
     submitted: u64,
     partitions: Vec<MemoryPartition>,
-    counts: Counts,
-    marks: Vec<(u64, Timestamp, Counts)>,
+    counts: MemoryLogCounts,
+    marks: Vec<(u64, Timestamp, MemoryLogCounts)>,
     /// One for all partitions.
     next: u64,
     written: u64,
@@ -273,9 +273,9 @@ impl PartitionedLog for MemoryLog {
         Box::pin(async move { Ok(place) })
     }
 
-    fn bounds(&self, partition: Partition) -> Bounds {
+    fn bounds(&self, partition: Partition) -> PartitionBounds {
         let part = &self.state.lock().partitions[usize::from(partition.0)];
-        Bounds { start: part.start, end: part.end }
+        PartitionBounds { start: part.start, end: part.end }
     }
 
     fn trim(&self, partition: Partition, before: u64) {
@@ -289,7 +289,7 @@ impl PartitionedLog for MemoryLog {
         let state = self.state.lock();
         let first = state.partitions.iter().filter_map(|part| part.records.keys().next()).min();
         let first = first.copied().unwrap_or(state.next);
-        let mark = |offset, time, counts: &Counts| {
+        let mark = |offset, time, counts: &MemoryLogCounts| {
             let (messages, bytes) = counts.get(&group).copied().unwrap_or_default();
             Mark { offset, time, messages, bytes }
         };

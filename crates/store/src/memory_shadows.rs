@@ -9,11 +9,11 @@ use tokio::sync::watch;
 
 use super::{BoxFuture, ShadowPut, ShadowRecord, ShadowStore, StoreError};
 
-type Key = (ClientId, Arc<str>);
+type MemoryShadowKey = (ClientId, Arc<str>);
 
 /// A [`ShadowStore`] that ends with the process.
 pub struct MemoryShadows {
-    records: Mutex<BTreeMap<Key, ShadowRecord>>,
+    records: Mutex<BTreeMap<MemoryShadowKey, ShadowRecord>>,
     /// Calls wait while it is true.
     held: watch::Sender<bool>,
     failing: watch::Sender<bool>,
@@ -51,7 +51,7 @@ impl MemoryShadows {
 
     fn change(
         &self,
-        key: Key,
+        key: MemoryShadowKey,
         to: Option<ShadowRecord>,
         fits: impl FnOnce(Option<&ShadowRecord>) -> bool,
     ) -> ShadowPut {
@@ -67,7 +67,7 @@ impl MemoryShadows {
     }
 }
 
-fn key(device: &str, name: &str) -> Key {
+fn key(device: &str, name: &str) -> MemoryShadowKey {
     (ClientId::new(device), Arc::from(name))
 }
 

@@ -44,7 +44,7 @@ pub(super) struct Recorded {
 
 /// Why a value is not recorded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Refusal {
+pub(super) enum NotRecorded {
     Excluded,
     DeviceTopics,
     Bytes,
@@ -52,7 +52,7 @@ pub(super) enum Refusal {
 
 /// The process-wide bounds at the time of a call.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
+pub(super) struct StripeBounds {
     /// Bytes still free before new dirty entries are refused; negative when over.
     pub(super) free: isize,
     /// Further bytes that entries already dirty may grow by.
@@ -102,30 +102,30 @@ impl Stripe {
         hash: u64,
         device: &ClientId,
         message: &Message<'_>,
-        bounds: Bounds,
+        bounds: StripeBounds,
         excluded: impl FnOnce() -> bool,
         stamp: impl FnOnce() -> (u64, Timestamp),
-    ) -> Result<Recorded, Refusal> {
+    ) -> Result<Recorded, NotRecorded> {
         let slot = match self.find(hash, device.as_str(), message.topic) {
             Some(slot) => slot,
             None => {
                 if excluded() {
-                    return Err(Refusal::Excluded);
+                    return Err(NotRecorded::Excluded);
                 }
                 // Exactly what the entry will count for, so that nothing below refuses what was inserted.
                 let properties = message.properties.map_or(0, |p| properties_size(p));
                 let names = device.as_str().len() + message.topic.len();
                 if bounds.free < (OVERHEAD + names + message.payload.len() + properties) as isize {
-                    return Err(Refusal::Bytes);
+                    return Err(NotRecorded::Bytes);
                 }
                 let topics = self.topics.get(device).copied().unwrap_or(0);
                 if topics >= bounds.topics_per_device {
-                    return Err(Refusal::DeviceTopics);
+                    return Err(NotRecorded::DeviceTopics);
                 }
                 self.insert(hash, device, message.topic)
             }
         };
-        let Some(entry) = self.slots[slot as usize].as_mut() else { return Err(Refusal::Excluded) };
+        let Some(entry) = self.slots[slot as usize].as_mut() else { return Err(NotRecorded::Excluded) };
         let pending = entry.dirty || entry.in_flight;
         let grown = message.payload.len().saturating_sub(entry.payload.capacity()) as isize;
         let refused = if pending {
@@ -134,7 +134,7 @@ impl Stripe {
             bounds.free < entry.size() as isize + grown
         };
         if refused {
-            return Err(Refusal::Bytes);
+            return Err(NotRecorded::Bytes);
         }
         if !pending {
             self.clean_bytes -= entry.size().min(self.clean_bytes);
@@ -416,7 +416,7 @@ mod tests {
         let record = |stripe: &mut Stripe, version| {
             // Too large to stay once it is clean.
             let message = Message::new("t", &[b'x'; 2 * KEEP_BUFFER], Timestamp(0), Origin::SERVER);
-            let bounds = Bounds { free: 1 << 20, growth: 0, topics_per_device: 1 };
+            let bounds = StripeBounds { free: 1 << 20, growth: 0, topics_per_device: 1 };
             stripe
                 .record(1, &device, &message, bounds, || false, || (version, Timestamp(0)))
                 .expect("room for it");

@@ -11,7 +11,7 @@ use tokio::task::JoinSet;
 use super::{
     ServiceAnswer,
     grpc::{digest, new_secret},
-    guard::Guard,
+    guard::ServiceGuard,
     provider::{Provider, problem},
 };
 use crate::{
@@ -42,7 +42,7 @@ pub(crate) struct Unanswered;
 /// See the module.
 pub(crate) struct RemoteAuthorizer {
     provider: Provider,
-    guard: Arc<Guard<()>>,
+    guard: Arc<ServiceGuard<()>>,
     on_error: OnError,
     secret: hmac::Key,
     /// How long a connection remembers a yes, and a no.
@@ -62,7 +62,7 @@ impl RemoteAuthorizer {
         let limits = &config.limits;
         Ok(Some(Arc::new(Self {
             provider: Provider::new(config, "credentials for questions about topics")?,
-            guard: Guard::new("auth.grpc.authorize", limits.clone()),
+            guard: ServiceGuard::new("auth.grpc.authorize", limits.clone()),
             on_error: config.authorize_on_error,
             secret: new_secret()?,
             memory: [limits.cache_ttl.0, limits.cache_negative_ttl.0].map(|time| time.max(LEAST_MEMORY)),

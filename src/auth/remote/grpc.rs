@@ -2,13 +2,13 @@
 
 use std::{net::SocketAddr, sync::Arc};
 
-use access::certificate::Fields;
+use access::certificate::CertificateFields;
 use aws_lc_rs::{hmac, rand};
 use prost::Message as _;
 
 use super::{
     LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting,
-    guard::Guard,
+    guard::ServiceGuard,
     provider::{Provider, problem},
 };
 use crate::{
@@ -20,7 +20,7 @@ use crate::{
 /// See the module.
 pub(in crate::auth) struct GrpcHook {
     provider: Provider,
-    guard: Arc<Guard<Principal>>,
+    guard: Arc<ServiceGuard<Principal>>,
     on_error: OnError,
     /// Questions are kept as digests under it, so that no password stays in memory.
     secret: hmac::Key,
@@ -32,7 +32,7 @@ impl GrpcHook {
     /// # Errors
     /// The URL or a file cannot be used.
     pub(in crate::auth) fn new(config: &AuthGrpc) -> Result<Self, ConfigError> {
-        let guard = Guard::new("auth.grpc", config.limits.clone());
+        let guard = ServiceGuard::new("auth.grpc", config.limits.clone());
         let provider = Provider::new(config, "credentials for questions about logins")?;
         Ok(Self { provider, guard, on_error: config.on_error, secret: new_secret()? })
     }
@@ -54,7 +54,7 @@ impl GrpcHook {
     pub(in crate::auth) async fn ask(
         &self,
         credentials: &Credentials,
-        fields: Option<&Fields>,
+        fields: Option<&CertificateFields>,
     ) -> LoginOutcome {
         let question = question(credentials, fields);
         let key = digest(&self.secret, &question.encode_to_vec());
@@ -82,7 +82,7 @@ pub(super) fn digest(secret: &hmac::Key, question: &[u8]) -> [u8; 32] {
     key
 }
 
-fn question(credentials: &Credentials, fields: Option<&Fields>) -> v1::AuthenticateRequest {
+fn question(credentials: &Credentials, fields: Option<&CertificateFields>) -> v1::AuthenticateRequest {
     let address = credentials.peer.parse::<SocketAddr>();
     let method = match (&credentials.password, &credentials.certificate) {
         (Some(_), _) => v1::Method::Password,
@@ -90,7 +90,7 @@ fn question(credentials: &Credentials, fields: Option<&Fields>) -> v1::Authentic
         (None, None) => v1::Method::None,
     };
     let certificate = credentials.certificate.as_ref().map(|der| {
-        let text = |field: fn(&Fields) -> &Option<Box<str>>| {
+        let text = |field: fn(&CertificateFields) -> &Option<Box<str>>| {
             fields.and_then(|fields| field(fields).as_deref()).unwrap_or_default().to_owned()
         };
         v1::Certificate {

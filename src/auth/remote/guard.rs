@@ -34,7 +34,7 @@ pub(super) enum Away {
 }
 
 /// See the module.
-pub(super) struct Guard<P> {
+pub(super) struct ServiceGuard<P> {
     name: &'static str,
     limits: RemoteLimits,
     /// Where questions are asked: neither on shards nor on their timers.
@@ -76,7 +76,7 @@ impl Drop for Asking<'_> {
     }
 }
 
-impl<P: Clone + Send + 'static> Guard<P> {
+impl<P: Clone + Send + 'static> ServiceGuard<P> {
     /// For a source of this name in the log. To be called within the runtime where questions are to be asked.
     pub(super) fn new(name: &'static str, limits: RemoteLimits) -> Arc<Self> {
         Arc::new(Self {
@@ -223,12 +223,12 @@ mod tests {
     use super::*;
     use crate::config::Span;
 
-    fn guard(limits: RemoteLimits) -> Arc<Guard<u8>> {
-        Guard::new("test", limits)
+    fn guard(limits: RemoteLimits) -> Arc<ServiceGuard<u8>> {
+        ServiceGuard::new("test", limits)
     }
 
     async fn answer(
-        guard: &Arc<Guard<u8>>,
+        guard: &Arc<ServiceGuard<u8>>,
         key: u8,
         answer: ServiceAnswer<u8>,
     ) -> Result<ServiceAnswer<u8>, Away> {

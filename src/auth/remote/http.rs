@@ -2,12 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use access::certificate::Fields;
+use access::certificate::CertificateFields;
 use aws_lc_rs::{hmac, rand};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::{LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting, guard::Guard};
+use super::{LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting, guard::ServiceGuard};
 use crate::{
     auth::{Credentials, Method, Principal},
     config::{AuthHttp, ConfigError, OnError, Problem},
@@ -19,7 +19,7 @@ use crate::{
 /// See the module.
 pub(in crate::auth) struct HttpHook {
     service: Arc<Service>,
-    guard: Arc<Guard<Principal>>,
+    guard: Arc<ServiceGuard<Principal>>,
     on_error: OnError,
     /// Questions are kept as digests under it, so that no password stays in memory.
     secret: hmac::Key,
@@ -38,7 +38,7 @@ impl HttpHook {
             ConfigError(vec![Problem::new("auth.http.url", "", "the system gives no random numbers", fix)])
         };
         let secret = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).map_err(failed)?;
-        let guard = Guard::new("auth.http", config.limits.clone());
+        let guard = ServiceGuard::new("auth.http", config.limits.clone());
         Ok(Self { service, guard, on_error: config.on_error, secret })
     }
 
@@ -59,7 +59,7 @@ impl HttpHook {
     pub(in crate::auth) async fn ask(
         &self,
         credentials: &Credentials,
-        fields: Option<&Fields>,
+        fields: Option<&CertificateFields>,
     ) -> LoginOutcome {
         let Some(question) = question(credentials, fields) else { return LoginOutcome::Deny };
         let mut key = [0; 32];
@@ -83,7 +83,7 @@ fn client(config: &AuthHttp) -> Result<Client, ConfigError> {
 }
 
 /// What is posted; `None` for a password that is no text, which JSON cannot carry.
-fn question(credentials: &Credentials, fields: Option<&Fields>) -> Option<Vec<u8>> {
+fn question(credentials: &Credentials, fields: Option<&CertificateFields>) -> Option<Vec<u8>> {
     let password = match &credentials.password {
         Some(password) => Some(std::str::from_utf8(&password.0).ok()?),
         None => None,

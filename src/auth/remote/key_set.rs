@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use access::jwt::Keys;
+use access::jwt::SigningKeys;
 use arc_swap::ArcSwap;
 use gateway_core::{Timestamp, clock, metrics::count};
 use hyper::StatusCode;
@@ -38,7 +38,7 @@ pub(in crate::auth) struct KeySet {
 struct Inner {
     service: Arc<Service>,
     interval: Duration,
-    keys: ArcSwap<Keys>,
+    keys: ArcSwap<SigningKeys>,
     fetches: Mutex<Fetches>,
     /// Somebody asks for a fetch.
     wanted: Notify,
@@ -90,7 +90,7 @@ impl KeySet {
     }
 
     /// The keys that were fetched last; none before that.
-    pub(in crate::auth) fn keys(&self) -> Arc<Keys> {
+    pub(in crate::auth) fn keys(&self) -> Arc<SigningKeys> {
         self.inner.keys.load_full()
     }
 
@@ -134,17 +134,17 @@ impl Inner {
         }
     }
 
-    async fn fetch(&self) -> Result<Keys, String> {
+    async fn fetch(&self) -> Result<SigningKeys, String> {
         let (status, body) = self.service.client().get().await?;
         if status != StatusCode::OK {
             return Err(format!("status {}", status.as_u16()));
         }
         let text = std::str::from_utf8(&body).map_err(|_| "the answer is not text".to_owned())?;
-        Keys::from_jwks(text).map_err(|error| error.to_string())
+        SigningKeys::from_jwks(text).map_err(|error| error.to_string())
     }
 
     /// Returns in how long to fetch again.
-    fn take(&self, fetched: Result<Keys, String>) -> Duration {
+    fn take(&self, fetched: Result<SigningKeys, String>) -> Duration {
         let mut fetches = self.fetches.lock();
         (fetches.under_way, fetches.last) = (false, clock::now());
         match fetched {

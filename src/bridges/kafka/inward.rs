@@ -42,9 +42,9 @@ use super::{ASKING, header, settings, why};
 use crate::{
     bridges::{
         MARK,
-        inward::{Door, In, Incoming},
+        inward::{Door, In, InwardMessage},
         outward::pause,
-        status::{Failure, Reason, Refusal, Status},
+        status::{BridgeFailure, BridgeRefusal, Reason, Status},
     },
     config::{Bridge, KafkaBridge, KafkaStart, RecordFields, RecordTopic},
 };
@@ -69,7 +69,7 @@ pub(in crate::bridges) struct KafkaIn {
     sink: Sink,
     /// Topics that were not there when they were first asked for: they are read from their beginning.
     absent: Vec<String>,
-    reader: Option<Reader>,
+    reader: Option<KafkaMember>,
 }
 
 /// Where records go.
@@ -83,12 +83,12 @@ struct Sink {
 }
 
 /// A member of the group, and what it has in hand.
-struct Reader {
+struct KafkaMember {
     consumer: Arc<Consumer>,
     /// In the order in which they were published.
     owed: VecDeque<Owed>,
     /// Sum of `owed`.
-    owing: Count,
+    owing: MessageCount,
     commits: Commits,
     held: HeldRecords,
 }
@@ -97,9 +97,9 @@ struct Reader {
 struct Commits {
     consumer: Arc<Consumer>,
     /// On the disk, and not in a commit.
-    safe: Count,
+    safe: MessageCount,
     /// A commit that is under way, and what is in it.
-    under_way: Option<(JoinHandle<KafkaResult<()>>, Count)>,
+    under_way: Option<(JoinHandle<KafkaResult<()>>, MessageCount)>,
     /// When the next may begin.
     next: Instant,
 }
@@ -127,12 +127,12 @@ struct Owed {
 
 /// Messages, and the bytes of their payloads.
 #[derive(Debug, Clone, Copy, Default)]
-struct Count {
+struct MessageCount {
     messages: usize,
     bytes: usize,
 }
 
-impl Count {
+impl MessageCount {
     fn add(&mut self, messages: usize, bytes: usize) {
         self.messages += messages;
         self.bytes += bytes;
@@ -171,9 +171,10 @@ impl KafkaIn {
     }
 
     /// Joins the group. A group that was never there begins as the configuration says.
-    async fn join(&mut self) -> Result<Reader, Failure> {
+    async fn join(&mut self) -> Result<KafkaMember, BridgeFailure> {
         let Sink { kafka, config, status, door, .. } = &self.sink;
-        let denied = |(key, text): (&str, String)| Failure::new(Reason::Denied, format!("{key}: {text}"));
+        let denied =
+            |(key, text): (&str, String)| BridgeFailure::new(Reason::Denied, format!("{key}: {text}"));
         let mut settings = settings(status.name(), kafka).map_err(denied)?;
         let group = kafka.group.clone().unwrap_or_else(|| format!("mqtt-server-{}", status.name()));
         // The same in each run, and another for each bridge: two of one group would put each other out.
@@ -198,17 +199,17 @@ impl KafkaIn {
         }
         let consumer: Consumer = settings
             .create_with_context(Moves::default())
-            .map_err(|error| Failure::new(Reason::Denied, error.to_string()))?;
-        let reader = Reader::new(Arc::new(consumer));
+            .map_err(|error| BridgeFailure::new(Reason::Denied, error.to_string()))?;
+        let reader = KafkaMember::new(Arc::new(consumer));
         let consumer = Arc::clone(&reader.consumer);
         let (topics, start, absent) = (config.topics.clone(), kafka.start, self.absent.clone());
         let begun = spawn_blocking(move || begin(&consumer, &topics, start, &absent)).await;
-        match begun
-            .unwrap_or_else(|_| Err(Begin::Failed(Failure::new(Reason::Failed, "the client has ended"))))
-        {
+        match begun.unwrap_or_else(|_| {
+            Err(Begin::Failed(BridgeFailure::new(Reason::Failed, "the client has ended")))
+        }) {
             Ok(()) => Ok(reader),
             Err(Begin::Absent(topic)) => {
-                let failure = Failure::new(Reason::Denied, format!("there is no topic \"{topic}\""));
+                let failure = BridgeFailure::new(Reason::Denied, format!("there is no topic \"{topic}\""));
                 if !self.absent.contains(&topic) {
                     self.absent.push(topic);
                 }
@@ -220,14 +221,14 @@ impl KafkaIn {
 }
 
 impl In for KafkaIn {
-    async fn serve(&mut self) -> Failure {
+    async fn serve(&mut self) -> BridgeFailure {
         if self.reader.is_none() {
             match self.join().await {
                 Ok(reader) => self.reader = Some(reader),
                 Err(failure) => return failure,
             }
         }
-        let Some(reader) = &mut self.reader else { return Failure::new(Reason::Failed, "no consumer") };
+        let Some(reader) = &mut self.reader else { return BridgeFailure::new(Reason::Failed, "no consumer") };
         let failure = self.sink.bring(reader).await;
         // What is not committed comes again.
         self.reader = None;
@@ -248,7 +249,7 @@ impl In for KafkaIn {
 
 impl Sink {
     /// Brings records in until the consumer can do nothing more.
-    async fn bring(&self, reader: &mut Reader) -> Failure {
+    async fn bring(&self, reader: &mut KafkaMember) -> BridgeFailure {
         let consumer = Arc::clone(&reader.consumer);
         let mut question = Question::default();
         self.status.up();
@@ -257,7 +258,7 @@ impl Sink {
             let message = select! {
                 written = written(&reader.owed) => {
                     if written.is_err() {
-                        return Failure::new(Reason::Store, "the disk has not taken a message");
+                        return BridgeFailure::new(Reason::Store, "the disk has not taken a message");
                     }
                     reader.settle(&self.status);
                     None
@@ -278,7 +279,7 @@ impl Sink {
                         self.status.up();
                     } else {
                         let brokers = self.kafka.brokers.join(", ");
-                        let failure = Failure::new(Reason::Connect, format!("no answer from {brokers}"));
+                        let failure = BridgeFailure::new(Reason::Connect, format!("no answer from {brokers}"));
                         question.ask_in(self.failed(&failure));
                     }
                     None
@@ -305,9 +306,9 @@ impl Sink {
         &self,
         first: KafkaResult<BorrowedMessage<'a>>,
         consumer: &'a Consumer,
-        reader: &mut Reader,
+        reader: &mut KafkaMember,
         question: &mut Question,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BridgeFailure> {
         let mut turn = Turn::default();
         let mut next = Some(first);
         let mut left = BURST;
@@ -337,7 +338,7 @@ impl Sink {
     }
 
     /// Notes a failure; returns how long to wait.
-    fn failed(&self, failure: &Failure) -> Duration {
+    fn failed(&self, failure: &BridgeFailure) -> Duration {
         let count = self.status.failed(failure, false);
         let pause = pause(&self.config, count, failure.after);
         self.status.waits(pause);
@@ -345,7 +346,7 @@ impl Sink {
     }
 
     /// The gateway takes nothing for now.
-    fn delay(&self, reader: &mut Reader, failure: &Failure) {
+    fn delay(&self, reader: &mut KafkaMember, failure: &BridgeFailure) {
         self.status.failed(failure, true);
         reader.held.retries += 1;
         let pause = pause(&self.config, reader.held.retries, None);
@@ -353,7 +354,7 @@ impl Sink {
         reader.held.retry = Instant::now() + pause;
     }
 
-    async fn publish_held(&self, reader: &mut Reader) {
+    async fn publish_held(&self, reader: &mut KafkaMember) {
         let mut turn = Turn::default();
         while let Some(message) = reader.held.messages.pop_front() {
             if let Err(failure) = self.publish(reader, &message, &mut turn).await {
@@ -376,18 +377,18 @@ impl Sink {
     /// The gateway takes nothing for now.
     async fn publish(
         &self,
-        reader: &mut Reader,
+        reader: &mut KafkaMember,
         message: &(impl rdkafka::Message + Sync),
         turn: &mut Turn,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), BridgeFailure> {
         let payload = message.payload().unwrap_or_default();
         let published = match understand(&self.kafka.mqtt_topic, message, &self.door.mark) {
             Ok(Some((topic, properties))) if self.door.takes(&topic) => {
                 if topic.len() + payload.len() + properties.cost() > self.most {
-                    self.leave_out(message, Refusal::Size);
+                    self.leave_out(message, BridgeRefusal::Size);
                     None
                 } else {
-                    let incoming = Incoming {
+                    let incoming = InwardMessage {
                         topic: &topic,
                         payload,
                         qos: QoS::from_bits(self.kafka.qos).unwrap_or_default(),
@@ -399,7 +400,7 @@ impl Sink {
                 }
             }
             Ok(Some(_)) => {
-                self.leave_out(message, Refusal::Topic);
+                self.leave_out(message, BridgeRefusal::Topic);
                 None
             }
             Ok(None) => {
@@ -415,22 +416,22 @@ impl Sink {
         Ok(())
     }
 
-    fn leave_out(&self, message: &impl rdkafka::Message, refusal: Refusal) {
+    fn leave_out(&self, message: &impl rdkafka::Message, refusal: BridgeRefusal) {
         let (topic, partition, offset) = (message.topic(), message.partition(), message.offset());
         debug!(bridge = self.status.name(), topic, partition, offset, ?refusal, "record is left out");
         self.status.refused(refusal);
     }
 }
 
-impl Reader {
+impl KafkaMember {
     fn new(consumer: Arc<Consumer>) -> Self {
         let now = Instant::now();
         Self {
             owed: VecDeque::new(),
-            owing: Count::default(),
+            owing: MessageCount::default(),
             commits: Commits {
                 consumer: Arc::clone(&consumer),
-                safe: Count::default(),
+                safe: MessageCount::default(),
                 under_way: None,
                 next: now,
             },
@@ -440,7 +441,7 @@ impl Reader {
     }
 
     /// What is taken and not committed.
-    fn waiting(&self) -> Count {
+    fn waiting(&self) -> MessageCount {
         let mut all = self.commits.total();
         all.add(self.owing.messages, self.owing.bytes);
         all.add(self.held.messages.len(), self.held.bytes);
@@ -482,7 +483,7 @@ impl Reader {
     /// The first that is owed is on the disk, and maybe others: their offsets go with the next commit.
     fn settle(&mut self, status: &Status) {
         let mut offsets = BTreeMap::new();
-        let mut carried = Count::default();
+        let mut carried = MessageCount::default();
         let is_safe =
             |owed: &mut Owed| owed.commit.as_ref().is_none_or(|commit| commit.result() == Some(Ok(())));
         while let Some(done) = self.owed.pop_front_if(is_safe) {
@@ -520,7 +521,7 @@ impl Reader {
     }
 }
 
-impl Drop for Reader {
+impl Drop for KafkaMember {
     /// The consumer leaves its group, which may take a while, on a thread that may wait.
     fn drop(&mut self) {
         let consumers = (Arc::clone(&self.consumer), Arc::clone(&self.commits.consumer));
@@ -530,7 +531,7 @@ impl Drop for Reader {
 
 impl Commits {
     /// What is not committed.
-    fn total(&self) -> Count {
+    fn total(&self) -> MessageCount {
         let mut all = self.safe;
         if let Some((_, under_way)) = &self.under_way {
             all.add(under_way.messages, under_way.bytes);
@@ -649,7 +650,7 @@ fn is_final(error: &KafkaError) -> bool {
 enum Begin {
     /// This topic is not there.
     Absent(String),
-    Failed(Failure),
+    Failed(BridgeFailure),
 }
 
 impl From<KafkaError> for Begin {
@@ -696,13 +697,13 @@ fn understand(
     template: &RecordTopic,
     message: &impl rdkafka::Message,
     mark: &str,
-) -> Result<Option<(String, Properties)>, Refusal> {
+) -> Result<Option<(String, Properties)>, BridgeRefusal> {
     let headers = headers(message)?;
     if headers.iter().any(|(name, value)| *name == MARK && *value == mark.as_bytes()) {
         return Ok(None);
     }
     let record = View { message, headers: &headers };
-    let topic = template.fill(&record).ok_or(Refusal::Field)?;
+    let topic = template.fill(&record).ok_or(BridgeRefusal::Field)?;
     let mut properties = Properties::default();
     let place = format!("{}/{}/{}", message.topic(), message.partition(), message.offset());
     properties.user.push((RECORD.to_owned(), place));
@@ -731,11 +732,11 @@ fn understand(
 ///
 /// # Errors
 /// One has a name that is no text.
-fn headers(message: &impl rdkafka::Message) -> Result<Vec<(&str, &[u8])>, Refusal> {
+fn headers(message: &impl rdkafka::Message) -> Result<Vec<(&str, &[u8])>, BridgeRefusal> {
     let Some(headers) = message.headers() else { return Ok(Vec::new()) };
     // The client panics on a name that is no UTF-8, which whoever writes to the topic chooses.
     let read = || headers.iter().map(|header| (header.key, header.value.unwrap_or_default())).collect();
-    catch_unwind(AssertUnwindSafe(read)).map_err(|_| Refusal::Header)
+    catch_unwind(AssertUnwindSafe(read)).map_err(|_| BridgeRefusal::Header)
 }
 
 /// What MQTT takes for text.

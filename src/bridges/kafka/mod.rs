@@ -12,7 +12,7 @@ use rdkafka::{
 
 use super::{
     mqtt::read_secret,
-    status::{Failure, Reason},
+    status::{BridgeFailure, Reason},
 };
 use crate::{
     config::{KafkaBridge, SaslMechanism},
@@ -90,7 +90,7 @@ pub(super) fn settings(name: &str, config: &KafkaBridge) -> Result<ClientConfig,
 }
 
 /// What a failure of the client is to a bridge.
-fn why(error: &KafkaError) -> Failure {
+fn why(error: &KafkaError) -> BridgeFailure {
     let reason = match error.rdkafka_error_code() {
         Some(
             Code::TopicAuthorizationFailed
@@ -111,5 +111,5 @@ fn why(error: &KafkaError) -> Failure {
         Some(Code::BrokerTransportFailure | Code::AllBrokersDown | Code::Resolve) => Reason::Connect,
         _ => Reason::Failed,
     };
-    Failure::new(reason, error.to_string())
+    BridgeFailure::new(reason, error.to_string())
 }

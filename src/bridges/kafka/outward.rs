@@ -16,7 +16,7 @@ use crate::{
     bridges::{
         MARK, has_mark,
         outward::Out,
-        status::{Failure, Reason, Status},
+        status::{BridgeFailure, Reason, Status},
         work::{BridgeBatch, BridgeItem, Fate},
     },
     config::{Bridge, KafkaBridge, KafkaCompression},
@@ -97,29 +97,29 @@ impl KafkaOut {
     }
 
     /// The producer; made if there is none, without waiting for the cluster.
-    fn producer(&mut self) -> Result<FutureProducer, Failure> {
+    fn producer(&mut self) -> Result<FutureProducer, BridgeFailure> {
         if let Some(producer) = &self.producer {
             return Ok(producer.clone());
         }
         let settings = self.settings();
         let settings =
-            settings.map_err(|(key, text)| Failure::new(Reason::Denied, format!("{key}: {text}")))?;
+            settings.map_err(|(key, text)| BridgeFailure::new(Reason::Denied, format!("{key}: {text}")))?;
         let producer: FutureProducer =
-            settings.create().map_err(|error| Failure::new(Reason::Denied, error.to_string()))?;
+            settings.create().map_err(|error| BridgeFailure::new(Reason::Denied, error.to_string()))?;
         Ok(self.producer.insert(producer).clone())
     }
 
-    fn send(&self, producer: &FutureProducer, item: &BridgeItem) -> Result<Sent, Failure> {
+    fn send(&self, producer: &FutureProducer, item: &BridgeItem) -> Result<HandedOver, BridgeFailure> {
         let message = item.message();
         if has_mark(message.properties.as_deref(), &self.mark) {
             // It went out here before, and came back.
             self.status.looped();
-            return Ok(Sent::Passed);
+            return Ok(HandedOver::Passed);
         }
         let client_id = message.client_id.as_ref().map_or("", |id| id.as_str());
         let topic = self.config.topic.fill(client_id, &message.topic, clean);
         if topic.is_empty() || topic.len() > MOST_TOPIC || topic == "." || topic == ".." {
-            return Ok(Sent::Never(format!("Kafka has no topic \"{topic}\"")));
+            return Ok(HandedOver::Never(format!("Kafka has no topic \"{topic}\"")));
         }
         let key = self.config.key.fill(client_id, &message.topic, str::to_owned);
         let mut record: FutureRecord<'_, str, [u8]> =
@@ -129,8 +129,8 @@ impl KafkaOut {
         }
         record = record.timestamp(i64::try_from(clock::to_wall(message.received).0).unwrap_or_default());
         match producer.send_result(record) {
-            Ok(delivery) => Ok(Sent::Under(delivery)),
-            Err((error, _)) => judge(&error).map(Sent::Never),
+            Ok(delivery) => Ok(HandedOver::Under(delivery)),
+            Err((error, _)) => judge(&error).map(HandedOver::Never),
         }
     }
 
@@ -177,7 +177,7 @@ fn clean(value: &str) -> String {
 }
 
 /// What came of handing a message to the client.
-enum Sent {
+enum HandedOver {
     Under(DeliveryFuture),
     /// It is not for the other side.
     Passed,
@@ -185,15 +185,15 @@ enum Sent {
 }
 
 impl Out for KafkaOut {
-    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), Failure> {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), BridgeFailure> {
         let producer = self.producer()?;
         let mut under = Vec::new();
         let mut failed = None;
         for at in work.open() {
             match self.send(&producer, work.item(at)) {
-                Ok(Sent::Under(delivery)) => under.push((at, delivery)),
-                Ok(Sent::Passed) => work.set(at, Fate::Done),
-                Ok(Sent::Never(why)) => work.set(at, Fate::Refused(why)),
+                Ok(HandedOver::Under(delivery)) => under.push((at, delivery)),
+                Ok(HandedOver::Passed) => work.set(at, Fate::Done),
+                Ok(HandedOver::Never(why)) => work.set(at, Fate::Refused(why)),
                 Err(failure) => {
                     failed = Some(failure);
                     break;
@@ -201,7 +201,7 @@ impl Out for KafkaOut {
             }
         }
         for (at, delivery) in under {
-            let gone = || Failure::new(Reason::Failed, "the client of Kafka has ended");
+            let gone = || BridgeFailure::new(Reason::Failed, "the client of Kafka has ended");
             match delivery.await {
                 Ok(Ok(_)) => work.set(at, Fate::Done),
                 Ok(Err((error, _))) => match judge(&error) {
@@ -215,7 +215,7 @@ impl Out for KafkaOut {
         failed.map_or(Ok(()), Err)
     }
 
-    async fn idle(&mut self) -> Result<(), Failure> {
+    async fn idle(&mut self) -> Result<(), BridgeFailure> {
         if self.is_known {
             return std::future::pending().await;
         }
@@ -223,7 +223,7 @@ impl Out for KafkaOut {
         let asked = spawn_blocking(move || producer.client().fetch_cluster_id(ASKING)).await;
         if asked.ok().flatten().is_none() {
             let brokers = self.config.brokers.join(", ");
-            return Err(Failure::new(Reason::Connect, format!("no answer from {brokers}")));
+            return Err(BridgeFailure::new(Reason::Connect, format!("no answer from {brokers}")));
         }
         self.is_known = true;
         Ok(())
@@ -240,7 +240,7 @@ impl Out for KafkaOut {
 
 /// Why a message will never be taken; or, as an error, why it is not taken for now. What an operator can mend (a topic that is not
 /// there, a right that is missing) is waited for.
-fn judge(error: &KafkaError) -> Result<String, Failure> {
+fn judge(error: &KafkaError) -> Result<String, BridgeFailure> {
     match error.rdkafka_error_code() {
         Some(
             Code::MessageSizeTooLarge

@@ -14,12 +14,12 @@ use tokio::{
 
 use super::{
     Dial,
-    link::{Link, Wish},
+    link::{BrokerLink, Wish},
 };
 use crate::{
     bridges::{
-        inward::{Door, In, Incoming},
-        status::{Failure, Reason, Refusal, Status},
+        inward::{Door, In, InwardMessage},
+        status::{BridgeFailure, BridgeRefusal, Reason, Status},
     },
     config::Bridge,
 };
@@ -64,7 +64,7 @@ impl MqttIn {
 }
 
 impl In for MqttIn {
-    async fn serve(&mut self) -> Failure {
+    async fn serve(&mut self) -> BridgeFailure {
         match self.bring().await {
             Ok(never) => match never {},
             Err(failure) => failure,
@@ -73,10 +73,10 @@ impl In for MqttIn {
 }
 
 impl MqttIn {
-    async fn bring(&self) -> Result<std::convert::Infallible, Failure> {
+    async fn bring(&self) -> Result<std::convert::Infallible, BridgeFailure> {
         let keeps = u32::try_from(self.config.max_age.0.as_secs()).unwrap_or(u32::MAX);
         let wish = Wish { keeps: Some(keeps), receive_maximum: WINDOW, max_packet: self.max_packet };
-        let mut link = Link::open(&self.dial, wish).await?;
+        let mut link = BrokerLink::open(&self.dial, wish).await?;
         let mut owed: VecDeque<Owed> = VecDeque::new();
         link.put(&Packet::Subscribe(self.subscription(&link)));
         // Messages of the session may come before the answer.
@@ -94,7 +94,7 @@ impl MqttIn {
             };
             select! {
                 written = first => {
-                    written.map_err(|_| Failure::new(Reason::Store, "the disk has not taken a message"))?;
+                    written.map_err(|_| BridgeFailure::new(Reason::Store, "the disk has not taken a message"))?;
                     let Some(done) = owed.pop_front() else { continue };
                     if done.is_carried {
                         self.status.carried(1, done.bytes);
@@ -123,13 +123,13 @@ impl MqttIn {
                     self.status.set_in_flight(owed.len());
                 }
                 () = sleep_until(deadline), if !granted => {
-                    return Err(Failure::new(Reason::Deadline, "no answer to SUBSCRIBE"));
+                    return Err(BridgeFailure::new(Reason::Deadline, "no answer to SUBSCRIBE"));
                 }
             }
         }
     }
 
-    fn subscription(&self, link: &Link) -> Subscribe {
+    fn subscription(&self, link: &BrokerLink) -> Subscribe {
         let is_v5 = link.protocol().is_v5();
         let all = ["#".to_owned()];
         let topics = if self.config.topics.is_empty() { &all[..] } else { &self.config.topics };
@@ -148,17 +148,17 @@ impl MqttIn {
     /// Whether it was the answer to SUBSCRIBE.
     async fn heard(
         &self,
-        link: &Link,
+        link: &BrokerLink,
         packet: &Bytes,
         owed: &mut VecDeque<Owed>,
         turn: &mut Turn,
-    ) -> Result<bool, Failure> {
+    ) -> Result<bool, BridgeFailure> {
         let publish = match link.read(packet)? {
             Packet::Publish(publish) => publish,
             Packet::SubAck(answer) => {
                 let refused = answer.codes.iter().find(|&&code| code >= 0x80);
                 let why = |code: &u8| format!("the broker refuses the subscription, code {code:#04x}");
-                return refused.map_or(Ok(true), |code| Err(Failure::new(Reason::Denied, why(code))));
+                return refused.map_or(Ok(true), |code| Err(BridgeFailure::new(Reason::Denied, why(code))));
             }
             _ => return Ok(false),
         };
@@ -186,7 +186,7 @@ impl MqttIn {
         &self,
         publish: &Publish<'_>,
         turn: &mut Turn,
-    ) -> Result<Option<Option<Arc<Commit>>>, Failure> {
+    ) -> Result<Option<Option<Arc<Commit>>>, BridgeFailure> {
         if self.door.was_here(publish.properties.as_deref()) {
             self.status.looped();
             return Ok(None);
@@ -195,10 +195,10 @@ impl MqttIn {
         let rest = publish.topic.strip_prefix(config.remote_prefix.as_str()).unwrap_or(publish.topic);
         let topic = format!("{}{rest}", config.local_prefix);
         if !self.wants(publish.topic) || !self.door.takes(&topic) {
-            self.status.refused(Refusal::Topic);
+            self.status.refused(BridgeRefusal::Topic);
             return Ok(None);
         }
-        let incoming = Incoming {
+        let incoming = InwardMessage {
             topic: &topic,
             payload: publish.payload,
             qos: publish.qos,

@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::Dial;
-use crate::bridges::status::{Failure, Reason};
+use crate::bridges::status::{BridgeFailure, Reason};
 
 /// Anything that bytes go through.
 trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
@@ -32,7 +32,7 @@ pub(super) struct Wish {
 }
 
 /// See the module.
-pub(super) struct Link {
+pub(super) struct BrokerLink {
     reader: ReadHalf<Box<dyn Stream>>,
     writer: WriteHalf<Box<dyn Stream>>,
     input: BytesMut,
@@ -54,21 +54,22 @@ const MOST_CONNECT: Duration = Duration::from_secs(15);
 /// Bytes that are read at once.
 const READ: usize = 16 << 10;
 
-impl Link {
+impl BrokerLink {
     /// Connects and logs in. Cancel safe: then there is no connection.
     ///
     /// # Errors
     /// Why there is none.
-    pub(super) async fn open(dial: &Dial, wish: Wish) -> Result<Self, Failure> {
+    pub(super) async fn open(dial: &Dial, wish: Wish) -> Result<Self, BridgeFailure> {
         let connecting = timeout(dial.deadline.min(MOST_CONNECT), Self::connect(dial, wish)).await;
-        connecting.unwrap_or_else(|_| Err(Failure::new(Reason::Deadline, "no connection in time")))
+        connecting.unwrap_or_else(|_| Err(BridgeFailure::new(Reason::Deadline, "no connection in time")))
     }
 
-    async fn connect(dial: &Dial, wish: Wish) -> Result<Self, Failure> {
-        let setup = |(key, text): (&str, String)| Failure::new(Reason::Denied, format!("{key}: {text}"));
+    async fn connect(dial: &Dial, wish: Wish) -> Result<Self, BridgeFailure> {
+        let setup =
+            |(key, text): (&str, String)| BridgeFailure::new(Reason::Denied, format!("{key}: {text}"));
         let (tls, password) = (dial.tls().map_err(setup)?, dial.password().map_err(setup)?);
         let failed = |error: io::Error| {
-            Failure::new(Reason::Connect, format!("connect to {}:{}: {error}", dial.host, dial.port))
+            BridgeFailure::new(Reason::Connect, format!("connect to {}:{}: {error}", dial.host, dial.port))
         };
         let socket = TcpStream::connect((dial.host.as_str(), dial.port)).await.map_err(failed)?;
         let _ = socket.set_nodelay(true);
@@ -76,7 +77,7 @@ impl Link {
             None => Box::new(socket),
             Some((connector, name)) => {
                 let tls = connector.connect(name, socket).await;
-                Box::new(tls.map_err(|error| Failure::new(Reason::Connect, format!("TLS: {error}")))?)
+                Box::new(tls.map_err(|error| BridgeFailure::new(Reason::Connect, format!("TLS: {error}")))?)
             }
         };
         let (reader, writer) = split(stream);
@@ -110,7 +111,7 @@ impl Link {
         match link.read(&welcome)? {
             Packet::ConnAck(welcome) if welcome.code == 0 => link.welcome = *welcome,
             Packet::ConnAck(welcome) => return Err(refusal(protocol, &welcome)),
-            _ => return Err(Failure::new(Reason::Failed, "the first packet is no CONNACK")),
+            _ => return Err(BridgeFailure::new(Reason::Failed, "the first packet is no CONNACK")),
         }
         Ok(link)
     }
@@ -136,7 +137,7 @@ impl Link {
     ///
     /// # Errors
     /// What was read is no packet, or too long.
-    pub(super) fn take(&mut self) -> Result<Option<Bytes>, Failure> {
+    pub(super) fn take(&mut self) -> Result<Option<Bytes>, BridgeFailure> {
         let found = frame(&self.input, self.max_packet).map_err(|error| malformed(&error))?;
         let length = found.map(|found| found.len);
         Ok(length.map(|length| self.input.split_to(length).freeze()))
@@ -146,20 +147,20 @@ impl Link {
     ///
     /// # Errors
     /// It is none, or a farewell.
-    pub(super) fn read<'a>(&self, bytes: &'a [u8]) -> Result<Packet<'a>, Failure> {
+    pub(super) fn read<'a>(&self, bytes: &'a [u8]) -> Result<Packet<'a>, BridgeFailure> {
         let found = frame(bytes, self.max_packet).map_err(|error| malformed(&error))?;
-        let found = found.ok_or_else(|| Failure::new(Reason::Failed, "half a packet"))?;
+        let found = found.ok_or_else(|| BridgeFailure::new(Reason::Failed, "half a packet"))?;
         match decode(&found, self.protocol).map_err(|error| malformed(&error))? {
             Packet::Disconnect(farewell) => {
                 let why = format!("the broker ends the connection, code {:#04x}", farewell.code);
-                Err(Failure::new(Reason::Closed, why))
+                Err(BridgeFailure::new(Reason::Closed, why))
             }
             packet => Ok(packet),
         }
     }
 
     /// The next packet, waited for.
-    async fn next(&mut self) -> Result<Bytes, Failure> {
+    async fn next(&mut self) -> Result<Bytes, BridgeFailure> {
         loop {
             if let Some(packet) = self.take()? {
                 return Ok(packet);
@@ -172,7 +173,7 @@ impl Link {
     ///
     /// # Errors
     /// The connection has ended, or nothing answers.
-    pub(super) async fn step(&mut self) -> Result<(), Failure> {
+    pub(super) async fn step(&mut self) -> Result<(), BridgeFailure> {
         self.step_if(true).await
     }
 
@@ -180,8 +181,8 @@ impl Link {
     ///
     /// # Errors
     /// As [`Self::step`].
-    pub(super) async fn step_if(&mut self, reads: bool) -> Result<(), Failure> {
-        let lost = |error: io::Error| Failure::new(Reason::Closed, format!("connection: {error}"));
+    pub(super) async fn step_if(&mut self, reads: bool) -> Result<(), BridgeFailure> {
+        let lost = |error: io::Error| BridgeFailure::new(Reason::Closed, format!("connection: {error}"));
         self.input.reserve(READ);
         let (writes, flushes) = (!self.output.is_empty(), self.unflushed);
         let (writer, output) = (&mut self.writer, &mut self.output);
@@ -194,7 +195,7 @@ impl Link {
         select! {
             read = self.reader.read_buf(&mut self.input), if reads => {
                 if read.map_err(lost)? == 0 {
-                    return Err(Failure::new(Reason::Closed, "the broker has closed the connection"));
+                    return Err(BridgeFailure::new(Reason::Closed, "the broker has closed the connection"));
                 }
                 self.pinged = false;
             }
@@ -202,7 +203,7 @@ impl Link {
             () = sleep_until(self.ping_at) => {
                 // Unread, the answer may be there.
                 if self.pinged && reads {
-                    return Err(Failure::new(Reason::Deadline, "no answer to a ping"));
+                    return Err(BridgeFailure::new(Reason::Deadline, "no answer to a ping"));
                 }
                 self.pinged = true;
                 self.ping_at = Instant::now() + self.interval;
@@ -213,12 +214,12 @@ impl Link {
     }
 }
 
-fn malformed(error: &codec::DecodeError) -> Failure {
-    Failure::new(Reason::Failed, format!("the broker sends what is no packet: {error}"))
+fn malformed(error: &codec::DecodeError) -> BridgeFailure {
+    BridgeFailure::new(Reason::Failed, format!("the broker sends what is no packet: {error}"))
 }
 
 /// Why the broker does not let the bridge in.
-fn refusal(protocol: Protocol, welcome: &ConnAck) -> Failure {
+fn refusal(protocol: Protocol, welcome: &ConnAck) -> BridgeFailure {
     use codec::reason;
     let busy = match protocol {
         Protocol::V5 => {
@@ -229,5 +230,5 @@ fn refusal(protocol: Protocol, welcome: &ConnAck) -> Failure {
     };
     let why = welcome.reason_string.as_deref().unwrap_or_default();
     let detail = format!("the broker refuses the connection, code {:#04x} {why}", welcome.code);
-    Failure::new(if busy { Reason::Busy } else { Reason::Denied }, detail.trim_end())
+    BridgeFailure::new(if busy { Reason::Busy } else { Reason::Denied }, detail.trim_end())
 }

@@ -7,12 +7,12 @@ use gateway_core::{Properties, QoS, clock};
 
 use super::{
     Dial,
-    link::{Link, Wish},
+    link::{BrokerLink, Wish},
 };
 use crate::bridges::{
     MARK, has_mark,
     outward::Out,
-    status::{Failure, Reason, Status},
+    status::{BridgeFailure, Reason, Status},
     work::{BridgeBatch, BridgeItem, Fate},
 };
 
@@ -20,7 +20,7 @@ use crate::bridges::{
 pub(in crate::bridges) struct MqttOut {
     dial: Dial,
     status: Arc<Status>,
-    link: Option<Link>,
+    link: Option<BrokerLink>,
     /// The last packet id.
     last: u16,
     /// The number of this gateway.
@@ -40,10 +40,10 @@ impl MqttOut {
 }
 
 impl Out for MqttOut {
-    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), Failure> {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), BridgeFailure> {
         let mut link = match self.link.take() {
             Some(link) => link,
-            None => Link::open(&self.dial, WISH).await?,
+            None => BrokerLink::open(&self.dial, WISH).await?,
         };
         let sent = self.send(&mut link, work).await;
         if sent.is_ok() {
@@ -52,9 +52,9 @@ impl Out for MqttOut {
         sent
     }
 
-    async fn idle(&mut self) -> Result<(), Failure> {
+    async fn idle(&mut self) -> Result<(), BridgeFailure> {
         let Some(link) = &mut self.link else {
-            self.link = Some(Link::open(&self.dial, WISH).await?);
+            self.link = Some(BrokerLink::open(&self.dial, WISH).await?);
             return Ok(());
         };
         loop {
@@ -71,7 +71,7 @@ impl Out for MqttOut {
 }
 
 impl MqttOut {
-    async fn send(&mut self, link: &mut Link, work: &mut BridgeBatch) -> Result<(), Failure> {
+    async fn send(&mut self, link: &mut BrokerLink, work: &mut BridgeBatch) -> Result<(), BridgeFailure> {
         let qos = QoS::from_bits(self.dial.config.qos).unwrap_or_default();
         let window = usize::from(link.welcome.receive_maximum.unwrap_or(u16::MAX));
         let mut open = work.open().into_iter().peekable();
@@ -118,7 +118,7 @@ impl MqttOut {
         self.last
     }
 
-    fn put(&self, link: &mut Link, item: &BridgeItem, id: u16, qos: QoS) -> Put {
+    fn put(&self, link: &mut BrokerLink, item: &BridgeItem, id: u16, qos: QoS) -> Put {
         let message = item.message();
         if has_mark(message.properties.as_deref(), &self.mark) {
             // It went out here before, and came back.
@@ -168,11 +168,11 @@ enum Put {
 }
 
 /// What an acknowledgement says. Of a broker that is full it is a failure; what it does not take otherwise it never will.
-fn fate(code: u8) -> Result<Fate, Failure> {
+fn fate(code: u8) -> Result<Fate, BridgeFailure> {
     match code {
         0..0x80 => Ok(Fate::Done),
         reason::QUOTA_EXCEEDED => {
-            Err(Failure::new(Reason::Busy, "the broker takes no more for now (quota exceeded)"))
+            Err(BridgeFailure::new(Reason::Busy, "the broker takes no more for now (quota exceeded)"))
         }
         code => Ok(Fate::Refused(format!("the broker refuses it, code {code:#04x}"))),
     }

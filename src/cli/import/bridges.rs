@@ -58,7 +58,7 @@ const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
 pub(super) type BridgeLine = (String, String, String);
 
 /// A `connection`, line by line.
-pub(super) struct Connection {
+pub(super) struct BridgeBlock {
     pub(super) place: String,
     pub(super) name: String,
     pub(super) lines: Vec<BridgeLine>,
@@ -99,7 +99,7 @@ impl Topic {
     }
 }
 
-impl Connection {
+impl BridgeBlock {
     fn tell(&self, told: &mut Vec<Remark>, place: &str, text: String, lost: bool) {
         told.push(Remark {
             place: place.to_owned(),

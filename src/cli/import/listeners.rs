@@ -6,7 +6,7 @@ use super::draft::quoted;
 
 /// Who may connect, and what they may do: of all listeners, or of one with `per_listener_settings`.
 #[derive(Default, Clone)]
-pub(super) struct Guard {
+pub(super) struct ListenerGuard {
     pub(super) allow_anonymous: Option<bool>,
     pub(super) password_file: Option<String>,
     pub(super) acl_file: Option<String>,
@@ -32,7 +32,7 @@ pub(super) struct Listener {
     pub(super) identity_as_username: bool,
     pub(super) origins: Vec<String>,
     pub(super) proxy_protocol: bool,
-    pub(super) guard: Guard,
+    pub(super) guard: ListenerGuard,
     /// Keys of `[limits]` that are of a listener there: value, and the line.
     pub(super) limits: BTreeMap<&'static str, (u64, String)>,
     /// Why it cannot be carried over without letting in others than before.

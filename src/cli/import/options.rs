@@ -6,10 +6,10 @@ use std::path::{Path, PathBuf};
 
 use super::{
     Imported, Remark,
-    bridges::Connection,
+    bridges::BridgeBlock,
     draft::{Draft, quoted},
     lines::OptionLine,
-    listeners::{Guard, Listener, Made},
+    listeners::{Listener, ListenerGuard, Made},
     rules,
 };
 
@@ -114,7 +114,7 @@ const OF_BRIDGES: &[&str] = &[
 
 /// Reads what the lines say.
 pub(super) fn convert(lines: &[OptionLine], rules_file: &Path) -> Imported {
-    let mut reader = Reader::default();
+    let mut reader = OptionReader::default();
     for line in lines {
         reader.line(line);
     }
@@ -122,19 +122,19 @@ pub(super) fn convert(lines: &[OptionLine], rules_file: &Path) -> Imported {
 }
 
 #[derive(Default)]
-struct Reader {
+struct OptionReader {
     draft: Draft,
     told: Vec<Remark>,
     /// The first is Mosquitto's default listener, which opens if it is asked for, or if there is no other.
     listeners: Vec<Listener>,
     default_asked: bool,
     per_listener: bool,
-    guard: Guard,
+    guard: ListenerGuard,
     log: LogTypes,
     tls_versions: Vec<u8>,
     crl: Option<String>,
     /// Of these the last is the one that lines of bridges are of.
-    connections: Vec<Connection>,
+    connections: Vec<BridgeBlock>,
     secrets: Vec<(PathBuf, String)>,
     persistence: Option<bool>,
     max_packet_size: Option<u64>,
@@ -150,7 +150,7 @@ struct LogTypes {
 /// Levels from `off` on, as `log_type` adds them up.
 const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
 
-impl Reader {
+impl OptionReader {
     fn note(&mut self, line: &OptionLine, text: &str) {
         let text = format!("{}: {text}", line.text());
         self.told.push(Remark { place: line.place(), text, lost: false });
@@ -175,7 +175,7 @@ impl Reader {
         &mut self.listeners[last]
     }
 
-    fn guard(&mut self) -> &mut Guard {
+    fn guard(&mut self) -> &mut ListenerGuard {
         if self.per_listener { &mut self.listener().guard } else { &mut self.guard }
     }
 
@@ -188,7 +188,7 @@ impl Reader {
         let key = line.key.as_str();
         if key == "connection" {
             let (place, name) = (line.place(), line.value.clone());
-            self.connections.push(Connection { place, name, lines: Vec::new() });
+            self.connections.push(BridgeBlock { place, name, lines: Vec::new() });
             return;
         }
         if key.starts_with("bridge_") || OF_BRIDGES.contains(&key) {

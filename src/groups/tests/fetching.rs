@@ -55,7 +55,7 @@ impl PartitionedLog for Slow {
     ) -> store::BoxFuture<'static, Result<u64, StoreError>> {
         self.log.find(partition, time)
     }
-    fn bounds(&self, partition: Partition) -> Bounds {
+    fn bounds(&self, partition: Partition) -> PartitionBounds {
         self.log.bounds(partition)
     }
     fn trim(&self, partition: Partition, before: u64) {

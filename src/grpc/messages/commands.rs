@@ -8,7 +8,7 @@ use tonic::Code;
 
 use super::{answers, convert};
 use crate::{
-    commands::{CommandRecord, CommandState, DeviceReply, Failure, SendStage, Spec, Times},
+    commands::{CommandRecord, CommandState, DeviceReply, NoReply, SendStage, Spec, Times},
     config::Limits,
     grpc::{proto::gateway::v1, status::Error},
 };
@@ -142,41 +142,41 @@ pub(in crate::grpc) fn reply(reply: &DeviceReply) -> v1::Reply {
 }
 
 /// The gRPC code of a failure.
-pub(in crate::grpc) fn code(why: Failure) -> Code {
+pub(in crate::grpc) fn code(why: NoReply) -> Code {
     match why {
-        Failure::Offline | Failure::Refused(_) | Failure::TooLarge => Code::FailedPrecondition,
-        Failure::TimedOut => Code::DeadlineExceeded,
-        Failure::QueueFull | Failure::TooMany(_) | Failure::Memory => Code::ResourceExhausted,
-        Failure::Random => Code::Internal,
-        Failure::ShuttingDown => Code::Unavailable,
+        NoReply::Offline | NoReply::Refused(_) | NoReply::TooLarge => Code::FailedPrecondition,
+        NoReply::TimedOut => Code::DeadlineExceeded,
+        NoReply::QueueFull | NoReply::TooMany(_) | NoReply::Memory => Code::ResourceExhausted,
+        NoReply::Random => Code::Internal,
+        NoReply::ShuttingDown => Code::Unavailable,
     }
 }
 
 /// Its stable name.
-pub(in crate::grpc) fn reason(why: Failure) -> &'static str {
+pub(in crate::grpc) fn reason(why: NoReply) -> &'static str {
     match why {
-        Failure::Offline => "DEVICE_OFFLINE",
-        Failure::TimedOut => "COMMAND_TIMED_OUT",
-        Failure::Refused(_) => "COMMAND_REFUSED",
-        Failure::TooLarge => "PACKET_TOO_LARGE",
-        Failure::QueueFull => "QUEUE_FULL",
-        Failure::TooMany(_) => "TOO_MANY_COMMANDS",
-        Failure::Memory => "MEMORY_BUDGET",
-        Failure::Random => "INTERNAL",
-        Failure::ShuttingDown => "SHUTTING_DOWN",
+        NoReply::Offline => "DEVICE_OFFLINE",
+        NoReply::TimedOut => "COMMAND_TIMED_OUT",
+        NoReply::Refused(_) => "COMMAND_REFUSED",
+        NoReply::TooLarge => "PACKET_TOO_LARGE",
+        NoReply::QueueFull => "QUEUE_FULL",
+        NoReply::TooMany(_) => "TOO_MANY_COMMANDS",
+        NoReply::Memory => "MEMORY_BUDGET",
+        NoReply::Random => "INTERNAL",
+        NoReply::ShuttingDown => "SHUTTING_DOWN",
     }
 }
 
 /// How far the command came, and what else is known.
-pub(in crate::grpc) fn metadata(why: Failure, stage: SendStage) -> HashMap<String, String> {
+pub(in crate::grpc) fn metadata(why: NoReply, stage: SendStage) -> HashMap<String, String> {
     let stage = match stage {
         SendStage::Queued => "QUEUED",
         SendStage::Sent => "SENT",
         SendStage::Delivered => "DELIVERED",
     };
     let more = match why {
-        Failure::Refused(code) => Some(("reason_code", code.to_string())),
-        Failure::TooMany(key) => Some(("key", key.to_owned())),
+        NoReply::Refused(code) => Some(("reason_code", code.to_string())),
+        NoReply::TooMany(key) => Some(("key", key.to_owned())),
         _ => None,
     };
     let all = [("stage", stage.to_owned())].into_iter().chain(more);

@@ -27,7 +27,7 @@ use tonic::transport::server::Connected;
 use super::{calls::Standing, purse::Purse};
 use crate::{
     backends::CertificateNames,
-    door::{Bounds, Door, Guest, Lobby, Refusal, Seat},
+    door::{Door, DoorBounds, DoorRefusal, Guest, Lobby, Seat},
     grpc::GrpcConfig,
     tls::{CertificateId, Revocations},
 };
@@ -54,7 +54,7 @@ pub(crate) struct GrpcTls {
 }
 
 /// A connection that tonic can serve.
-pub(in crate::grpc) struct Connection {
+pub(in crate::grpc) struct ServedConnection {
     io: Io,
     peer: SocketAddr,
     standing: Arc<Standing>,
@@ -71,12 +71,12 @@ enum Io {
 
 /// The places of the server.
 pub(in crate::grpc) fn door(config: &GrpcConfig) -> Arc<Door> {
-    Door::alone(Bounds {
+    Door::alone(DoorBounds {
         connections: config.max_connections,
         connections_per_address: config.max_connections_per_address,
         handshakes: config.max_handshakes,
         patience: config.handshake_timeout / PATIENCE,
-        ..Bounds::default()
+        ..DoorBounds::default()
     })
 }
 
@@ -87,7 +87,7 @@ pub(in crate::grpc) async fn accept(
     config: GrpcConfig,
     account: Arc<Account>,
     door: Arc<Door>,
-    ready: mpsc::Sender<io::Result<Connection>>,
+    ready: mpsc::Sender<io::Result<ServedConnection>>,
 ) {
     let revocations = tls.as_ref().and_then(|tls| tls.revocations.clone());
     let tls = tls.map(|tls| Arc::new(Http2Tls { shared: tls.settings, last: Mutex::new(None) }));
@@ -133,10 +133,10 @@ pub(in crate::grpc) async fn accept(
     }
 }
 
-fn refuse(peer: SocketAddr, refusal: Refusal) {
+fn refuse(peer: SocketAddr, refusal: DoorRefusal) {
     say_refused(peer, refusal.words());
     count(|c| match refusal {
-        Refusal::AddressConnections => c.grpc_refused_address_limit.add(1),
+        DoorRefusal::AddressConnections => c.grpc_refused_address_limit.add(1),
         _ => c.grpc_refused_limit.add(1),
     });
 }
@@ -150,7 +150,7 @@ async fn open(
     guest: Guest,
     config: &GrpcConfig,
     account: Arc<Account>,
-) -> Option<Connection> {
+) -> Option<ServedConnection> {
     let deadline = Instant::now() + config.handshake_timeout;
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%peer, %error, "grpc connection lost");
@@ -195,7 +195,7 @@ async fn open(
     };
     let certificate = certificate.map(|der| CertificateNames::read(der));
     let standing = Arc::new(Standing::new(peer, certificate, seat, guest, purse, holding));
-    Some(Connection { io, peer, standing, opening, revoked: None })
+    Some(ServedConnection { io, peer, standing, opening, revoked: None })
 }
 
 fn say_refused(peer: SocketAddr, reason: &str) {
@@ -236,7 +236,7 @@ impl Opening {
     }
 }
 
-impl Connection {
+impl ServedConnection {
     /// Ends it once its client's certificate is revoked.
     fn heed(&mut self, revocations: Option<Arc<Revocations>>) {
         let (Some(revocations), Io::Tls(stream)) = (revocations, &self.io) else { return };
@@ -313,7 +313,7 @@ impl Http2Tls {
     }
 }
 
-impl Connected for Connection {
+impl Connected for ServedConnection {
     type ConnectInfo = Arc<Standing>;
 
     fn connect_info(&self) -> Arc<Standing> {
@@ -321,7 +321,7 @@ impl Connected for Connection {
     }
 }
 
-impl AsyncRead for Connection {
+impl AsyncRead for ServedConnection {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let this = self.get_mut();
         if let Poll::Ready(error) = this.poll_revoked(cx) {
@@ -346,7 +346,7 @@ impl AsyncRead for Connection {
     }
 }
 
-impl AsyncWrite for Connection {
+impl AsyncWrite for ServedConnection {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = match &mut this.io {

@@ -24,7 +24,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::groups::{failed, log_id, name, offered};
 use crate::{
-    groups::{Batch, Groups, Joining, LiveMember},
+    groups::{Groups, Joining, LiveMember, MemberBatch},
     grpc::{
         Context,
         messages::{
@@ -250,7 +250,7 @@ impl OpenMember {
         said.ended.take()
     }
 
-    fn encode(&self, out: &mut Vec<u8>, batch: &Batch) {
+    fn encode(&self, out: &mut Vec<u8>, batch: &MemberBatch) {
         for answer in &batch.answers {
             let (ok, lost) = (ranges_to_proto(answer.ok.iter()), ranges_to_proto(answer.lost.iter()));
             item(out, Item::AckResults(v1::AckResults { ok, lost }));
@@ -450,7 +450,7 @@ impl Consumer for ConsumerService {
             _ = shutdown.wait_for(|stop| *stop) => return Err(Error::ShuttingDown.into()),
         };
         let batch = batch.map_err(|error| failed(&call, "group", &name, error))?;
-        let Batch { deliveries, gaps, .. } = batch;
+        let MemberBatch { deliveries, gaps, .. } = batch;
         count(|c| c.grpc_delivered.add(deliveries.len() as u64));
         let log = log_id(&self.context);
         Ok(Response::new(v1::FetchResponse {

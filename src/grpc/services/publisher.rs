@@ -28,7 +28,7 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use self::{
-    keys::{Claim, Key, Keyed, Keys},
+    keys::{KeyClaim, Keyed, RequestKey, RequestKeys},
     many::{Many, ManyRun},
     routed::Routed,
     scheduled::{Schedule, Scheduled},
@@ -99,7 +99,7 @@ impl Issued {
 /// rest of the receivers get the message at once.
 async fn publish(
     broker: &Broker,
-    keys: &Arc<Keys>,
+    keys: &Arc<RequestKeys>,
     schedule: &Arc<Schedule>,
     call: &Call,
     request: v1::PublishRequest,
@@ -111,7 +111,7 @@ async fn publish(
         // Before anything is awaited.
         false => {
             turn.flush();
-            Key::of(call, &request).await?
+            RequestKey::of(call, &request).await?
         }
     };
     let publication = convert::publication(request, broker.limits())?;
@@ -126,8 +126,8 @@ async fn publish(
     };
     turn.effort.spend(Effort::REQUEST);
     let flight = match keys.claim(key)? {
-        Claim::First(flight) => flight,
-        Claim::Before(keyed) => return Ok(Issued::Keyed(keyed)),
+        KeyClaim::First(flight) => flight,
+        KeyClaim::Before(keyed) => return Ok(Issued::Keyed(keyed)),
     };
     let routed = match publication.deliver_at {
         None => route(broker, &publication, at, turn).await,
@@ -300,7 +300,7 @@ const MESSAGES_PER_FLUSH: usize = 256;
 /// Routes many messages, in turns of a few.
 async fn publish_all(
     broker: &Broker,
-    keys: &Arc<Keys>,
+    keys: &Arc<RequestKeys>,
     schedule: &Arc<Schedule>,
     call: &Call,
     requests: Vec<v1::PublishRequest>,
@@ -525,7 +525,7 @@ mod tests {
         let request = v1::PublishRequest { topic: "t".to_owned(), ..Default::default() };
         let call = Call::unlimited();
         let options = keys::KeyOptions { most: 1, time: Duration::from_secs(1) };
-        let keys = Keys::open(options, None, broker.account(), watch::channel(false).1).unwrap();
+        let keys = RequestKeys::open(options, None, broker.account(), watch::channel(false).1).unwrap();
         let options = scheduled::ScheduleOptions { most: 1, bytes: 1 };
         let schedule = Schedule::open(options, None, &broker).unwrap();
         let mut all = pin!(publish_all(&broker, &keys, &schedule, &call, vec![request; MAX_BATCH]));

@@ -4,7 +4,7 @@ use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
 
 use access::backends::{Grant, Scope};
 use gateway_core::{ClientId, clock};
-use shadow::{MAX_CLIENT_TOKEN, Patch, Rejection, Topics, Update, is_name};
+use shadow::{MAX_CLIENT_TOKEN, Patch, Rejection, ShadowTopics, Update, is_name};
 use store::MAX_SHADOW_DEVICE;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_stream::wrappers::ReceiverStream;
@@ -23,7 +23,7 @@ use crate::{
         status::Error,
         stream::StreamSlot,
     },
-    shadow::{Key, Shadow, ShadowChange, Shadows as All},
+    shadow::{Shadow, ShadowChange, ShadowKey, Shadows as All},
 };
 
 /// Bytes of a batch of a watch, not counting its last item.
@@ -48,14 +48,14 @@ impl ShadowsService {
 
     /// The shadow, if it is in the caller's scope. `operation` is what a device would do for the same: whose topics are limited
     /// must have the topic of that.
-    fn key(&self, call: &Call, device: String, name: &str, operation: &str) -> Result<Key, Error> {
+    fn key(&self, call: &Call, device: String, name: &str, operation: &str) -> Result<ShadowKey, Error> {
         let topics = &self.all()?.options().topics;
         self.check_device(call, &device)?;
         check_name("name", name)?;
         if call.scope().topics().is_some() {
             call.check_topic("name", &topics.answer(&device, name, operation))?;
         }
-        Ok(Key { device: ClientId::new(&device), name: Arc::from(name) })
+        Ok(ShadowKey { device: ClientId::new(&device), name: Arc::from(name) })
     }
 
     fn check_device(&self, call: &Call, device: &str) -> Result<(), Error> {
@@ -271,7 +271,7 @@ enum WatchEnd {
 struct ShadowSelection {
     devices: HashSet<String>,
     names: HashSet<String>,
-    topics: Topics,
+    topics: ShadowTopics,
     grant: Arc<Grant>,
 }
 
@@ -284,7 +284,7 @@ impl ShadowSelection {
 }
 
 /// Whether a shadow is in scope.
-fn is_visible(scope: &Scope, topics: &Topics, shadow: &Shadow) -> bool {
+fn is_visible(scope: &Scope, topics: &ShadowTopics, shadow: &Shadow) -> bool {
     let device = shadow.device.as_str();
     scope.has_device(device)
         && (scope.topics().is_none() || scope.has_topic(&topics.answer(device, &shadow.name, "get")))

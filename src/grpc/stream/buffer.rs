@@ -22,9 +22,9 @@ pub(super) const VALUE_OVERHEAD: usize = 128;
 #[derive(Debug, Default)]
 pub(super) struct StreamBuffer {
     /// Full batches, oldest first.
-    pub(super) sealed: VecDeque<Batch>,
+    pub(super) sealed: VecDeque<EncodedBatch>,
     /// The batch being filled.
-    pub(super) open: Batch,
+    pub(super) open: EncodedBatch,
     /// Lost after everything in the buffer.
     pub(super) lost: Losses,
     /// Unread values, when conflating.
@@ -49,7 +49,7 @@ pub(super) struct StreamBuffer {
 
 /// Encoded messages.
 #[derive(Debug, Default)]
-pub(super) struct Batch {
+pub(super) struct EncodedBatch {
     /// What is missing in front of it.
     pub(super) lost: Losses,
     /// What its bytes say is missing.
@@ -201,7 +201,7 @@ impl StreamBuffer {
         }
     }
 
-    pub(super) fn pop(&mut self, options: &StreamOptions, full_only: bool) -> Option<Batch> {
+    pub(super) fn pop(&mut self, options: &StreamOptions, full_only: bool) -> Option<EncodedBatch> {
         if full_only && !self.is_full(options.batch) {
             return None;
         }
@@ -220,15 +220,15 @@ impl StreamBuffer {
                 if lost.is_empty() {
                     return None;
                 }
-                Batch { lost, ..Batch::default() }
+                EncodedBatch { lost, ..EncodedBatch::default() }
             }
         };
         self.bytes -= batch.bytes.len();
         Some(batch)
     }
 
-    pub(super) fn pop_values(&mut self, limit: usize, reports_conflation: bool) -> Option<Batch> {
-        let mut batch = Batch { lost: std::mem::take(&mut self.lost), ..Batch::default() };
+    pub(super) fn pop_values(&mut self, limit: usize, reports_conflation: bool) -> Option<EncodedBatch> {
+        let mut batch = EncodedBatch { lost: std::mem::take(&mut self.lost), ..EncodedBatch::default() };
         if !reports_conflation {
             batch.lost.conflated = 0;
         }

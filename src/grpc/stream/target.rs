@@ -12,7 +12,7 @@ use super::{
         messages::encode::{self, StreamForm},
         status::Error,
     },
-    buffer::{Batch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
+    buffer::{EncodedBatch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
     open::Backlog,
 };
 
@@ -192,8 +192,8 @@ impl StreamTarget {
     }
 
     /// Puts the gaps in front. Outside of the lock: a copy of the batch, but rare.
-    fn finish(&self, batch: Batch) -> StreamTake {
-        let Batch { lost, mut bytes, messages, .. } = batch;
+    fn finish(&self, batch: EncodedBatch) -> StreamTake {
+        let EncodedBatch { lost, mut bytes, messages, .. } = batch;
         if !lost.is_empty() && !self.is_packets() {
             let mut whole = Vec::with_capacity(bytes.len() + encode::GAPS_BOUND);
             lost.encode(&mut whole);

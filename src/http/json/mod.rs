@@ -81,9 +81,9 @@ pub(crate) struct JsonOptions {
 
 /// The API as JSON.
 #[derive(Clone)]
-pub(crate) struct Json(Arc<Shared>);
+pub(crate) struct Json(Arc<HttpShared>);
 
-struct Shared {
+struct HttpShared {
     api: Local,
     account: Arc<Account>,
     options: JsonOptions,
@@ -93,7 +93,7 @@ impl Json {
     /// Over `api`; what bodies take is charged to `account`. The descriptors, which take some megabytes, are read for the first
     /// request.
     pub(crate) fn new(api: Local, account: Arc<Account>, options: JsonOptions) -> Self {
-        Self(Arc::new(Shared { api, account, options }))
+        Self(Arc::new(HttpShared { api, account, options }))
     }
 
     /// Its paths.

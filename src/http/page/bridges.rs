@@ -8,7 +8,7 @@ use tonic::Status;
 
 use super::{
     layout::{self, button, bytes, csrf, done, problem, query, time},
-    visit::{Fields, Post, Visitor},
+    visit::{FormFields, Post, Visitor},
 };
 
 pub(super) async fn show(visitor: Visitor) -> Response {
@@ -25,7 +25,7 @@ pub(super) async fn act(Post { visitor, fields }: Post) -> Response {
 }
 
 /// Pauses a bridge out by its group, or lets it go on.
-async fn perform(visitor: &Visitor, fields: &Fields) -> Result<String, Status> {
+async fn perform(visitor: &Visitor, fields: &FormFields) -> Result<String, Status> {
     let paused = match fields.get("do") {
         "pause" => true,
         "resume" => false,

@@ -19,7 +19,7 @@ use super::{
     layout::{self, button, bytes, csrf, done, of_day, payload, problem, query, time},
     live::{self, Events, Gone},
     tail,
-    visit::{Fields, Post, Visitor},
+    visit::{FormFields, Post, Visitor},
 };
 
 /// How long a page waits for what a device says.
@@ -57,7 +57,7 @@ pub(super) async fn act(
     page(&visitor, &id, "", said).await
 }
 
-async fn perform(visitor: &Visitor, id: &str, fields: &Fields) -> Result<String, Status> {
+async fn perform(visitor: &Visitor, id: &str, fields: &FormFields) -> Result<String, Status> {
     let (api, device_id) = (&visitor.api, id.to_owned());
     match fields.get("do") {
         "disconnect" => {

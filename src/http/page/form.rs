@@ -17,12 +17,12 @@ pub(super) const MOST_UNKNOWN: usize = 32 << 10;
 const FIELDS: usize = 64;
 
 /// The fields of a form.
-pub(super) struct Fields {
+pub(super) struct FormFields {
     pairs: Vec<(String, String)>,
     _held: HeldBytes,
 }
 
-impl Fields {
+impl FormFields {
     /// Reads a form of at most so many bytes.
     pub(super) async fn read(
         house: &House,

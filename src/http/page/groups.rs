@@ -13,7 +13,7 @@ use tonic::Status;
 use super::{
     layout::{self, button, bytes, csrf, done, payload, problem, query, time},
     tail,
-    visit::{Fields, Post, Visitor},
+    visit::{FormFields, Post, Visitor},
 };
 
 const PAGE: i32 = 100;
@@ -93,7 +93,7 @@ pub(super) async fn act(Query(named): Query<GroupQuery>, Post { visitor, fields 
     page(&visitor, &named, said).await
 }
 
-async fn perform(visitor: &Visitor, name: &str, fields: &Fields) -> Result<String, Status> {
+async fn perform(visitor: &Visitor, name: &str, fields: &FormFields) -> Result<String, Status> {
     let (mut groups, name) = (visitor.api.groups(), name.to_owned());
     let ids = match fields.get("id") {
         "" => Vec::new(),

@@ -24,7 +24,7 @@ use zeroize::Zeroizing;
 use super::{
     House,
     api::Api,
-    form::{Fields, MOST_UNKNOWN},
+    form::{FormFields, MOST_UNKNOWN},
     layout, short,
     tries::Tries,
     visit::{Visitor, peer},
@@ -268,7 +268,7 @@ pub(super) async fn enter(State(house): State<Arc<House>>, request: Request) -> 
         answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         return answer;
     }
-    let fields = match Fields::read(&house, headers, body, MOST_UNKNOWN).await {
+    let fields = match FormFields::read(&house, headers, body, MOST_UNKNOWN).await {
         Ok(fields) => fields,
         Err(refusal) => return refusal,
     };

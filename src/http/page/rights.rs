@@ -11,7 +11,7 @@ use tonic::Status;
 use super::{
     layout::{self, button, csrf, done, problem, query, time},
     tail,
-    visit::{Fields, Post, Visitor},
+    visit::{FormFields, Post, Visitor},
 };
 
 const PAGE: i32 = 100;
@@ -37,7 +37,7 @@ pub(super) async fn act(Post { visitor, fields }: Post) -> Response {
     page(&visitor, &RightsQuery::default(), Some(&fields), said).await
 }
 
-async fn perform(visitor: &Visitor, fields: &Fields) -> Result<Markup, Status> {
+async fn perform(visitor: &Visitor, fields: &FormFields) -> Result<Markup, Status> {
     let mut security = visitor.api.security();
     match fields.get("do") {
         "explain" => {
@@ -168,7 +168,12 @@ fn of_target(target: &Target) -> (&'static str, &str) {
     }
 }
 
-async fn page(visitor: &Visitor, wanted: &RightsQuery, fields: Option<&Fields>, said: Markup) -> Response {
+async fn page(
+    visitor: &Visitor,
+    wanted: &RightsQuery,
+    fields: Option<&FormFields>,
+    said: Markup,
+) -> Response {
     let kept = |name: &str| {
         fields.filter(|fields| fields.get("do") == "explain").map_or("", |fields| fields.get(name))
     };

@@ -21,7 +21,7 @@ use super::{
     layout::{self, button, csrf, done, payload, problem, query, time},
     live::{self, Events, Gone, PULSE},
     tail::{self, topic as link},
-    visit::{Fields, Post, Visitor},
+    visit::{FormFields, Post, Visitor},
 };
 
 /// Latest values of a page, retained messages of a page, and points of a chart.
@@ -190,7 +190,7 @@ pub(super) async fn act(Query(named): Query<TopicQuery>, Post { visitor, fields 
     page(&visitor, &named, said).await
 }
 
-async fn perform(visitor: &Visitor, name: &str, fields: &Fields) -> Result<&'static str, Status> {
+async fn perform(visitor: &Visitor, name: &str, fields: &FormFields) -> Result<&'static str, Status> {
     let (mut state, topic) = (visitor.api.state(), name.to_owned());
     match fields.get("do") {
         "retain" => {

@@ -16,7 +16,7 @@ use super::{
     device::outcome,
     layout::{self, button, csrf, done, problem, query},
     live, tail,
-    visit::{Fields, Post, Visitor},
+    visit::{FormFields, Post, Visitor},
 };
 
 /// How long a publish waits for its receivers.
@@ -41,7 +41,7 @@ pub(super) async fn act(Query(followed): Query<Followed>, Post { visitor, fields
     page(&visitor, &followed.filter, Some(&fields), said)
 }
 
-async fn publish(visitor: &Visitor, fields: &Fields) -> Result<String, Status> {
+async fn publish(visitor: &Visitor, fields: &FormFields) -> Result<String, Status> {
     let wait = match fields.get("wait") {
         "durable" => v1::Wait::Durable,
         "acked" => v1::Wait::Acked,
@@ -60,7 +60,7 @@ async fn publish(visitor: &Visitor, fields: &Fields) -> Result<String, Status> {
     Ok(outcome(&visitor.api.publisher().publish(request).await?.into_inner()))
 }
 
-fn page(visitor: &Visitor, filter: &str, fields: Option<&Fields>, said: Markup) -> Response {
+fn page(visitor: &Visitor, filter: &str, fields: Option<&FormFields>, said: Markup) -> Response {
     let kept = |name: &str| fields.map_or("", |fields| fields.get(name));
     let chosen = |name: &str, value: &str| kept(name) == value;
     let filter = if filter.is_empty() { "#" } else { filter };

@@ -12,7 +12,7 @@ use gateway_core::{clock, metrics::count};
 use maud::html;
 use tonic::Code;
 
-pub(super) use super::form::Fields;
+pub(super) use super::form::FormFields;
 use super::{
     House,
     api::Api,
@@ -100,7 +100,7 @@ impl FromRequestParts<Arc<House>> for Visitor {
 /// A form that a page of ours has sent for somebody who is known.
 pub(super) struct Post {
     pub(super) visitor: Visitor,
-    pub(super) fields: Fields,
+    pub(super) fields: FormFields,
 }
 
 impl FromRequest<Arc<House>> for Post {
@@ -117,7 +117,7 @@ impl FromRequest<Arc<House>> for Post {
             return Err(refuse("This form was not sent from this page."));
         }
         let visitor = Visitor::of(&parts, house).await?;
-        let fields = Fields::read(house, &parts.headers, body, form::MOST).await?;
+        let fields = FormFields::read(house, &parts.headers, body, form::MOST).await?;
         let token = fields.get("csrf").as_bytes();
         let same = aws_lc_rs::constant_time::verify_slices_are_equal(token, visitor.csrf.as_bytes()).is_ok();
         if token.is_empty() || !same {

@@ -6,13 +6,13 @@ use codec::{Connect, reason};
 use gateway_core::{Peer, clock, metrics::count};
 use session::{Accepted, ConnectRefused};
 
-use crate::{abuse::Barred, auth::Principal, door::Refusal, net::Shared, tls::CertificateId};
+use crate::{abuse::Barred, auth::Principal, door::DoorRefusal, net::Shared, tls::CertificateId};
 
 /// Whether a socket of `peer` is closed before anything is read from it.
-pub(super) fn at_door(peer: Peer, shared: &Shared) -> Option<Refusal> {
+pub(super) fn at_door(peer: Peer, shared: &Shared) -> Option<DoorRefusal> {
     shared.guard.at_door(peer, clock::now()).map(|barred| match barred {
-        Barred::Banned { .. } => Refusal::Banned,
-        Barred::Waits(_) => Refusal::FailedLogins,
+        Barred::Banned { .. } => DoorRefusal::Banned,
+        Barred::Waits(_) => DoorRefusal::FailedLogins,
     })
 }
 

@@ -12,7 +12,7 @@ use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp, clock, metr
 use crate::net::{Shared, connection::ending::finish_alone};
 
 /// An opened session that has no connection yet: without one its claim is given back.
-pub(in crate::net) struct Claim<'a> {
+pub(in crate::net) struct SessionClaim<'a> {
     pub(in crate::net) session: Option<Arc<dyn Session>>,
     pub(in crate::net) epoch: u32,
     /// The session began with it, and nobody was told: it ends with it.
@@ -20,14 +20,14 @@ pub(in crate::net) struct Claim<'a> {
     pub(in crate::net) shared: &'a Shared,
 }
 
-impl Claim<'_> {
+impl SessionClaim<'_> {
     /// It has its connection.
     pub(in crate::net) fn keep(mut self) {
         self.session = None;
     }
 }
 
-impl Drop for Claim<'_> {
+impl Drop for SessionClaim<'_> {
     fn drop(&mut self) {
         let Some(session) = self.session.take() else { return };
         let mut turn = Turn::default();

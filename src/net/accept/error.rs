@@ -9,7 +9,7 @@ use tracing::debug;
 
 #[cfg(feature = "quic")]
 use crate::net::quic::CallError;
-use crate::{door::Refusal, net::layers::LayerError};
+use crate::{door::DoorRefusal, net::layers::LayerError};
 
 /// Why there is no connection.
 #[derive(Debug, Error)]
@@ -23,7 +23,7 @@ pub(in crate::net) enum HandshakeError {
     #[error("not a PROXY protocol header")]
     Proxy,
     #[error("the address that the proxy names: {}", .0.words())]
-    Address(Refusal),
+    Address(DoorRefusal),
     #[error("not a WebSocket upgrade for MQTT")]
     Upgrade,
     #[error("first packet is not a valid CONNECT: {0}")]

@@ -29,7 +29,7 @@ use tracing::debug;
 
 use super::{
     barred,
-    claim::{Claim, assigned_id, will},
+    claim::{SessionClaim, assigned_id, will},
     error::HandshakeError,
     listener::{Listener, WebSocketEntry, count_refusal},
     proxy,
@@ -51,7 +51,7 @@ use crate::net::{
         tls::TlsLayer,
         websocket::{Frames, Upgrade, upgrade},
     },
-    shard::{Arrived, Incoming, Local},
+    shard::{Arrived, IncomingSocket, ShardLocal},
     shared::Entering,
     timers, trace, wheel,
 };
@@ -66,8 +66,8 @@ type KeptIdentity = Option<Arc<dyn Any + Send + Sync>>;
 
 /// The handshake of one socket under its deadline; `None` if there is no connection. Holds the place among handshakes
 /// until then, and loses it to another if it is silent for too long.
-pub(in crate::net) async fn run(incoming: Incoming, shared: Arc<Shared>) -> Option<(Connection, Seat)> {
-    let Incoming { stream, mut peer, listener, mut seat, guest } = incoming;
+pub(in crate::net) async fn run(incoming: IncomingSocket, shared: Arc<Shared>) -> Option<(Connection, Seat)> {
+    let IncomingSocket { stream, mut peer, listener, mut seat, guest } = incoming;
     let deadline = shared.limits.connect_timeout.0;
     let place = shared.unauthenticated.enter();
     let establish = async {
@@ -390,7 +390,7 @@ async fn open(
         );
     }
     let session = Some(Arc::clone(&opened.session));
-    let claim = Claim { session, epoch: opened.epoch, fresh: !opened.present, shared };
+    let claim = SessionClaim { session, epoch: opened.epoch, fresh: !opened.present, shared };
     let session = Arc::clone(&opened.session);
     let Ok(device) = opened.session.into_any().downcast::<Device>() else {
         return Err(HandshakeError::Superseded);
@@ -547,12 +547,12 @@ impl Wire<'_> {
     async fn read_proxy_header(&mut self) -> Result<Option<SocketAddr>, HandshakeError> {
         loop {
             match proxy::parse(&self.plain) {
-                proxy::Header::Complete { len, peer } => {
+                proxy::ProxyHeader::Complete { len, peer } => {
                     self.plain.drain(..len);
                     return Ok(peer);
                 }
-                proxy::Header::Partial => self.fill().await?,
-                proxy::Header::Invalid => return Err(HandshakeError::Proxy),
+                proxy::ProxyHeader::Partial => self.fill().await?,
+                proxy::ProxyHeader::Invalid => return Err(HandshakeError::Proxy),
             }
         }
     }
@@ -668,7 +668,7 @@ impl Wire<'_> {
     async fn fill(&mut self) -> Result<(), HandshakeError> {
         let Self { socket, layers, plain, guest, .. } = self;
         let (read, opened) = poll_fn(|cx| {
-            let mut local = Local::take();
+            let mut local = ShardLocal::take();
             let mut buffer = ReadBuf::new(&mut local.read);
             let polled = Pin::new(&mut *socket).poll_read(cx, &mut buffer);
             let bytes = buffer.filled_mut();

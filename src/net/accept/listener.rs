@@ -17,13 +17,13 @@ use super::{
 };
 use crate::net::{
     ShardHandle, Shared,
-    shard::{Arrived, Incoming},
+    shard::{Arrived, IncomingSocket},
 };
 #[cfg(feature = "quic")]
 use crate::{config::Quic, net::quic};
 use crate::{
     config::{Address, FileMode, Limits},
-    door::{self, Bounds, Door, Lobby, Origins, Refusal},
+    door::{self, Door, DoorBounds, DoorRefusal, Lobby, Origins},
     tls::TlsHandle,
 };
 
@@ -233,7 +233,7 @@ pub(crate) async fn accept_loop(
             match socket.prepare(stream) {
                 Ok(stream) => {
                     let listener = Arc::clone(&listener);
-                    shard.send(Incoming { stream, peer, listener, seat, guest }).await;
+                    shard.send(IncomingSocket { stream, peer, listener, seat, guest }).await;
                 }
                 Err(error) => {
                     debug!(%peer, listener = listener.name.as_str(), %error, "connection lost before its handshake");
@@ -247,9 +247,9 @@ pub(crate) async fn accept_loop(
 }
 
 impl Listener {
-    fn bounds(&self, limits: &Limits) -> Bounds {
+    fn bounds(&self, limits: &Limits) -> DoorBounds {
         let unless_zero = |most: usize| if most == 0 { usize::MAX } else { most };
-        Bounds {
+        DoorBounds {
             connections: self.max_connections,
             connections_per_address: unless_zero(limits.max_connections_per_address),
             handshakes: limits.max_handshakes,
@@ -266,22 +266,22 @@ impl Listener {
 }
 
 /// Counts one who is not let in, and tells.
-fn refused(refusal: Refusal, peer: Peer, listener: &Listener) {
+fn refused(refusal: DoorRefusal, peer: Peer, listener: &Listener) {
     count_refusal(refusal);
     let listener = listener.name.as_str();
     info_of_peer!(LineKind::Door, peer.ip(), %peer, listener, reason = refusal.words(), "connection refused");
 }
 
 /// Counts one who is not let in.
-pub(in crate::net) fn count_refusal(refusal: Refusal) {
+pub(in crate::net) fn count_refusal(refusal: DoorRefusal) {
     count(|c| match refusal {
-        Refusal::House => c.refused_connections_limit.add(1),
-        Refusal::Connections => c.refused_listener_limit.add(1),
-        Refusal::AddressConnections => c.refused_address_limit.add(1),
-        Refusal::AddressHandshakes => c.refused_address_handshakes.add(1),
-        Refusal::Rate => c.refused_address_rate.add(1),
-        Refusal::Banned => c.refused_address_banned.add(1),
-        Refusal::FailedLogins => c.refused_failed_logins.add(1),
+        DoorRefusal::House => c.refused_connections_limit.add(1),
+        DoorRefusal::Connections => c.refused_listener_limit.add(1),
+        DoorRefusal::AddressConnections => c.refused_address_limit.add(1),
+        DoorRefusal::AddressHandshakes => c.refused_address_handshakes.add(1),
+        DoorRefusal::Rate => c.refused_address_rate.add(1),
+        DoorRefusal::Banned => c.refused_address_banned.add(1),
+        DoorRefusal::FailedLogins => c.refused_failed_logins.add(1),
     });
 }
 

@@ -17,7 +17,7 @@ const DATAGRAM: u8 = 2;
 
 /// What the bytes so far say.
 #[derive(Debug, PartialEq, Eq)]
-pub(in crate::net) enum Header {
+pub(in crate::net) enum ProxyHeader {
     /// More bytes are needed.
     Partial,
     /// Header of `len` bytes; the address is `None` for what the proxy says on its own behalf (LOCAL, such as health
@@ -33,37 +33,37 @@ pub(in crate::net) enum Header {
 }
 
 /// Reads a header at the start of `bytes`.
-pub(in crate::net) fn parse(bytes: &[u8]) -> Header {
+pub(in crate::net) fn parse(bytes: &[u8]) -> ProxyHeader {
     let known = bytes.len().min(V2_SIGNATURE.len());
     if bytes[..known] == V2_SIGNATURE[..known] {
-        return if known < V2_SIGNATURE.len() { Header::Partial } else { parse_v2(bytes) };
+        return if known < V2_SIGNATURE.len() { ProxyHeader::Partial } else { parse_v2(bytes) };
     }
     let known = bytes.len().min(6);
     if bytes[..known] != b"PROXY "[..known] {
-        return Header::Invalid;
+        return ProxyHeader::Invalid;
     }
     parse_v1(bytes)
 }
 
-fn parse_v1(bytes: &[u8]) -> Header {
+fn parse_v1(bytes: &[u8]) -> ProxyHeader {
     let window = &bytes[..bytes.len().min(V1_LONGEST)];
     let Some(end) = window.windows(2).position(|pair| pair == b"\r\n") else {
-        return if bytes.len() >= V1_LONGEST { Header::Invalid } else { Header::Partial };
+        return if bytes.len() >= V1_LONGEST { ProxyHeader::Invalid } else { ProxyHeader::Partial };
     };
-    let Ok(line) = std::str::from_utf8(&bytes[..end]) else { return Header::Invalid };
+    let Ok(line) = std::str::from_utf8(&bytes[..end]) else { return ProxyHeader::Invalid };
     let len = end + 2;
     let mut words = line.split(' ').skip(1);
     // Whatever follows UNKNOWN is to be ignored.
     let family = words.next();
     if family == Some("UNKNOWN") {
-        return Header::Complete { len, peer: None };
+        return ProxyHeader::Complete { len, peer: None };
     }
     let addresses =
         [words.next(), words.next()].map(|word| word.and_then(|text| text.parse::<IpAddr>().ok()));
     let ports = [words.next(), words.next()].map(|word| word.and_then(port));
     let ([Some(source), Some(destination)], [Some(port), Some(_)], None) = (addresses, ports, words.next())
     else {
-        return Header::Invalid;
+        return ProxyHeader::Invalid;
     };
     let is_family = match family {
         Some("TCP4") => source.is_ipv4() && destination.is_ipv4(),
@@ -71,9 +71,9 @@ fn parse_v1(bytes: &[u8]) -> Header {
         _ => false,
     };
     if is_family {
-        Header::Complete { len, peer: Some(SocketAddr::new(source, port)) }
+        ProxyHeader::Complete { len, peer: Some(SocketAddr::new(source, port)) }
     } else {
-        Header::Invalid
+        ProxyHeader::Invalid
     }
 }
 
@@ -83,13 +83,13 @@ fn port(text: &str) -> Option<u16> {
     text.parse().ok().filter(|_| plain)
 }
 
-fn parse_v2(bytes: &[u8]) -> Header {
-    let Some(&[version_command, family, high, low]) = bytes.get(12..16) else { return Header::Partial };
+fn parse_v2(bytes: &[u8]) -> ProxyHeader {
+    let Some(&[version_command, family, high, low]) = bytes.get(12..16) else { return ProxyHeader::Partial };
     let len = 16 + usize::from(u16::from_be_bytes([high, low]));
     let (version, command) = (version_command >> 4, version_command & 0x0F);
     let (family, transport) = (family >> 4, family & 0x0F);
     if version != 2 || command > PROXY || family > UNIX || transport > DATAGRAM || len > V2_LONGEST {
-        return Header::Invalid;
+        return ProxyHeader::Invalid;
     }
     let shortest = match (command, family) {
         (PROXY, INET) => 12,
@@ -99,9 +99,9 @@ fn parse_v2(bytes: &[u8]) -> Header {
     };
     // A connection over TCP cannot be a proxied datagram.
     if len < 16 + shortest || (command == PROXY && family != UNSPEC && transport == DATAGRAM) {
-        return Header::Invalid;
+        return ProxyHeader::Invalid;
     }
-    let Some(body) = bytes.get(16..len) else { return Header::Partial };
+    let Some(body) = bytes.get(16..len) else { return ProxyHeader::Partial };
     let peer = match (command, family, body) {
         (PROXY, INET, [a, b, c, d, _, _, _, _, p, q, ..]) => {
             Some(SocketAddr::new(Ipv4Addr::new(*a, *b, *c, *d).into(), u16::from_be_bytes([*p, *q])))
@@ -112,7 +112,7 @@ fn parse_v2(bytes: &[u8]) -> Header {
             .map(|(source, port)| SocketAddr::new(Ipv6Addr::from(*source).into(), u16::from_be_bytes(*port))),
         _ => None,
     };
-    Header::Complete { len, peer }
+    ProxyHeader::Complete { len, peer }
 }
 
 #[cfg(test)]
@@ -122,16 +122,16 @@ mod tests {
     #[test]
     fn both_versions_give_the_client_address() {
         let v1 = b"PROXY TCP4 192.0.2.1 192.0.2.2 5000 1883\r\nrest";
-        assert_eq!(parse(v1), Header::Complete { len: 42, peer: "192.0.2.1:5000".parse().ok() });
+        assert_eq!(parse(v1), ProxyHeader::Complete { len: 42, peer: "192.0.2.1:5000".parse().ok() });
         let mut v2 = V2_SIGNATURE.to_vec();
         v2.extend_from_slice(&[0x21, 0x11, 0, 12, 192, 0, 2, 1, 192, 0, 2, 2, 0x13, 0x88, 7, 0x5B, 0xFF]);
-        assert_eq!(parse(&v2), Header::Complete { len: 28, peer: "192.0.2.1:5000".parse().ok() });
+        assert_eq!(parse(&v2), ProxyHeader::Complete { len: 28, peer: "192.0.2.1:5000".parse().ok() });
         for cut in 0..28 {
-            assert_eq!(parse(&v2[..cut]), Header::Partial, "cut at {cut}");
+            assert_eq!(parse(&v2[..cut]), ProxyHeader::Partial, "cut at {cut}");
         }
-        assert_eq!(parse(b"\x10\x0c"), Header::Invalid);
-        assert_eq!(parse(b"PROXY UNKNOWN\r\n"), Header::Complete { len: 15, peer: None });
-        assert_eq!(parse(&[b'P'; 200]), Header::Invalid);
+        assert_eq!(parse(b"\x10\x0c"), ProxyHeader::Invalid);
+        assert_eq!(parse(b"PROXY UNKNOWN\r\n"), ProxyHeader::Complete { len: 15, peer: None });
+        assert_eq!(parse(&[b'P'; 200]), ProxyHeader::Invalid);
     }
 
     #[test]
@@ -149,12 +149,12 @@ mod tests {
             "PROXY TCP5 192.0.2.1 192.0.2.2 5000 1883",
             "PROXY ",
         ] {
-            assert_eq!(parse(format!("{line}\r\n").as_bytes()), Header::Invalid, "{line}");
+            assert_eq!(parse(format!("{line}\r\n").as_bytes()), ProxyHeader::Invalid, "{line}");
         }
         let v6 = b"PROXY TCP6 2001:db8::1 2001:db8::2 0 1883\r\n";
-        assert_eq!(parse(v6), Header::Complete { len: v6.len(), peer: "[2001:db8::1]:0".parse().ok() });
+        assert_eq!(parse(v6), ProxyHeader::Complete { len: v6.len(), peer: "[2001:db8::1]:0".parse().ok() });
         let unknown = b"PROXY UNKNOWN ffff::1 x\r\n";
-        assert_eq!(parse(unknown), Header::Complete { len: unknown.len(), peer: None });
+        assert_eq!(parse(unknown), ProxyHeader::Complete { len: unknown.len(), peer: None });
     }
 
     fn v2(command: u8, family: u8, body: &[u8]) -> Vec<u8> {
@@ -179,9 +179,9 @@ mod tests {
             (0x11, 0x11, 12),
         ] {
             let header = v2(command, family, &vec![1; body]);
-            assert_eq!(parse(&header), Header::Invalid, "{command:#x} {family:#x} {body}");
+            assert_eq!(parse(&header), ProxyHeader::Invalid, "{command:#x} {family:#x} {body}");
             // It is refused with its head: a body that never comes is not waited for.
-            assert_eq!(parse(&header[..16]), Header::Invalid, "{command:#x} {family:#x} {body}");
+            assert_eq!(parse(&header[..16]), ProxyHeader::Invalid, "{command:#x} {family:#x} {body}");
         }
     }
 
@@ -189,15 +189,18 @@ mod tests {
     fn what_a_proxy_says_for_itself_has_no_address_whatever_the_body_is() {
         for (command, family, body) in [(0x20, 0x00, 0), (0x20, 0x11, 12), (0x20, 0x21, 5), (0x21, 0x00, 7)] {
             let header = v2(command, family, &vec![1; body]);
-            assert_eq!(parse(&header), Header::Complete { len: header.len(), peer: None });
-            assert!(header.len() == 16 || parse(&header[..header.len() - 1]) == Header::Partial);
+            assert_eq!(parse(&header), ProxyHeader::Complete { len: header.len(), peer: None });
+            assert!(header.len() == 16 || parse(&header[..header.len() - 1]) == ProxyHeader::Partial);
         }
         let unix = v2(0x21, 0x31, &[0; 216]);
-        assert_eq!(parse(&unix), Header::Complete { len: unix.len(), peer: None });
+        assert_eq!(parse(&unix), ProxyHeader::Complete { len: unix.len(), peer: None });
         let mut body = [0; 40];
         body[15] = 1;
         body[32..34].copy_from_slice(&[0x13, 0x88]);
         let inet6 = v2(0x21, 0x21, &body);
-        assert_eq!(parse(&inet6), Header::Complete { len: inet6.len(), peer: "[::1]:5000".parse().ok() });
+        assert_eq!(
+            parse(&inet6),
+            ProxyHeader::Complete { len: inet6.len(), peer: "[::1]:5000".parse().ok() }
+        );
     }
 }

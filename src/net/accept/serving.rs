@@ -14,7 +14,7 @@ use std::{
 
 use super::handshake;
 use crate::door::Seat;
-use crate::net::{Shared, connection::Connection, shard::Incoming};
+use crate::net::{Shared, connection::Connection, shard::IncomingSocket};
 
 /// The future of one socket. Dropping it ends the connection as lost.
 pub(in crate::net) struct Serving {
@@ -31,7 +31,7 @@ enum ServingStage {
 }
 
 impl Serving {
-    pub(in crate::net) fn new(incoming: Incoming, load: Load, shared: &Arc<Shared>) -> Self {
+    pub(in crate::net) fn new(incoming: IncomingSocket, load: Load, shared: &Arc<Shared>) -> Self {
         let handshake = handshake::run(incoming, Arc::clone(shared));
         Self { stage: ServingStage::Handshake(Box::pin(handshake)), _load: load }
     }

@@ -22,10 +22,10 @@ pub(in crate::net) struct Unauthenticated {
     account: Arc<Account>,
     next: AtomicU64,
     /// In the order in which they came.
-    guests: Mutex<BTreeMap<u64, Guest>>,
+    guests: Mutex<BTreeMap<u64, UnauthenticatedGuest>>,
 }
 
-struct Guest {
+struct UnauthenticatedGuest {
     charge: Charge,
     told: Arc<Notify>,
 }
@@ -72,7 +72,7 @@ impl UnauthenticatedPlace {
         self.listed.store(true, Relaxed);
         let mut guests = self.all.guests.lock();
         loop {
-            let guest = guests.entry(self.number).or_insert_with(|| Guest {
+            let guest = guests.entry(self.number).or_insert_with(|| UnauthenticatedGuest {
                 charge: Charge::new(&self.all.account, MemoryKind::Unauthenticated),
                 told: Arc::clone(&self.told),
             });

@@ -19,13 +19,17 @@ use super::{
 };
 use crate::net::{
     layers::{LayerError, layered::Io, websocket::WebSocketError},
-    shard::{Local, PacketWork},
+    shard::{PacketWork, ShardLocal},
     wheel,
 };
 
 impl Connection {
     /// Handles what there is: what was read before, then what the socket has. Pending when the socket has nothing.
-    pub(super) fn poll_input(&mut self, local: &mut Local, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+    pub(super) fn poll_input(
+        &mut self,
+        local: &mut ShardLocal,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), End>> {
         if self.unread {
             return Poll::Ready(self.handle_unread(&mut local.work));
         }
@@ -43,7 +47,7 @@ impl Connection {
         self.process(&[], work)
     }
 
-    fn poll_read(&mut self, local: &mut Local, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
+    fn poll_read(&mut self, local: &mut ShardLocal, cx: &mut Context<'_>) -> Poll<Result<(), End>> {
         let have = self.partial.len();
         let start = if have < local.read.len() / 2 { have } else { 0 };
         let mut buffer = ReadBuf::new(&mut local.read[start..]);
@@ -66,8 +70,8 @@ impl Connection {
     }
 
     /// Handles `read` bytes that lie in the thread's buffer after `have` bytes of a started frame.
-    fn process_read(&mut self, have: usize, read: usize, local: &mut Local) -> Result<(), End> {
-        let Local { read: buffer, plain, work } = local;
+    fn process_read(&mut self, have: usize, read: usize, local: &mut ShardLocal) -> Result<(), End> {
+        let ShardLocal { read: buffer, plain, work } = local;
         match &mut self.io {
             Io::Plain(_) if have < buffer.len() / 2 => {
                 buffer[..have].copy_from_slice(self.partial.bytes());

@@ -40,7 +40,7 @@ use self::{
 use super::{
     device::{Device, flush},
     layers::layered::Io,
-    shard::{Local, PacketWork},
+    shard::{PacketWork, ShardLocal},
     timers, wheel,
 };
 use crate::auth::{Asked, Permissions, Remembered};
@@ -172,7 +172,7 @@ impl Connection {
 
     /// Goes on until the connection ends; the caller then calls [`Self::finish`].
     pub(in crate::net) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<End> {
-        let mut local = Local::take();
+        let mut local = ShardLocal::take();
         let polled = self.drive(&mut local, cx);
         local.work.end_poll();
         local.put_back();
@@ -184,7 +184,7 @@ impl Connection {
 
     /// Does what there is to do; `Ok` when something will wake the task for more. In each round first what was begun, then
     /// what is read. It ends when the account of work is spent: others have their turn, and the task goes on behind them.
-    fn drive(&mut self, local: &mut Local, cx: &mut Context<'_>) -> Result<(), End> {
+    fn drive(&mut self, local: &mut ShardLocal, cx: &mut Context<'_>) -> Result<(), End> {
         local.work.turn.effort.renew();
         self.poll_expiry(cx)?;
         self.poll_link(&mut local.work.turn.effort, cx)?;

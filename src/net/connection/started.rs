@@ -21,13 +21,13 @@ struct Started {
 }
 
 /// A connection: its device and its epoch. An address is not reused while the weak reference is there.
-type Key = (usize, u32);
+type ConnectionKey = (usize, u32);
 
 thread_local! {
-    static STARTED: RefCell<HashMap<Key, Started, RandomState>> = RefCell::default();
+    static STARTED: RefCell<HashMap<ConnectionKey, Started, RandomState>> = RefCell::default();
 }
 
-fn key(device: &Arc<Device>, epoch: u32) -> Key {
+fn key(device: &Arc<Device>, epoch: u32) -> ConnectionKey {
     (Arc::as_ptr(device) as usize, epoch)
 }
 

@@ -25,7 +25,7 @@ use crate::net::{
         link_tests::{Wakes, attach, open, open_as, shared_with, socket},
     },
     layers::{Layers, layered::Io, socket::Socket},
-    shard::Local,
+    shard::ShardLocal,
 };
 use crate::{auth::Permissions, config::Limits};
 
@@ -74,7 +74,7 @@ impl Scene {
         };
         // Whoever goes on behind others is woken by now.
         tokio::task::yield_now().await;
-        let local = Local::take();
+        let local = ShardLocal::take();
         let spent = local.work.turn.effort.spent();
         local.put_back();
         (spent, self.wakes.0.load(SeqCst) > before, end)

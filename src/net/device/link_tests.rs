@@ -42,7 +42,7 @@ pub(in crate::net) fn shared() -> Arc<Shared> {
 
 pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
     let broker = Broker::new(BrokerConfig { limits: Arc::new(limits), ..BrokerConfig::default() });
-    Shared::new(broker, Arc::new(AllowAll), None, crate::abuse::Guard::idle(), String::new())
+    Shared::new(broker, Arc::new(AllowAll), None, crate::abuse::AbuseGuard::idle(), String::new())
 }
 
 /// What a CONNECT does before it attaches: the device and the epoch.

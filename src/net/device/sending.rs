@@ -120,10 +120,10 @@ mod tests {
 
     /// A device of which everything is counted in messages.
     #[derive(Default)]
-    struct Model(Mutex<Link>);
+    struct Model(Mutex<ModelLink>);
 
     #[derive(Default)]
-    struct Link {
+    struct ModelLink {
         sending: Sending,
         buffered: usize,
         unsent: usize,
@@ -137,7 +137,7 @@ mod tests {
     }
 
     impl Model {
-        fn lock(&self) -> MutexGuard<'_, Link> {
+        fn lock(&self) -> MutexGuard<'_, ModelLink> {
             self.0.lock().expect("nothing panics in a model")
         }
 

@@ -38,7 +38,7 @@ impl fmt::Display for Mistake {
 #[serde(deny_unknown_fields)]
 struct File {
     #[serde(default)]
-    groups: BTreeMap<Box<str>, Group>,
+    groups: BTreeMap<Box<str>, RuleGroup>,
     #[serde(default)]
     rules: Vec<Spanned<RuleEntry>>,
 }
@@ -46,7 +46,7 @@ struct File {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, default)]
 #[derive(Default)]
-struct Group {
+struct RuleGroup {
     clients: Vec<Spanned<String>>,
     users: Vec<Spanned<String>>,
     common_names: Vec<Spanned<String>>,
@@ -64,7 +64,7 @@ struct RuleEntry {
     groups: Option<Vec<Spanned<String>>>,
     listeners: Option<Vec<Spanned<String>>>,
     #[serde(default)]
-    claims: BTreeMap<Box<str>, Spanned<Claim>>,
+    claims: BTreeMap<Box<str>, Spanned<RuleClaim>>,
     anonymous: Option<bool>,
     max_qos: Option<Spanned<u8>>,
     retain: Option<Spanned<bool>>,
@@ -82,7 +82,7 @@ enum Actions {
 
 #[derive(Deserialize)]
 #[serde(untagged)]
-enum Claim {
+enum RuleClaim {
     One(String),
     Several(Vec<String>),
 }
@@ -107,7 +107,7 @@ pub(super) fn read(text: &str) -> Result<Rules, Vec<Mistake>> {
         let at = error.span().map_or(0, |span| span.start);
         vec![Mistake { line: line_of(text, at), what: error.message().replace('\n', " ") }]
     })?;
-    let mut reader = Reader { text, mistakes: Vec::new(), filters: 0 };
+    let mut reader = RuleReader { text, mistakes: Vec::new(), filters: 0 };
     let mut rules = Rules::default();
     for (name, group) in file.groups {
         let mut names = |list: &[Spanned<String>]| reader.names(list);
@@ -133,13 +133,13 @@ fn line_of(text: &str, at: usize) -> usize {
     before.iter().filter(|byte| **byte == b'\n').count() + 1
 }
 
-struct Reader<'a> {
+struct RuleReader<'a> {
     text: &'a str,
     mistakes: Vec<Mistake>,
     filters: usize,
 }
 
-impl Reader<'_> {
+impl RuleReader<'_> {
     fn wrong(&mut self, at: Range<usize>, what: impl Into<String>) {
         let line = line_of(self.text, at.start);
         self.mistakes.push(Mistake { line, what: what.into() });
@@ -251,10 +251,10 @@ impl Reader<'_> {
         names
     }
 
-    fn claim(&mut self, claim: &Spanned<Claim>) -> Vec<Name> {
+    fn claim(&mut self, claim: &Spanned<RuleClaim>) -> Vec<Name> {
         let wanted = match claim.get_ref() {
-            Claim::One(value) => std::slice::from_ref(value),
-            Claim::Several(values) => values,
+            RuleClaim::One(value) => std::slice::from_ref(value),
+            RuleClaim::Several(values) => values,
         };
         let mut names = Vec::new();
         for text in wanted {

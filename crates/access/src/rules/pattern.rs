@@ -15,12 +15,12 @@ const MOST_VALUES: usize = 32;
 /// A filter of a rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Pattern {
-    pub(super) levels: Box<[Level]>,
+    pub(super) levels: Box<[PatternLevel]>,
 }
 
 /// One level of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Level {
+pub(super) enum PatternLevel {
     Text(Box<str>),
     Template(Template),
     /// `+`
@@ -66,10 +66,11 @@ impl Pattern {
         if levels.len() > MOST_LEVELS {
             return Err(format!("a filter has at most {MOST_LEVELS} levels"));
         }
-        let parsed: Result<Box<[Level]>, String> = levels.iter().map(|level| Level::parse(level)).collect();
+        let parsed: Result<Box<[PatternLevel]>, String> =
+            levels.iter().map(|level| PatternLevel::parse(level)).collect();
         let parsed = parsed?;
         // What is left is a filter if it is one with some text in the place of what is filled in.
-        let plain: Vec<Cow<'_, str>> = parsed.iter().map(Level::sample).collect();
+        let plain: Vec<Cow<'_, str>> = parsed.iter().map(PatternLevel::sample).collect();
         TopicFilter::check(&plain.join("/")).map_err(|error| error.to_string())?;
         Ok(Self { levels: parsed })
     }
@@ -80,20 +81,20 @@ impl Pattern {
         let mut rest = levels.as_slice();
         let dollar = topic.starts_with('$');
         for (depth, level) in self.levels.iter().enumerate() {
-            if *level == Level::Hash {
+            if *level == PatternLevel::Hash {
                 return depth > 0 || !dollar;
             }
             let Some((first, after)) = rest.split_first() else { return false };
             let fits = match level {
-                Level::Text(text) => **text == **first,
-                Level::Plus => depth > 0 || !dollar,
-                Level::Template(template) => match template.fit(first, depth == 0, subject) {
+                PatternLevel::Text(text) => **text == **first,
+                PatternLevel::Plus => depth > 0 || !dollar,
+                PatternLevel::Template(template) => match template.fit(first, depth == 0, subject) {
                     Fit::Yes => true,
                     Fit::No => false,
                     Fit::Unfit if deny => return true,
                     Fit::Unfit => false,
                 },
-                Level::Hash => false,
+                PatternLevel::Hash => false,
             };
             if !fits {
                 return false;
@@ -112,29 +113,29 @@ impl Pattern {
             let theirs = asked.get(depth);
             match (ours, theirs) {
                 (None, None) => return true,
-                (Some(Level::Hash), _) => return depth > 0 || !dollar,
+                (Some(PatternLevel::Hash), _) => return depth > 0 || !dollar,
                 (_, Some(&"#")) => {
                     let rest = self.levels.iter().enumerate().skip(depth);
-                    let possible = |(at, level): (usize, &Level)| match level {
-                        Level::Template(template) => !template.values(at == 0, subject).0.is_empty(),
+                    let possible = |(at, level): (usize, &PatternLevel)| match level {
+                        PatternLevel::Template(template) => !template.values(at == 0, subject).0.is_empty(),
                         _ => true,
                     };
                     return (depth > 0 || !self.starts_with_dollar()) && rest.into_iter().all(possible);
                 }
                 (None, _) | (_, None) => return false,
-                (Some(Level::Plus), Some(_)) if depth == 0 && dollar => return false,
-                (Some(Level::Plus), Some(_)) => {}
-                (Some(Level::Text(text)), Some(&"+")) => {
+                (Some(PatternLevel::Plus), Some(_)) if depth == 0 && dollar => return false,
+                (Some(PatternLevel::Plus), Some(_)) => {}
+                (Some(PatternLevel::Text(text)), Some(&"+")) => {
                     if depth == 0 && text.starts_with('$') {
                         return false;
                     }
                 }
-                (Some(Level::Text(text)), Some(theirs)) => {
+                (Some(PatternLevel::Text(text)), Some(theirs)) => {
                     if **text != **theirs {
                         return false;
                     }
                 }
-                (Some(Level::Template(template)), Some(theirs)) => {
+                (Some(PatternLevel::Template(template)), Some(theirs)) => {
                     let fits = match *theirs {
                         "+" => !template.values(depth == 0, subject).0.is_empty(),
                         text => template.fit(text, depth == 0, subject) == Fit::Yes,
@@ -151,7 +152,7 @@ impl Pattern {
     /// Why placeholders of it stand for nothing, if some do: the first of them.
     pub(super) fn empty_placeholder(&self, subject: &Subject<'_>) -> Option<String> {
         let templates = self.levels.iter().filter_map(|level| match level {
-            Level::Template(template) => Some(template),
+            PatternLevel::Template(template) => Some(template),
             _ => None,
         });
         let parts = templates.flat_map(|template| &*template.0);
@@ -166,7 +167,7 @@ impl Pattern {
     }
 
     fn starts_with_dollar(&self) -> bool {
-        matches!(self.levels.first(), Some(Level::Text(text)) if text.starts_with('$'))
+        matches!(self.levels.first(), Some(PatternLevel::Text(text)) if text.starts_with('$'))
     }
 }
 
@@ -178,10 +179,10 @@ impl fmt::Display for Pattern {
                 f.write_str("/")?;
             }
             match level {
-                Level::Text(text) => f.write_str(&text.replace('%', "%%"))?,
-                Level::Template(Template(parts)) => parts.iter().try_for_each(|part| part.fmt(f))?,
-                Level::Plus => f.write_str("+")?,
-                Level::Hash => f.write_str("#")?,
+                PatternLevel::Text(text) => f.write_str(&text.replace('%', "%%"))?,
+                PatternLevel::Template(Template(parts)) => parts.iter().try_for_each(|part| part.fmt(f))?,
+                PatternLevel::Plus => f.write_str("+")?,
+                PatternLevel::Hash => f.write_str("#")?,
             }
         }
         Ok(())
@@ -200,7 +201,7 @@ impl fmt::Display for PatternPart {
     }
 }
 
-impl Level {
+impl PatternLevel {
     fn parse(text: &str) -> Result<Self, String> {
         match text {
             "+" => return Ok(Self::Plus),

@@ -1,7 +1,7 @@
 //! All filters of the rules for one action as a tree of levels: looking at a topic costs as much as it has levels, and not
 //! as many as there are rules.
 
-use super::pattern::{Fit, Level, Pattern, Template};
+use super::pattern::{Fit, Pattern, PatternLevel, Template};
 use crate::Subject;
 
 /// No rule.
@@ -10,7 +10,7 @@ pub(super) const NONE: u32 = u32::MAX;
 pub(super) const ROOT: u32 = 0;
 
 #[derive(Debug)]
-pub(super) struct Node {
+pub(super) struct RuleNode {
     /// In order, for a binary search.
     pub(super) texts: Vec<(Box<str>, u32)>,
     pub(super) templates: Vec<(Template, u32)>,
@@ -25,7 +25,7 @@ pub(super) struct Node {
     pub(super) first_deny: u32,
 }
 
-impl Node {
+impl RuleNode {
     fn new() -> Self {
         let (texts, templates, here, hash) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         Self { texts, templates, plus: None, here, hash, first: NONE, first_deny: NONE }
@@ -47,17 +47,17 @@ pub(super) trait Judge {
 
 #[derive(Debug)]
 pub(super) struct Tree {
-    nodes: Vec<Node>,
+    nodes: Vec<RuleNode>,
 }
 
 impl Default for Tree {
     fn default() -> Self {
-        Self { nodes: vec![Node::new()] }
+        Self { nodes: vec![RuleNode::new()] }
     }
 }
 
 impl Tree {
-    pub(super) fn node(&self, number: u32) -> &Node {
+    pub(super) fn node(&self, number: u32) -> &RuleNode {
         &self.nodes[number as usize]
     }
 
@@ -66,7 +66,7 @@ impl Tree {
         let mut at = ROOT;
         self.note(at, rule, deny);
         for level in &pattern.levels {
-            if *level == Level::Hash {
+            if *level == PatternLevel::Hash {
                 push(&mut self.nodes[at as usize].hash, rule);
                 return;
             }
@@ -84,33 +84,35 @@ impl Tree {
         }
     }
 
-    fn child(&mut self, at: u32, level: &Level) -> u32 {
+    fn child(&mut self, at: u32, level: &PatternLevel) -> u32 {
         // A file has fewer levels than that.
         let next = u32::try_from(self.nodes.len()).unwrap_or(NONE);
         let node = &mut self.nodes[at as usize];
         let known = match level {
-            Level::Text(text) => match node.texts.binary_search_by(|(known, _)| known.cmp(text)) {
+            PatternLevel::Text(text) => match node.texts.binary_search_by(|(known, _)| known.cmp(text)) {
                 Ok(found) => Some(node.texts[found].1),
                 Err(place) => {
                     node.texts.insert(place, (text.clone(), next));
                     None
                 }
             },
-            Level::Template(template) => match node.templates.iter().find(|(known, _)| known == template) {
-                Some((_, child)) => Some(*child),
-                None => {
-                    node.templates.push((template.clone(), next));
-                    None
+            PatternLevel::Template(template) => {
+                match node.templates.iter().find(|(known, _)| known == template) {
+                    Some((_, child)) => Some(*child),
+                    None => {
+                        node.templates.push((template.clone(), next));
+                        None
+                    }
                 }
-            },
-            Level::Plus | Level::Hash => {
+            }
+            PatternLevel::Plus | PatternLevel::Hash => {
                 let known = node.plus;
                 node.plus = known.or(Some(next));
                 known
             }
         };
         known.unwrap_or_else(|| {
-            self.nodes.push(Node::new());
+            self.nodes.push(RuleNode::new());
             next
         })
     }

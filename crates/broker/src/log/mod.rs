@@ -148,13 +148,13 @@ impl fmt::Debug for LogTarget {
 }
 
 /// Groups in order and without repetition, nearly always few.
-struct Groups {
+struct GroupSet {
     few: [GroupId; FEW],
     count: usize,
     many: Vec<GroupId>,
 }
 
-impl Groups {
+impl GroupSet {
     fn new() -> Self {
         Self { few: [GroupId(0); FEW], count: 0, many: Vec::new() }
     }
@@ -228,7 +228,7 @@ impl LogTarget {
                 (Some(first), None) if first.id == kept.id => {}
                 (Some(first), none) => {
                     let groups = none.get_or_insert_with(|| {
-                        let mut groups = Groups::new();
+                        let mut groups = GroupSet::new();
                         groups.add(first.id);
                         groups
                     });

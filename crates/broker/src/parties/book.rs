@@ -29,12 +29,12 @@ pub(crate) struct Book {
 /// Parties without a section of their own, as long as somebody belongs to them.
 #[derive(Default)]
 struct Others {
-    by_name: HashMap<Key, Weak<Party>, RandomState>,
+    by_name: HashMap<PartyKey, Weak<Party>, RandomState>,
     /// All of them, in the order in which they are looked at: those to which nobody belongs now are removed.
-    turns: VecDeque<Key>,
+    turns: VecDeque<PartyKey>,
 }
 
-type Key = (PartyKind, Arc<str>);
+type PartyKey = (PartyKind, Arc<str>);
 
 /// Known parties that are checked for removal whenever one is added. With two there are never more than twice as many parties as
 /// are in use, and no login waits for a search through all.
@@ -92,7 +92,7 @@ impl Book {
     }
 
     fn other(&self, kind: PartyKind, name: &str, quotas: &Quotas) -> Arc<Party> {
-        let key: Key = (kind, name.into());
+        let key: PartyKey = (kind, name.into());
         let mut others = self.others.lock();
         let Others { by_name, turns } = &mut *others;
         if let Some(known) = by_name.get_mut(&key) {

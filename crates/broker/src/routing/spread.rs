@@ -8,7 +8,7 @@ use gateway_core::{
 };
 
 use super::index::{MatchList, Matched};
-use crate::{Broker, Delivered, Published, Target, Turn, shared::Group};
+use crate::{Broker, Delivered, Published, Target, Turn, shared::SharedGroup};
 
 /// Up to this many receivers are served in one go, since to continue later costs a copy of the message.
 const MANY: usize = 1024;
@@ -181,7 +181,7 @@ impl Broker {
     /// Shared subscriptions are apart from the others: each group gets its own copy [MQTT-4.8.2-5].
     fn deliver_to_group(
         &self,
-        group: &Group,
+        group: &SharedGroup,
         message: &Message<'_>,
         published: &mut Published,
         dirty: &mut Vec<Arc<dyn Target>>,

@@ -12,7 +12,7 @@ use crate::{
     Broker, EventKind, Inner, MemoryKind, RetainedCursor, Session, SubscribeError, SubscribeRequest,
     Subscribed,
     sessions::SessionState,
-    shared::{Group, Most, SharedMember},
+    shared::{Most, SharedGroup, SharedMember},
 };
 
 /// Bytes of one subscription on the memory account: its text, its records and, if it has wildcards, its nodes in the
@@ -273,7 +273,7 @@ impl Broker {
     ) -> Option<Added> {
         let inner = &*self.inner;
         let most = Most::new(&inner.limits);
-        let make = |id| Group::new(id, full, strategy, inner.hasher.clone(), most);
+        let make = |id| SharedGroup::new(id, full, strategy, inner.hasher.clone(), most);
         inner.index.subscribe_shared(full, filter, member, may_add, make)
     }
 }

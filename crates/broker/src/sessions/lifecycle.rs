@@ -13,7 +13,7 @@ use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 use super::core::{References, SessionState, cost};
 use crate::{
     Aftermath, Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, OpenedSession,
-    QuotaExceeded, Session, SessionCore, Target, Turn, Will, parties::Membership, shared::Group,
+    QuotaExceeded, Session, SessionCore, Target, Turn, Will, parties::Membership, shared::SharedGroup,
 };
 
 /// Timers run per tick at most.
@@ -421,7 +421,7 @@ impl Broker {
     }
 
     /// A member of these groups has gone.
-    pub(crate) fn park(&self, groups: &[Arc<Group>]) {
+    pub(crate) fn park(&self, groups: &[Arc<SharedGroup>]) {
         for group in groups {
             group.park(&self.inner.account);
         }

@@ -39,7 +39,7 @@ impl SharedMember {
 }
 
 /// Sessions that share one filter under one group name.
-pub(crate) struct Group {
+pub(crate) struct SharedGroup {
     pub(super) id: u32,
     /// `$share/name/filter`.
     full_name: Box<str>,
@@ -68,7 +68,7 @@ pub(crate) struct DeliveryContext<'a> {
     pub(crate) visited: usize,
 }
 
-impl Group {
+impl SharedGroup {
     pub(crate) fn new(
         id: u32,
         full_name: &str,

@@ -5,34 +5,34 @@ use std::{collections::HashMap, sync::Arc};
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use super::Group;
+use super::SharedGroup;
 
 /// All groups by id and by full name. Ids are not reused, so that a late message for a group that is gone finds nobody.
 #[derive(Default)]
-pub(crate) struct Groups {
-    by_id: HashMap<u32, Arc<Group>, RandomState>,
+pub(crate) struct SharedGroups {
+    by_id: HashMap<u32, Arc<SharedGroup>, RandomState>,
     names: HashTable<u32>,
     hasher: RandomState,
     last: u32,
 }
 
-impl Groups {
-    pub(crate) fn find(&self, full_name: &str) -> Option<&Arc<Group>> {
+impl SharedGroups {
+    pub(crate) fn find(&self, full_name: &str) -> Option<&Arc<SharedGroup>> {
         let hash = self.hasher.hash_one(full_name);
         let same = |id: &u32| self.by_id.get(id).is_some_and(|group| group.full_name() == full_name);
         self.by_id.get(self.names.find(hash, same)?)
     }
 
-    pub(crate) fn get(&self, id: u32) -> Option<&Arc<Group>> {
+    pub(crate) fn get(&self, id: u32) -> Option<&Arc<SharedGroup>> {
         self.by_id.get(&id)
     }
 
-    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<Group>> {
+    pub(crate) fn all(&self) -> impl Iterator<Item = &Arc<SharedGroup>> {
         self.by_id.values()
     }
 
     /// Adds the group that `make` builds for a new id.
-    pub(crate) fn add(&mut self, make: impl FnOnce(u32) -> Group) -> Arc<Group> {
+    pub(crate) fn add(&mut self, make: impl FnOnce(u32) -> SharedGroup) -> Arc<SharedGroup> {
         // 31 bits; skips 0 and, after wrapping, ids in use.
         loop {
             self.last = (self.last + 1) & (crate::routing::GROUP - 1);

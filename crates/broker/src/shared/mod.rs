@@ -1,6 +1,6 @@
 //! Shared subscriptions: groups of sessions of which one gets each message [MQTT-4.8.2-4].
 //!
-//! A [`Group`] chooses the member; what no member takes is put into its [`queue`] and later given to members by
+//! A [`SharedGroup`] chooses the member; what no member takes is put into its [`queue`] and later given to members by
 //! [`waiting`]. [`groups`] are found by number and by name.
 
 mod group;
@@ -9,8 +9,8 @@ mod queue;
 mod waiting;
 
 pub(crate) use self::{
-    group::{DeliveryContext, Group, SharedMember},
-    groups::Groups,
+    group::{DeliveryContext, SharedGroup, SharedMember},
+    groups::SharedGroups,
     queue::{Most, QueuedMessage},
     waiting::GroupPage,
 };

@@ -7,7 +7,7 @@ use gateway_core::{DropReason, Message, Outcome, QoS, QueueEntry, QueueId, Queue
 use store::QueueSummary;
 
 use super::{
-    DeliveryContext, Group, QueuedMessage, SharedMember,
+    DeliveryContext, QueuedMessage, SharedGroup, SharedMember,
     group::{DRAIN_PER_MESSAGE, is_any_online, nudge},
     queue::Queue,
 };
@@ -27,7 +27,7 @@ pub(crate) struct GroupPage {
     pub(crate) end: bool,
 }
 
-impl Group {
+impl SharedGroup {
     /// Restores what an earlier process left in the queue `id`.
     pub(crate) fn restore(&self, id: QueueId, summary: Option<&QueueSummary>) {
         self.stored.store(id.0, Ordering::Release);

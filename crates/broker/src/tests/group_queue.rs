@@ -7,7 +7,7 @@ use gateway_core::{Commit, QueueId, QueueOp, Refused, Unit, Yielded};
 use store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth};
 
 use super::{disk::Disk, *};
-use crate::shared::Group;
+use crate::shared::SharedGroup;
 
 const FILTER: &str = "$share/g/t";
 
@@ -103,7 +103,7 @@ impl Scene {
         self.group().queue_len()
     }
 
-    fn group(&self) -> Arc<Group> {
+    fn group(&self) -> Arc<SharedGroup> {
         self.bench.broker.inner.index.group_named(FILTER).expect("the group")
     }
 

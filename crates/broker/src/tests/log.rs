@@ -4,7 +4,8 @@ use std::{sync::atomic::AtomicU64, time::Duration};
 
 use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
 use store::{
-    Bounds, BoxFuture, LogFull, LogWatcher, Mark, PartitionedLog, ReadLimit, Reading, StoreError, StoreHealth,
+    BoxFuture, LogFull, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit, Reading, StoreError,
+    StoreHealth,
 };
 
 use super::*;
@@ -76,8 +77,8 @@ impl PartitionedLog for TestLog {
     fn find(&self, _: Partition, _: Timestamp) -> BoxFuture<'static, Result<u64, StoreError>> {
         unreachable!("the broker never reads")
     }
-    fn bounds(&self, _: Partition) -> Bounds {
-        Bounds::default()
+    fn bounds(&self, _: Partition) -> PartitionBounds {
+        PartitionBounds::default()
     }
     fn trim(&self, _: Partition, _: u64) {}
     fn marks(&self, _: GroupId) -> Vec<Mark> {

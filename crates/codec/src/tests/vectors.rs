@@ -10,9 +10,9 @@ const V5: &[Protocol] = &[Protocol::V5];
 const ALL: &[Protocol] = &[Protocol::V3, Protocol::V4, Protocol::V5];
 
 /// Levels, first byte, body, reason code (0: accepted), statement.
-type Row = (&'static [Protocol], u8, &'static str, u8, &'static str);
+type Vector = (&'static [Protocol], u8, &'static str, u8, &'static str);
 
-const PUBLISH: &[Row] = &[
+const PUBLISH: &[Vector] = &[
     (V34, 0x30, "0003'a/b' 'x'", 0, "minimal"),
     (V34, 0x30, "0003'a/b'", 0, "empty payload is valid"),
     (V5, 0x30, "0003'a/b' 00 'x'", 0, "minimal"),
@@ -70,7 +70,7 @@ const PUBLISH: &[Row] = &[
     (V5, 0x30, "0001'a' 05 0101", 0x81, "Property Length beyond the packet"),
 ];
 
-const ACKS: &[Row] = &[
+const ACKS: &[Vector] = &[
     (ALL, 0x40, "0001", 0, "PUBACK"),
     (ALL, 0x50, "0001", 0, "PUBREC"),
     (ALL, 0x62, "0001", 0, "MQTT-3.6.1-1"),
@@ -114,7 +114,7 @@ const ACKS: &[Row] = &[
     (V34, 0xf0, "", 0x81, "2.2.1: type 15 in version 3"),
 ];
 
-const SUBSCRIBE: &[Row] = &[
+const SUBSCRIBE: &[Vector] = &[
     (V34, 0x82, "0001 0003'a/b' 01", 0, "one filter"),
     (V34, 0x82, "0001 0003'a/b' 01 0001'#' 02", 0, "two filters"),
     (V5, 0x82, "0001 00 0003'a/b' 01", 0, "one filter"),
@@ -187,7 +187,7 @@ const SUBSCRIBE: &[Row] = &[
     (V5, 0xb0, "0001 00 01", 0x82, "MQTT-3.11.3-2"),
 ];
 
-const OTHERS: &[Row] = &[
+const OTHERS: &[Vector] = &[
     (V4, 0x20, "01 00", 0, "MQTT-3.2.2-2"),
     (V4, 0x20, "02 00", 0x81, "MQTT-3.2.2-1"),
     (V4, 0x20, "01 05", 0x82, "MQTT-3.2.2-4"),

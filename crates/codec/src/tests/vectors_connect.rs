@@ -3,9 +3,9 @@
 use super::*;
 
 /// Body, reason code (0: accepted), statement.
-type Row = (&'static str, u8, &'static str);
+type ConnectVector = (&'static str, u8, &'static str);
 
-const ROWS: &[Row] = &[
+const ROWS: &[ConnectVector] = &[
     ("0004'MQTT' 04 02 003c 0001'c'", 0, "3.1.1"),
     ("0006'MQIsdp' 03 02 003c 0001'c'", 0, "3.1"),
     ("0004'MQTT' 05 02 003c 00 0001'c'", 0, "5.0"),

@@ -4,7 +4,7 @@ use mqtt_gateway_client::v1::{Bridge, BridgeDirection, BridgeState, ListBridgesR
 
 use super::answer;
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{at, clean},
 };
@@ -14,7 +14,7 @@ use crate::{
 pub(crate) struct Bridges {}
 
 impl Bridges {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let response = answer!(context.client.operations().list_bridges(context.ask(ListBridgesRequest {})));
         let columns = &[
             "BRIDGE",

@@ -14,7 +14,7 @@ use prost_types::Timestamp;
 
 use super::{answer, pages, pair, qos, user_properties};
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{self, at, or_dash, word},
     spans,
@@ -152,7 +152,7 @@ impl Commands {
         matches!(self, Self::Watch { .. })
     }
 
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.commands();
         match self {
             Self::Send { what, wait } => {
@@ -220,7 +220,7 @@ impl Commands {
     }
 }
 
-async fn watch(context: &mut Context, command_id: String) -> Result<(), Failure> {
+async fn watch(context: &mut VerbContext, command_id: String) -> Result<(), Failure> {
     let mut stream = answer!(context.client.commands().watch_command(WatchCommandRequest { command_id }));
     let mut last = Command::default();
     while let Some(response) = stream.message().await.map_err(Error::from)? {

@@ -12,7 +12,7 @@ use super::{
     groups::line,
     messages::{lost, missing},
 };
-use crate::{Context, failure::Failure, remark};
+use crate::{VerbContext, failure::Failure, remark};
 
 /// Prints messages of a group as one of its members, and acknowledges each once it is printed.
 #[derive(Debug, Clone, clap::Args)]
@@ -40,7 +40,7 @@ pub(crate) struct Consume {
 const WINDOW: u64 = 1000;
 
 impl Consume {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut left = self.count.unwrap_or(u64::MAX);
         let mut joined = false;
         let mut pause = Duration::from_millis(100);
@@ -69,7 +69,12 @@ impl Consume {
     }
 
     /// One stream.
-    async fn once(&self, context: &mut Context, left: &mut u64, joined: &mut bool) -> Result<(), Failure> {
+    async fn once(
+        &self,
+        context: &mut VerbContext,
+        left: &mut u64,
+        joined: &mut bool,
+    ) -> Result<(), Failure> {
         let mut window = (*left).min(WINDOW);
         let flow = |messages: u64| Flow {
             max_outstanding_messages: u32::try_from(messages).unwrap_or(u32::MAX),
@@ -131,7 +136,7 @@ impl Consume {
         Ok(())
     }
 
-    fn print(&self, context: &mut Context, delivery: &Delivery) -> Result<(), Failure> {
+    fn print(&self, context: &mut VerbContext, delivery: &Delivery) -> Result<(), Failure> {
         use mqtt_gateway_client::v1::consumed_message::Content;
         match &delivery.content {
             Some(Content::Message(message)) if self.raw => context.out.raw(&message.payload)?,

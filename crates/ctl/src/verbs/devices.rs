@@ -12,7 +12,7 @@ use prost_types::Timestamp;
 
 use super::{answer, messages::missing, pages, qos};
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{self, at, or_dash, word},
     progress, remark, spans,
@@ -238,7 +238,7 @@ impl Devices {
         matches!(self, Self::Trace { log: false, off: false, .. })
     }
 
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.devices();
         match self {
             Self::List {
@@ -456,7 +456,7 @@ impl Devices {
 
 /// Prints packets as they come and go.
 async fn packets(
-    context: &mut Context,
+    context: &mut VerbContext,
     device_id: String,
     payload_bytes: u32,
     mut left: u64,

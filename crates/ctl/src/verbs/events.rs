@@ -8,7 +8,7 @@ use mqtt_gateway_client::{
 
 use super::messages::{lost, missing};
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{self, at, or_dash, word},
     remark,
@@ -97,7 +97,7 @@ pub(crate) fn what(event: &Event) -> String {
 }
 
 impl Events {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let request = WatchEventsRequest {
             kinds: self.kind.into_iter().map(|kind| EventKind::from(kind).into()).collect(),
             device_ids: self.device,

@@ -14,7 +14,7 @@ use prost_types::FieldMask;
 
 use super::{answer, events, messages, pages, pair, qos};
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{self, at, or_dash},
     remark, spans,
@@ -350,7 +350,7 @@ pub(crate) fn line(delivery: &ConsumedMessage) -> String {
 }
 
 impl Groups {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.groups();
         match self {
             Self::Create { name, settings, order, start, validate_only } => {
@@ -480,7 +480,7 @@ impl Groups {
 }
 
 fn settled(
-    context: &mut Context,
+    context: &mut VerbContext,
     results: &[AckResult],
     response: &AcknowledgeResponse,
 ) -> Result<(), Failure> {
@@ -498,7 +498,7 @@ fn settled(
     }
 }
 
-async fn update(context: &mut Context, group: Group, paths: Vec<String>) -> Result<(), Failure> {
+async fn update(context: &mut VerbContext, group: Group, paths: Vec<String>) -> Result<(), Failure> {
     if paths.is_empty() {
         return Err(Failure::Usage(
             "nothing to change was given; 'groups update --help' shows what can be".to_owned(),
@@ -510,7 +510,7 @@ async fn update(context: &mut Context, group: Group, paths: Vec<String>) -> Resu
 }
 
 impl DeadLetters {
-    async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.groups();
         match self {
             Self::List { group, limit } => {

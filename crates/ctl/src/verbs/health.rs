@@ -4,7 +4,7 @@ use mqtt_gateway_client::{HealthCheckRequest, ServingStatus};
 use serde_json::json;
 
 use super::answer;
-use crate::{Context, failure::Failure};
+use crate::{VerbContext, failure::Failure};
 
 /// Says whether the gateway, or one service of it, takes calls. Exit code 1 if it does not.
 #[derive(Debug, Clone, clap::Args)]
@@ -15,7 +15,7 @@ pub(crate) struct Health {
 }
 
 impl Health {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let request = HealthCheckRequest { service: self.service.clone() };
         let response = answer!(context.client.health().check(context.ask(request)));
         let serving = response.status() == ServingStatus::Serving;

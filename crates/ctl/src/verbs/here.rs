@@ -7,7 +7,7 @@ use clap_complete::Shell;
 
 use super::Verb;
 use crate::{
-    Connection,
+    GatewayAddress,
     failure::Failure,
     output::{Out, or_dash},
     profile,
@@ -69,7 +69,7 @@ pub(crate) fn local(verb: &Verb) -> Option<Local> {
 /// Does it. `whole` is the definition of the program.
 pub(crate) fn locally(
     verb: Local,
-    connection: &Connection,
+    connection: &GatewayAddress,
     out: &mut Out,
     mut whole: clap::Command,
 ) -> Result<(), Failure> {
@@ -91,7 +91,7 @@ pub(crate) fn locally(
     }
 }
 
-fn profiles(verb: ProfileVerb, connection: &Connection, out: &mut Out) -> Result<(), Failure> {
+fn profiles(verb: ProfileVerb, connection: &GatewayAddress, out: &mut Out) -> Result<(), Failure> {
     let path = profile::path()?;
     let mut all = profile::read(&path)?;
     let unknown = |name: &str| {

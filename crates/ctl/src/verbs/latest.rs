@@ -17,7 +17,7 @@ use super::{
     pages, pair, qos, user_properties,
 };
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{self, at, or_dash},
     remark, spans,
@@ -113,7 +113,7 @@ impl Latest {
         matches!(self, Self::Watch { .. })
     }
 
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         match self {
             Self::Get { topics, device } if topics.len() == 1 => {
                 let topic = topics.into_iter().next().unwrap_or_default();
@@ -214,7 +214,7 @@ fn topic_or_filter(text: String) -> (String, String) {
     if text.contains(['+', '#']) { (String::new(), text) } else { (text, String::new()) }
 }
 
-async fn watch(context: &mut Context, request: WatchLatestRequest, mut left: u64) -> Result<(), Failure> {
+async fn watch(context: &mut VerbContext, request: WatchLatestRequest, mut left: u64) -> Result<(), Failure> {
     let mut stream = context.client.watch_latest(request);
     while left > 0 {
         match stream.next().await? {
@@ -282,7 +282,7 @@ pub(crate) enum Retained {
 }
 
 impl Retained {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         match self {
             Self::Get { topic } => {
                 let request = context.ask(GetRetainedRequest { topic });

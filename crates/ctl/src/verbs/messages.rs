@@ -19,7 +19,7 @@ use prost_types::Timestamp;
 
 use super::{answer, pages, pair, qos, user_properties};
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{self, at, or_dash, word},
     progress, remark, spans,
@@ -51,7 +51,7 @@ pub(crate) struct Sub {
 }
 
 impl Sub {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let request = SubscribeRequest {
             topic_filters: self.filters,
             device_ids: self.device,
@@ -212,7 +212,7 @@ impl Pub {
         }
     }
 
-    pub(crate) async fn run(mut self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(mut self, context: &mut VerbContext) -> Result<(), Failure> {
         if self.device_prefix.is_none() && self.device.is_empty() && (self.fail_offline || self.drop_offline)
         {
             return Err(Failure::Usage(
@@ -252,7 +252,7 @@ impl Pub {
     }
 
     /// Several payloads in one call.
-    async fn publish_batch(mut self, context: &mut Context) -> Result<(), Failure> {
+    async fn publish_batch(mut self, context: &mut VerbContext) -> Result<(), Failure> {
         if self.device_prefix.is_some() || self.device.len() > 1 || self.idempotency_key.is_some() {
             return Err(Failure::Usage(
                 "several payloads go by topic or to one device, without a key".to_owned(),
@@ -277,7 +277,11 @@ impl Pub {
         }
     }
 
-    async fn publish_to_many(self, context: &mut Context, message: PublishRequest) -> Result<(), Failure> {
+    async fn publish_to_many(
+        self,
+        context: &mut VerbContext,
+        message: PublishRequest,
+    ) -> Result<(), Failure> {
         let request = PublishToDevicesRequest {
             message: Some(message),
             device_ids: self.device,
@@ -306,7 +310,7 @@ impl Pub {
     }
 
     /// Each line of standard input over one stream, many on the way.
-    async fn publish_lines(mut self, context: &mut Context) -> Result<(), Failure> {
+    async fn publish_lines(mut self, context: &mut VerbContext) -> Result<(), Failure> {
         let device = self.device.pop();
         if !self.device.is_empty() {
             return Err(Failure::Usage("--lines goes by topic or to one device".to_owned()));
@@ -456,7 +460,7 @@ pub(crate) enum Scheduled {
 }
 
 impl Scheduled {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         match self {
             Self::List { device } => {
                 let device_id = device.unwrap_or_default();

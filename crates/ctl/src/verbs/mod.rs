@@ -20,7 +20,7 @@ use clap::Subcommand;
 pub(crate) use here::{local, locally};
 use mqtt_gateway_client::v1::{Qos, UserProperty};
 
-use crate::{Context, failure::Failure};
+use crate::{VerbContext, failure::Failure};
 
 /// What to do.
 #[derive(Debug, Clone, Subcommand)]
@@ -96,7 +96,7 @@ impl Verb {
         matches!(self, Self::Consume(_))
     }
 
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         match self {
             Self::Sub(verb) => verb.run(context).await,
             Self::Pub(verb) => verb.run(context).await,

@@ -8,7 +8,7 @@ use mqtt_gateway_client::v1::{
 
 use super::answer;
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{at, clean},
 };
@@ -36,7 +36,7 @@ pub(crate) enum Gateway {
 }
 
 impl Gateway {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.operations();
         match self {
             Self::Status => {

@@ -13,7 +13,7 @@ use prost_types::Timestamp;
 
 use super::{answer, pages, pair, qos};
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{at, clean, or_dash, word},
     spans,
@@ -230,7 +230,7 @@ fn rule(rule: &Rule) -> Vec<String> {
 }
 
 impl Security {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.security();
         match self {
             Self::Explain(verb) => verb.run(context).await,
@@ -302,7 +302,7 @@ impl Security {
 }
 
 impl Explain {
-    async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut claims: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (name, value) in self.claims {
             claims.entry(name).or_default().push(value);
@@ -338,7 +338,7 @@ impl Explain {
 }
 
 impl Tokens {
-    async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.security();
         match self {
             Self::Create { role, topics, devices, expires, note } => {
@@ -397,7 +397,7 @@ impl Tokens {
 }
 
 impl Bans {
-    async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.security();
         match self {
             Self::List => {

@@ -15,7 +15,7 @@ use super::{
     pages,
 };
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{at, clean},
     remark,
@@ -100,7 +100,7 @@ impl Shadows {
         matches!(self, Self::Watch { .. })
     }
 
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.shadows();
         match self {
             Self::Get { device, name } => {
@@ -166,7 +166,7 @@ impl Shadows {
     }
 }
 
-async fn watch(context: &mut Context, request: WatchShadowRequest, mut left: u64) -> Result<(), Failure> {
+async fn watch(context: &mut VerbContext, request: WatchShadowRequest, mut left: u64) -> Result<(), Failure> {
     let mut stream = context.client.watch_shadows(request);
     while left > 0 {
         match stream.next().await? {

@@ -5,7 +5,7 @@ use mqtt_gateway_client::v1::{ListStreamsRequest, OpenStream, StreamRank};
 
 use super::answer;
 use crate::{
-    Context,
+    VerbContext,
     failure::Failure,
     output::{at, clean, or_dash},
 };
@@ -37,7 +37,7 @@ enum Rank {
 }
 
 impl Streams {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let rank_by = match self.by {
             Rank::Time => StreamRank::WaitingTime,
             Rank::Bytes => StreamRank::WaitingBytes,

@@ -17,7 +17,7 @@ use mqtt_gateway_client::{
 use serde_json::json;
 
 use super::answer;
-use crate::{Context, failure::Failure, output::clean};
+use crate::{VerbContext, failure::Failure, output::clean};
 
 /// Shows it.
 #[derive(Debug, Clone, clap::Args)]
@@ -61,7 +61,7 @@ const RATES: [(&str, &str); 4] = [
 ];
 
 impl Top {
-    pub(crate) async fn run(self, context: &mut Context) -> Result<(), Failure> {
+    pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let terminal = std::io::stdout().is_terminal() && !context.out.is_json();
         let mut left = self.count.unwrap_or(u64::MAX);
         // $SYS is written anew every few seconds: a rate is over the time between two values of it.
@@ -98,7 +98,7 @@ impl Top {
     }
 }
 
-async fn counters(context: &Context) -> Result<Counters, Failure> {
+async fn counters(context: &VerbContext) -> Result<Counters, Failure> {
     let request = ListRetainedRequest {
         topic_filter: "$SYS/broker/#".to_owned(),
         page_size: 1000,
@@ -114,13 +114,13 @@ async fn counters(context: &Context) -> Result<Counters, Failure> {
     Ok(Counters { at, values: values.collect() })
 }
 
-async fn devices(context: &Context, limit: u8) -> Result<Vec<Device>, Failure> {
+async fn devices(context: &VerbContext, limit: u8) -> Result<Vec<Device>, Failure> {
     let request = ListTopDevicesRequest { limit: limit.into(), ..ListTopDevicesRequest::default() };
     Ok(answer!(context.client.devices().list_top_devices(context.ask(request))).devices)
 }
 
 /// The groups with the largest lag; none where groups are switched off or not the caller's.
-async fn groups(context: &Context, limit: u8) -> Result<Vec<Group>, Failure> {
+async fn groups(context: &VerbContext, limit: u8) -> Result<Vec<Group>, Failure> {
     let request = ListGroupsRequest { page_size: 1000, page_token: String::new() };
     let mut groups =
         match context.client.groups().list_groups(context.ask(request)).await.map_err(Error::from) {

@@ -18,7 +18,7 @@ pub use filters::Filters;
 pub use publish::Incoming;
 pub(super) use publish::may_publish_to;
 #[cfg(test)]
-pub(super) use publish::{PublishError, Refusal, refusal};
+pub(super) use publish::{PublishError, PublishRefusal, refusal};
 
 /// PUBACK packets that are handled under one lock: deliveries to the session wait for them.
 const ACKS_PER_LOCK: usize = 16;

@@ -163,9 +163,9 @@ impl Inbound {
     /// Nothing but the connection's end can tell the client.
     pub fn refused(&self, qos: QoS, packet_id: u16, code: u8) -> Result<Option<Reply>, Violation> {
         match refusal(self.protocol, qos, code) {
-            Refusal::Acknowledge(code) => Ok(Some(Reply { code, ..Reply::to(qos, packet_id, None) })),
-            Refusal::Drop => Ok(None),
-            Refusal::Close => Err(Violation(code)),
+            PublishRefusal::Acknowledge(code) => Ok(Some(Reply { code, ..Reply::to(qos, packet_id, None) })),
+            PublishRefusal::Drop => Ok(None),
+            PublishRefusal::Close => Err(Violation(code)),
         }
     }
 
@@ -224,7 +224,7 @@ impl Reply {
 
 /// What becomes of a PUBLISH that is refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Refusal {
+pub(crate) enum PublishRefusal {
     /// Acknowledged with this code.
     Acknowledge(u8),
     /// Forgotten: there is no acknowledgement at QoS 0.
@@ -235,13 +235,13 @@ pub(crate) enum Refusal {
 
 /// What becomes of a PUBLISH of `qos` that is refused with `code`. 3.1.1 may close or acknowledge what is not allowed
 /// [MQTT-3.3.5-2]; 3.1 must acknowledge it (its section 3.3), but not what may be accepted when it comes again.
-pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> Refusal {
+pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> PublishRefusal {
     let for_good = matches!(code, reason::NOT_AUTHORIZED | reason::TOPIC_NAME_INVALID);
     match (protocol, qos) {
-        (Protocol::V3, QoS::AtMostOnce) if for_good => Refusal::Drop,
-        (Protocol::V3, _) if for_good => Refusal::Acknowledge(reason::SUCCESS),
-        (Protocol::V5, QoS::AtLeastOnce | QoS::ExactlyOnce) => Refusal::Acknowledge(code),
-        _ => Refusal::Close,
+        (Protocol::V3, QoS::AtMostOnce) if for_good => PublishRefusal::Drop,
+        (Protocol::V3, _) if for_good => PublishRefusal::Acknowledge(reason::SUCCESS),
+        (Protocol::V5, QoS::AtLeastOnce | QoS::ExactlyOnce) => PublishRefusal::Acknowledge(code),
+        _ => PublishRefusal::Close,
     }
 }
 

@@ -3,7 +3,7 @@
 use codec::Connect;
 
 use super::{
-    super::inbound::{PublishError, Refusal, refusal},
+    super::inbound::{PublishError, PublishRefusal, refusal},
     *,
 };
 
@@ -132,7 +132,7 @@ fn inbound_publish_is_checked_and_its_alias_resolved() {
 /// 3.1.1: [MQTT-3.3.5-2]; 5.0: a reason code where there is an acknowledgement; 3.1 acknowledges what it will never take.
 #[test]
 fn a_refused_publish_is_answered_or_ends_the_connection() {
-    use Refusal::{Acknowledge, Close, Drop};
+    use PublishRefusal::{Acknowledge, Close, Drop};
     for qos in [QoS::AtMostOnce, QoS::AtLeastOnce, QoS::ExactlyOnce] {
         let acknowledged = qos != QoS::AtMostOnce;
         for code in [reason::NOT_AUTHORIZED, reason::TOPIC_NAME_INVALID, reason::QUOTA_EXCEEDED] {

@@ -80,12 +80,12 @@ impl Default for Lazy {
 /// Hands operations to a writer thread. Dropping it waits until what was submitted is written, or failed once more, unless
 /// it is dropped in that thread, which then ends by itself after that.
 pub(super) struct Committer<W: EnvironmentWriter> {
-    shared: Arc<Shared<W::Inbox>>,
+    shared: Arc<CommitterShared<W::Inbox>>,
     environment: Arc<Environment>,
     thread: Option<JoinHandle<()>>,
 }
 
-struct Shared<I> {
+struct CommitterShared<I> {
     state: Mutex<Submitted<I>>,
     wake: Condvar,
     failing: AtomicBool,
@@ -115,7 +115,7 @@ impl<W: EnvironmentWriter> Committer<W> {
     ) -> Result<Self, StoreError> {
         let [inbox, spare] = inboxes;
         let state = Submitted { inbox, urgent: false, since: None, closing: false };
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(CommitterShared {
             state: Mutex::new(state),
             wake: Condvar::new(),
             failing: AtomicBool::new(false),
@@ -174,7 +174,7 @@ impl<W: EnvironmentWriter> Committer<W> {
             StoreHealth::Failing => {}
             StoreHealth::Damaged => return false,
         }
-        let Shared { started, probed, .. } = &*self.shared;
+        let CommitterShared { started, probed, .. } = &*self.shared;
         let (now, last) = (started.elapsed().as_millis() as u64, probed.load(Relaxed));
         now >= last + PROBE_MILLIS && probed.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
     }
@@ -212,7 +212,7 @@ fn now() -> Instant {
 }
 
 struct CommitWriter<W: EnvironmentWriter> {
-    shared: Arc<Shared<W::Inbox>>,
+    shared: Arc<CommitterShared<W::Inbox>>,
     environment: Arc<Environment>,
     work: W,
     spare: W::Inbox,

@@ -114,7 +114,7 @@ struct Position<'k> {
 }
 
 /// A node in a page: its key, and bytes or number of a page.
-struct Node<'p> {
+struct PageNode<'p> {
     key: &'p [u8],
     flags: u16,
     /// Size of the data, or number of the child in a branch.
@@ -230,7 +230,13 @@ impl<'a> FileWalk<'a> {
     }
 
     /// A key and its value, on page `number`.
-    fn entry(&mut self, number: u64, node: &Node<'_>, kind: TreeKind, tree: &mut Tree) -> Result<(), Fault> {
+    fn entry(
+        &mut self,
+        number: u64,
+        node: &PageNode<'_>,
+        kind: TreeKind,
+        tree: &mut Tree,
+    ) -> Result<(), Fault> {
         let wrong = || bad(number, "a value is not of its tree");
         let expected = if kind == TreeKind::Main { SUB_DATABASE } else { 0 };
         if node.flags & !BIG_DATA != expected {
@@ -345,7 +351,7 @@ impl<'a> FileWalk<'a> {
 }
 
 /// The nodes of a page, if they are inside it and apart from each other.
-fn nodes(page: &[u8], branch: bool) -> Option<Vec<Node<'_>>> {
+fn nodes(page: &[u8], branch: bool) -> Option<Vec<PageNode<'_>>> {
     let (lower, upper) = (usize::from(u16_at(page, 12)?), usize::from(u16_at(page, 14)?));
     let pointers = lower.checked_sub(PAGE_HEADER)?;
     if upper < lower || upper > page.len() || !pointers.is_multiple_of(2) {
@@ -369,7 +375,7 @@ fn nodes(page: &[u8], branch: bool) -> Option<Vec<Node<'_>>> {
             return None;
         }
         places.push((at, end));
-        nodes.push(Node {
+        nodes.push(PageNode {
             key: page.get(key_at..data_at)?,
             flags,
             number: if branch { low | u64::from(flags) << 32 } else { low },
@@ -382,7 +388,7 @@ fn nodes(page: &[u8], branch: bool) -> Option<Vec<Node<'_>>> {
 }
 
 /// Whether keys are as long as they may be, in order, and between those of the page above.
-fn in_order(nodes: &[Node<'_>], branch: bool, place: &Position<'_>) -> bool {
+fn in_order(nodes: &[PageNode<'_>], branch: bool, place: &Position<'_>) -> bool {
     let by_number = matches!(place.kind, TreeKind::Free(_));
     let compare = |one: &[u8], other: &[u8]| match by_number {
         true => u64_at(one, 0).cmp(&u64_at(other, 0)),

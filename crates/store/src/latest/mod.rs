@@ -43,7 +43,7 @@ use tokio::{
 use self::{condition::ConditionWatch, spill::Spill};
 use super::{
     LatestStore, SpillStore, StoreError, VersionClock,
-    stripe::{Bounds, Refusal, Stripe, Sums, Unflushed},
+    stripe::{NotRecorded, Stripe, StripeBounds, Sums, Unflushed},
 };
 
 pub use self::{condition::Condition, options::LatestOptions};
@@ -143,7 +143,7 @@ impl Latest {
         }
         let (stripe, hash) = self.place(device.as_str(), message.topic);
         let max_bytes = self.options.in_memory() as isize;
-        let bounds = Bounds {
+        let bounds = StripeBounds {
             free: max_bytes - self.pending_bytes.load(Relaxed),
             growth: max_bytes / 4,
             topics_per_device: self.options.topics_per_device as u32,
@@ -168,9 +168,9 @@ impl Latest {
                     c.latest_coalesced.add(recorded.coalesced.into());
                 });
             }
-            Err(Refusal::Excluded) => {}
-            Err(Refusal::DeviceTopics) => count(|c| c.latest_dropped_topics.add(1)),
-            Err(Refusal::Bytes) => count(|c| c.latest_dropped_bytes.add(1)),
+            Err(NotRecorded::Excluded) => {}
+            Err(NotRecorded::DeviceTopics) => count(|c| c.latest_dropped_topics.add(1)),
+            Err(NotRecorded::Bytes) => count(|c| c.latest_dropped_bytes.add(1)),
         }
     }
 

@@ -48,7 +48,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(60);
 const KEEPALIVE: Duration = Duration::from_secs(10);
 
 /// The task that makes a connection.
-type Opening = JoinHandle<Result<Arc<Connection>, StoreError>>;
+type Opening = JoinHandle<Result<Arc<ClusterSession>, StoreError>>;
 
 /// The cluster as this process sees it.
 pub(super) struct Cluster {
@@ -65,14 +65,14 @@ pub(super) struct Cluster {
 struct Contact {
     /// Outlives the connections.
     session: Option<Arc<Session>>,
-    connection: Option<Arc<Connection>>,
+    connection: Option<Arc<ClusterSession>>,
     /// Of the newest connection.
     tables: TableIds,
     failed: Option<(Instant, StoreError)>,
 }
 
 /// A session with statements for a schema that was found right.
-pub(super) struct Connection {
+pub(super) struct ClusterSession {
     pub(super) session: Arc<Session>,
     /// Those that were there when the statements were made.
     pub(super) tables: TableIds,
@@ -101,7 +101,7 @@ impl Cluster {
     }
 
     /// The connection, made if it is not there. Cancel safe: it is made even if nobody waits for it.
-    pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<Connection>, StoreError> {
+    pub(super) async fn connection(self: &Arc<Self>) -> Result<Arc<ClusterSession>, StoreError> {
         if let Some(known) = self.known_state() {
             return known;
         }
@@ -116,7 +116,7 @@ impl Cluster {
     }
 
     /// What is known without asking the database.
-    fn known_state(&self) -> Option<Result<Arc<Connection>, StoreError>> {
+    fn known_state(&self) -> Option<Result<Arc<ClusterSession>, StoreError>> {
         let state = self.state.lock();
         if let Some(connection) = &state.connection {
             return Some(Ok(Arc::clone(connection)));
@@ -126,7 +126,7 @@ impl Cluster {
     }
 
     /// `connection` met a schema that is not what its statements expect, or may be: the next call looks at it.
-    fn suspect(&self, connection: &Arc<Connection>) {
+    fn suspect(&self, connection: &Arc<ClusterSession>) {
         let mut state = self.state.lock();
         if state.connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection)) {
             state.connection = None;
@@ -134,14 +134,14 @@ impl Cluster {
     }
 
     /// Whether the next call looks at the schema, or one did since `connection` was made.
-    pub(super) fn is_suspected(&self, connection: &Arc<Connection>) -> bool {
+    pub(super) fn is_suspected(&self, connection: &Arc<ClusterSession>) -> bool {
         !self.state.lock().connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection))
     }
 
     /// Asks the database: one of the reads under way. `doing` is verb and object, for the error.
     pub(super) async fn ask<T>(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<ClusterSession>,
         doing: &str,
         request: impl Future<Output = Result<T, ExecutionError>>,
     ) -> Result<T, StoreError> {
@@ -154,7 +154,7 @@ impl Cluster {
     /// What an answer says about load and schema.
     pub(super) fn answered<T>(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<ClusterSession>,
         permit: Permit<'_>,
         answer: &Result<T, ExecutionError>,
     ) {
@@ -166,7 +166,7 @@ impl Cluster {
         }
     }
 
-    async fn open(self: Arc<Self>) -> Result<Arc<Connection>, StoreError> {
+    async fn open(self: Arc<Self>) -> Result<Arc<ClusterSession>, StoreError> {
         let opened = self.try_open().await;
         let mut state = self.state.lock();
         match &opened {
@@ -177,7 +177,7 @@ impl Cluster {
         opened
     }
 
-    async fn try_open(&self) -> Result<Arc<Connection>, StoreError> {
+    async fn try_open(&self) -> Result<Arc<ClusterSession>, StoreError> {
         let options = &*self.options;
         let kept = self.state.lock().session.clone();
         let session = match kept {
@@ -194,7 +194,7 @@ impl Cluster {
             // The tables may be empty now.
             self.known.clear();
         }
-        Ok(Arc::new(Connection::prepare(session, tables, options).await?))
+        Ok(Arc::new(ClusterSession::prepare(session, tables, options).await?))
     }
 }
 
@@ -233,7 +233,7 @@ async fn connect(options: &ScyllaOptions) -> Result<Session, StoreError> {
     }
 }
 
-impl Connection {
+impl ClusterSession {
     async fn prepare(
         session: Arc<Session>,
         tables: TableIds,

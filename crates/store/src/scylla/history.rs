@@ -19,11 +19,11 @@ use scylla::{
 
 use super::{
     ScyllaLatest, ScyllaOptions,
-    cluster::{Cluster, Connection, prepare},
+    cluster::{Cluster, ClusterSession, prepare},
     errors::damaged,
     options::life,
     read::{self, next_rows},
-    row::{self, Row},
+    row::{self, LatestRow},
     write::{self, BATCH_BYTES, Plan, Put},
 };
 use crate::{
@@ -60,7 +60,7 @@ impl ScyllaHistory {
                 let most = rows.min(walk.room());
                 let (found, next) = self.ask(&connection, &query, part, most, state).await?;
                 let (mut seen, mut bytes) = (0, 0);
-                for row in found.rows::<Row>().map_err(damaged)? {
+                for row in found.rows::<LatestRow>().map_err(damaged)? {
                     if walk.is_full() {
                         return Ok(walk.page());
                     }
@@ -85,7 +85,7 @@ impl ScyllaHistory {
     /// size of an answer.
     async fn ask(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<ClusterSession>,
         query: &HistoryQuery,
         part: BucketPart,
         rows: usize,
@@ -140,7 +140,12 @@ struct Partitions {
 impl Put for Partitions {
     type Table = ();
 
-    async fn put(&self, connection: &Connection, (): (), numbers: &[usize]) -> Result<(), ExecutionError> {
+    async fn put(
+        &self,
+        connection: &ClusterSession,
+        (): (),
+        numbers: &[usize],
+    ) -> Result<(), ExecutionError> {
         let rows: Vec<_> = numbers
             .iter()
             .map(|number| {
@@ -198,7 +203,12 @@ struct Entries {
 impl Put for Entries {
     type Table = ();
 
-    async fn put(&self, connection: &Connection, (): (), numbers: &[usize]) -> Result<(), ExecutionError> {
+    async fn put(
+        &self,
+        connection: &ClusterSession,
+        (): (),
+        numbers: &[usize],
+    ) -> Result<(), ExecutionError> {
         let server = &self.options.server_id;
         let rows: Vec<_> = numbers.iter().map(|number| bind(&self.batch[*number], server)).collect();
         write::put(&connection.session, &connection.history.append, &self.options, &rows).await

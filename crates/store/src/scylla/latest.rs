@@ -12,7 +12,7 @@ use tokio::task::JoinSet;
 
 use super::{
     ScyllaOptions, StoreError,
-    cluster::{Cluster, Connection},
+    cluster::{Cluster, ClusterSession},
     read, row,
     topics::{Admitted, KnownTopics, Stored},
     write::{self, BATCH_BYTES, Plan, Put},
@@ -103,7 +103,7 @@ impl Put for Values {
 
     async fn put(
         &self,
-        connection: &Connection,
+        connection: &ClusterSession,
         table: LatestTable,
         numbers: &[usize],
     ) -> Result<(), ExecutionError> {
@@ -176,7 +176,7 @@ fn warn_if_ahead<'a>(cluster: &Cluster, values: impl IntoIterator<Item = &'a Lat
 /// Which of `batch` are written: all but those of topics beyond the bound and those that no database takes.
 async fn admit(
     cluster: &Arc<Cluster>,
-    connection: &Arc<Connection>,
+    connection: &Arc<ClusterSession>,
     batch: &Arc<[LatestValue]>,
     admission: &mut Admission<'_>,
 ) -> Result<Vec<usize>, StoreError> {

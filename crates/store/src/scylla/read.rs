@@ -11,9 +11,9 @@ use tokio::task::JoinSet;
 
 use super::{
     StoreError,
-    cluster::{Cluster, Connection},
+    cluster::{Cluster, ClusterSession},
     errors::damaged,
-    row::{self, Row},
+    row::{self, LatestRow},
     topics::Stored,
 };
 use crate::{LatestPage, LatestQuery, LatestValue, PageBuilder, PageToken, Selection};
@@ -56,14 +56,14 @@ pub(super) async fn get(
         }
     };
     let rows = answer.into_rows_result().map_err(damaged)?;
-    let row = rows.maybe_first_row::<Row>().map_err(damaged)?;
+    let row = rows.maybe_first_row::<LatestRow>().map_err(damaged)?;
     row.map(|row| row.into_value(&cluster.options.server_id)).transpose()
 }
 
 /// The topics of a device: as many as it may have.
 pub(super) async fn topics(
     cluster: &Arc<Cluster>,
-    connection: &Arc<Connection>,
+    connection: &Arc<ClusterSession>,
     device: &str,
 ) -> Result<Stored, StoreError> {
     let limit = i32::try_from(cluster.options.topics_per_device).unwrap_or(i32::MAX);
@@ -151,7 +151,7 @@ struct DeviceRows {
 
 async fn ask(
     cluster: &Arc<Cluster>,
-    connection: &Arc<Connection>,
+    connection: &Arc<ClusterSession>,
     device: &str,
     after: &str,
     rows: usize,
@@ -163,7 +163,7 @@ async fn ask(
     let (rows, next) = cluster.ask(connection, "list values", request).await?;
     let rows = rows.into_rows_result().map_err(damaged)?;
     let mut answer = DeviceRows { values: Vec::new(), bytes: 0, next };
-    for row in rows.rows::<Row>().map_err(damaged)? {
+    for row in rows.rows::<LatestRow>().map_err(damaged)? {
         let value = row.map_err(damaged)?.into_value(&cluster.options.server_id)?;
         answer.bytes += row::size(&value);
         answer.values.push(value);
@@ -174,7 +174,7 @@ async fn ask(
 /// The first answers for the devices of a selection, in order.
 struct ReadAhead<'a> {
     cluster: &'a Arc<Cluster>,
-    connection: &'a Arc<Connection>,
+    connection: &'a Arc<ClusterSession>,
     /// Each with the topic to begin after.
     devices: Vec<(String, String)>,
     /// The next to ask for, and the next to return.
@@ -187,7 +187,7 @@ struct ReadAhead<'a> {
 }
 
 impl<'a> ReadAhead<'a> {
-    fn new(cluster: &'a Arc<Cluster>, connection: &'a Arc<Connection>, selection: &Selection) -> Self {
+    fn new(cluster: &'a Arc<Cluster>, connection: &'a Arc<ClusterSession>, selection: &Selection) -> Self {
         let begin = |device: &String| match &selection.after {
             Some(after) if after.device > *device => None,
             Some(after) if after.device == *device => Some((device.clone(), after.topic.clone())),

@@ -84,7 +84,7 @@ pub(super) fn bind<'a>(value: &'a LatestValue, server: &'a str, ttl: i32) -> Bou
 /// What is read: [`COLUMNS`].
 #[derive(DeserializeRow)]
 #[scylla(flavor = "enforce_order", skip_name_checks)]
-pub(super) struct Row {
+pub(super) struct LatestRow {
     payload: Bytes,
     device: String,
     topic: String,
@@ -101,7 +101,7 @@ pub(super) struct Row {
     user_properties: Vec<(String, String)>,
 }
 
-impl Row {
+impl LatestRow {
     /// `server` is this gateway's id.
     ///
     /// # Errors

@@ -19,7 +19,7 @@ use scylla::{
 
 use super::{
     Consistency, ScyllaLatest, ScyllaOptions,
-    cluster::{Cluster, Connection, prepare},
+    cluster::{Cluster, ClusterSession, prepare},
     errors::{self, damaged},
 };
 use crate::{
@@ -115,7 +115,7 @@ impl ScyllaShadows {
     /// Makes a change if its condition holds.
     async fn change(
         &self,
-        connection: &Arc<Connection>,
+        connection: &Arc<ClusterSession>,
         statement: &PreparedStatement,
         values: impl SerializeRow,
     ) -> Result<ShadowPut, StoreError> {

@@ -16,7 +16,7 @@ use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 
 use super::{
     super::{HistoryEntry, HistoryQuery, HistoryStore as _, history, suite},
-    cluster::Connection,
+    cluster::ClusterSession,
     write::{Plan, Put},
     *,
 };
@@ -235,7 +235,7 @@ impl Answers {
 impl Put for Answers {
     type Table = ();
 
-    async fn put(&self, _: &Connection, (): (), written: &[usize]) -> Result<(), ExecutionError> {
+    async fn put(&self, _: &ClusterSession, (): (), written: &[usize]) -> Result<(), ExecutionError> {
         let answer = |error, text: &str| {
             ExecutionError::LastAttemptError(RequestAttemptError::DbError(error, text.to_owned()))
         };
@@ -351,7 +351,7 @@ impl Put for Dropping {
 
     async fn put(
         &self,
-        connection: &Connection,
+        connection: &ClusterSession,
         table: latest::LatestTable,
         numbers: &[usize],
     ) -> Result<(), ExecutionError> {

@@ -35,13 +35,13 @@ struct Devices {
 }
 
 struct Device {
-    topics: Topics,
+    topics: TopicHashes,
     ahead: FutureVersions,
     read: Instant,
 }
 
 /// The hashes of a device's topics in the tables.
-pub(super) type Topics = HashSet<u64, RandomState>;
+pub(super) type TopicHashes = HashSet<u64, RandomState>;
 
 /// Versions of the future by the hashes of their topics: nearly always none.
 pub(super) type FutureVersions = HashMap<u64, u64, RandomState>;
@@ -49,7 +49,7 @@ pub(super) type FutureVersions = HashMap<u64, u64, RandomState>;
 /// What the tables hold of a device.
 #[derive(Default)]
 pub(super) struct Stored {
-    pub(super) topics: Topics,
+    pub(super) topics: TopicHashes,
     /// Topics whose value is newer than this machine's clock: what is written now has no effect.
     pub(super) ahead: FutureVersions,
     /// The gateway that wrote the newest of these.
@@ -203,7 +203,7 @@ mod tests {
     async fn values_older_than_one_of_the_future_are_known_to_be_void() {
         let known = KnownTopics::new(3);
         let ahead = FutureVersions::from_iter([(known.hash("a"), 100)]);
-        let topics = Topics::from_iter([known.hash("a"), known.hash("b")]);
+        let topics = TopicHashes::from_iter([known.hash("a"), known.hash("b")]);
         known.load("d", Stored { topics, ahead, writer: None }, []);
         assert_eq!(known.void("d", [("a", 99), ("a", 100), ("b", 1), ("c", 1)]), 1);
         assert_eq!(known.void("other", [("a", 1)]), 0);

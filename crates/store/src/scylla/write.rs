@@ -27,7 +27,7 @@ use tokio::{task::JoinSet, time::timeout};
 
 use super::{
     ScyllaOptions, StoreError,
-    cluster::{Cluster, Connection},
+    cluster::{Cluster, ClusterSession},
     errors::{self, ErrorKind},
 };
 
@@ -45,12 +45,12 @@ const HOPELESS: usize = 8;
 pub(super) struct Plan<T> {
     /// Numbers of values, those of a request side by side.
     order: Vec<usize>,
-    groups: VecDeque<Group<T>>,
+    groups: VecDeque<RequestGroup<T>>,
 }
 
 /// Values that one request writes: to one partition.
 #[derive(Clone)]
-struct Group<T> {
+struct RequestGroup<T> {
     /// Where they go; [`Put`] knows.
     table: T,
     /// Where their numbers are in [`Plan::order`].
@@ -69,11 +69,11 @@ impl<T> Plan<T> {
     pub(super) fn add(&mut self, table: T, numbers: &[usize]) {
         let from = self.order.len();
         self.order.extend_from_slice(numbers);
-        self.groups.push_back(Group::new(table, from..self.order.len()));
+        self.groups.push_back(RequestGroup::new(table, from..self.order.len()));
     }
 }
 
-impl<T> Group<T> {
+impl<T> RequestGroup<T> {
     fn new(table: T, places: Range<usize>) -> Self {
         Self { table, places, attempt: 1 }
     }
@@ -87,7 +87,7 @@ pub(super) trait Put: Send + Sync + 'static {
     /// Writes the values of these numbers, in time.
     fn put(
         &self,
-        connection: &Connection,
+        connection: &ClusterSession,
         table: Self::Table,
         numbers: &[usize],
     ) -> impl Future<Output = Result<(), ExecutionError>> + Send;
@@ -103,7 +103,7 @@ pub(super) trait Put: Send + Sync + 'static {
 /// dropped twice meanwhile: none of the values counts as written then.
 pub(super) async fn all<P: Put>(
     cluster: &Arc<Cluster>,
-    connection: &Arc<Connection>,
+    connection: &Arc<ClusterSession>,
     put: Arc<P>,
     plan: Plan<P::Table>,
 ) -> Result<(), StoreError> {
@@ -132,9 +132,9 @@ struct Round<P: Put> {
 
 struct BatchProgress<T> {
     order: Arc<Vec<usize>>,
-    queue: VecDeque<Group<T>>,
+    queue: VecDeque<RequestGroup<T>>,
     /// What the database does not take.
-    refused: Vec<(Group<T>, ExecutionError)>,
+    refused: Vec<(RequestGroup<T>, ExecutionError)>,
     unwritten: BTreeSet<usize>,
     error: Option<StoreError>,
     good: usize,
@@ -145,7 +145,7 @@ impl<P: Put> Round<P> {
     /// Writes all groups, then once more, alone, what was refused. False if tables were dropped and made anew
     /// meanwhile: what was written before is gone and what came after is not, so the two tables differ until all is
     /// written again. `connection` becomes one for the present tables.
-    async fn whole(self: &Arc<Self>, connection: &mut Arc<Connection>) -> Result<bool, StoreError> {
+    async fn whole(self: &Arc<Self>, connection: &mut Arc<ClusterSession>) -> Result<bool, StoreError> {
         self.run(connection).await?;
         if !self.has_same_tables(connection).await? {
             return Ok(false);
@@ -161,7 +161,7 @@ impl<P: Put> Round<P> {
     }
 
     /// Looks at the schema, if there was a reason to since `connection` was made, and puts the one for it in its place.
-    async fn has_same_tables(&self, connection: &mut Arc<Connection>) -> Result<bool, StoreError> {
+    async fn has_same_tables(&self, connection: &mut Arc<ClusterSession>) -> Result<bool, StoreError> {
         if !self.cluster.is_suspected(connection) {
             return Ok(true);
         }
@@ -172,7 +172,7 @@ impl<P: Put> Round<P> {
     }
 
     /// Until the queue is empty, or hopeless.
-    async fn run(self: &Arc<Self>, connection: &Arc<Connection>) -> Result<(), StoreError> {
+    async fn run(self: &Arc<Self>, connection: &Arc<ClusterSession>) -> Result<(), StoreError> {
         let number = self.state.lock().queue.len().min(self.cluster.options.concurrency);
         let mut tasks = JoinSet::new();
         for _ in 0..number {
@@ -186,7 +186,7 @@ impl<P: Put> Round<P> {
         Ok(())
     }
 
-    async fn work(self: Arc<Self>, connection: Arc<Connection>) {
+    async fn work(self: Arc<Self>, connection: Arc<ClusterSession>) {
         loop {
             let permit = self.cluster.writes.permit().await;
             let Some(group) = self.state.lock().next() else { return };
@@ -216,17 +216,17 @@ impl<P: Put> Round<P> {
 }
 
 impl<T> BatchProgress<T> {
-    fn new(order: Arc<Vec<usize>>, queue: VecDeque<Group<T>>) -> Self {
+    fn new(order: Arc<Vec<usize>>, queue: VecDeque<RequestGroup<T>>) -> Self {
         let (refused, unwritten) = (Vec::new(), BTreeSet::new());
         Self { order, queue, refused, unwritten, error: None, good: 0, bad: 0 }
     }
 
-    fn next(&mut self) -> Option<Group<T>> {
+    fn next(&mut self) -> Option<RequestGroup<T>> {
         let hopeless = self.bad > self.good + HOPELESS;
         if hopeless { None } else { self.queue.pop_front() }
     }
 
-    fn done(&mut self, group: Group<T>, result: Result<(), ExecutionError>, options: &ScyllaOptions) {
+    fn done(&mut self, group: RequestGroup<T>, result: Result<(), ExecutionError>, options: &ScyllaOptions) {
         let Err(error) = result else {
             self.good += 1;
             return;
@@ -239,14 +239,14 @@ impl<T> BatchProgress<T> {
             }
             ErrorKind::Overloaded if group.attempt < ATTEMPTS => {
                 self.note(&error, options);
-                self.queue.push_back(Group { attempt: group.attempt + 1, ..group });
+                self.queue.push_back(RequestGroup { attempt: group.attempt + 1, ..group });
             }
             _ => self.fail(&group, &error, options),
         }
         self.bad += 1;
     }
 
-    fn fail(&mut self, group: &Group<T>, error: &ExecutionError, options: &ScyllaOptions) {
+    fn fail(&mut self, group: &RequestGroup<T>, error: &ExecutionError, options: &ScyllaOptions) {
         self.note(error, options);
         self.unwritten.extend(&self.order[group.places.clone()]);
     }
@@ -277,7 +277,7 @@ impl<T: Copy> BatchProgress<T> {
     fn ask_alone(&mut self) -> bool {
         let refused = std::mem::take(&mut self.refused).into_iter();
         self.queue = refused
-            .flat_map(|(group, _)| group.places.map(move |at| Group::new(group.table, at..at + 1)))
+            .flat_map(|(group, _)| group.places.map(move |at| RequestGroup::new(group.table, at..at + 1)))
             .collect();
         !self.queue.is_empty()
     }

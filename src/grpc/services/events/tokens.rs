@@ -13,14 +13,14 @@ use broker::EventPlace;
 use crate::grpc::status::Error;
 
 /// Those of this process.
-pub(super) static TOKENS: LazyLock<Tokens> = LazyLock::new(Tokens::new);
+pub(super) static TOKENS: LazyLock<PlaceTokens> = LazyLock::new(PlaceTokens::new);
 
 /// Makes tokens and reads them. One place is one block, and no two places are the same.
-pub(super) struct Tokens {
+pub(super) struct PlaceTokens {
     keys: Option<(EncryptingKey, DecryptingKey)>,
 }
 
-impl Tokens {
+impl PlaceTokens {
     fn new() -> Self {
         let mut key = [0; AES_128_KEY_LEN];
         Self { keys: rand::fill(&mut key).and_then(|()| keys(&key)).ok() }
@@ -65,14 +65,14 @@ mod tests {
 
     #[test]
     fn a_token_tells_its_place_to_its_own_process_only() {
-        let tokens = Tokens::new();
+        let tokens = PlaceTokens::new();
         let place = EventPlace { run: 7, number: 123_456 };
         let token = tokens.token(place);
         assert_eq!(tokens.place(&token), Ok(Some(place)));
         assert_eq!(tokens.place(""), Ok(None));
         let next = tokens.token(EventPlace { number: 123_457, ..place });
         assert_ne!(next[..8], token[..8], "nothing to be counted");
-        assert_ne!(Tokens::new().place(&token).unwrap().unwrap().run, 7);
+        assert_ne!(PlaceTokens::new().place(&token).unwrap().unwrap().run, 7);
         for bad in ["?", "AAAA", &token[1..]] {
             assert!(tokens.place(bad).is_err(), "{bad}");
         }

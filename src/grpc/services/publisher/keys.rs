@@ -41,7 +41,7 @@ use super::routed::Routed;
 use crate::grpc::{
     proto::gateway::v1,
     server::access::Call,
-    status::{Error, Level, Reached},
+    status::{Error, Reached, ReachedLevel},
 };
 
 /// Longest key, in bytes.
@@ -66,12 +66,12 @@ pub(in crate::grpc) struct KeyOptions {
 }
 
 /// The key of a request, and what it stands for.
-pub(super) struct Key {
+pub(super) struct RequestKey {
     id: Digest,
     content: Digest,
 }
 
-impl Key {
+impl RequestKey {
     /// That of a request, if it has one. Large payloads are read in steps.
     pub(super) async fn of(call: &Call, request: &v1::PublishRequest) -> Result<Option<Self>, Error> {
         /// Bytes between two pauses.
@@ -113,7 +113,7 @@ fn bytes_of(digest: digest::Digest) -> Digest {
 }
 
 /// All keys that are remembered.
-pub(in crate::grpc) struct Keys {
+pub(in crate::grpc) struct RequestKeys {
     table: Mutex<KeyTable>,
     store: Option<Arc<dyn PublisherStore>>,
     options: KeyOptions,
@@ -168,14 +168,14 @@ struct Claimed {
 }
 
 /// What becomes of a key.
-pub(super) enum Claim {
+pub(super) enum KeyClaim {
     /// The caller publishes.
     First(Flight),
     /// Somebody did before.
     Before(Keyed),
 }
 
-impl Keys {
+impl RequestKeys {
     /// Those that earlier processes left in `store`; without one they end with the process. Blocks on the disk.
     pub(in crate::grpc) fn open(
         options: KeyOptions,
@@ -236,11 +236,11 @@ impl Keys {
     ///
     /// # Errors
     /// It stands for something else, its outcome is lost, or there is no room for another.
-    pub(super) fn claim(self: &Arc<Self>, key: Key) -> Result<Claim, Error> {
+    pub(super) fn claim(self: &Arc<Self>, key: RequestKey) -> Result<KeyClaim, Error> {
         let mut table = self.table.lock();
         self.forget_old(&mut table, STEP);
         if let Some(known) = table.known.get_mut(&key.id) {
-            return self.meet(known, &key).map(Claim::Before);
+            return self.meet(known, &key).map(KeyClaim::Before);
         }
         if self.store.as_ref().is_some_and(|store| !store.accepts()) {
             count(|c| c.refused_store.add(1));
@@ -270,10 +270,10 @@ impl Keys {
         table.order.insert(number, key.id);
         drop(table);
         let claimed = Claimed { id: key.id, content: key.content, since, number };
-        Ok(Claim::First(Flight { keys: Arc::clone(self), claimed, progress: Some(progress) }))
+        Ok(KeyClaim::First(Flight { keys: Arc::clone(self), claimed, progress: Some(progress) }))
     }
 
-    fn meet(self: &Arc<Self>, known: &mut KnownKey, key: &Key) -> Result<Keyed, Error> {
+    fn meet(self: &Arc<Self>, known: &mut KnownKey, key: &RequestKey) -> Result<Keyed, Error> {
         if known.content != key.content {
             count(|c| c.grpc_keys_reused.add(1));
             return Err(Error::KeyReused);
@@ -459,7 +459,7 @@ impl KeyTable {
 
 /// A key of which the message is on its way. Dropped halfway, with the call, the message is published all the same.
 pub(super) struct Flight {
-    keys: Arc<Keys>,
+    keys: Arc<RequestKeys>,
     claimed: Claimed,
     /// `None` once it is said what became of it.
     progress: Option<watch::Sender<RoutingProgress>>,
@@ -548,7 +548,7 @@ impl Keyed {
     fn reached(&self) -> Reached {
         match &*self.0.borrow() {
             RoutingProgress::Routed(routed) => routed.reached(),
-            _ => Reached { level: Level::Accepted, state: ReceiptState::default() },
+            _ => Reached { level: ReachedLevel::Accepted, state: ReceiptState::default() },
         }
     }
 }

@@ -46,7 +46,7 @@ impl PublisherStore for Fake {
 struct World {
     store: Arc<Fake>,
     account: Arc<Account>,
-    keys: Arc<Keys>,
+    keys: Arc<RequestKeys>,
     _stop: watch::Sender<bool>,
 }
 
@@ -58,7 +58,7 @@ impl World {
     fn on(store: Arc<Fake>, account: Arc<Account>, most: usize) -> Self {
         let (stop, shutdown) = watch::channel(false);
         let options = KeyOptions { most, time: Duration::from_secs(600) };
-        let keys = Keys::open(options, Some(Arc::clone(&store) as _), &account, shutdown).unwrap();
+        let keys = RequestKeys::open(options, Some(Arc::clone(&store) as _), &account, shutdown).unwrap();
         Self { store, account, keys, _stop: stop }
     }
 
@@ -69,19 +69,19 @@ impl World {
 
     fn first(&self, n: u8) -> Flight {
         match self.keys.claim(key(n)).unwrap() {
-            Claim::First(flight) => flight,
-            Claim::Before(_) => panic!("key {n} is known"),
+            KeyClaim::First(flight) => flight,
+            KeyClaim::Before(_) => panic!("key {n} is known"),
         }
     }
 
     fn before(&self, n: u8) -> Keyed {
         match self.keys.claim(key(n)).unwrap() {
-            Claim::First(_) => panic!("key {n} is not known"),
-            Claim::Before(keyed) => keyed,
+            KeyClaim::First(_) => panic!("key {n} is not known"),
+            KeyClaim::Before(keyed) => keyed,
         }
     }
 
-    fn error(&self, key: Key) -> Error {
+    fn error(&self, key: RequestKey) -> Error {
         self.keys.claim(key).err().unwrap()
     }
 
@@ -94,8 +94,8 @@ impl World {
     }
 }
 
-fn key(n: u8) -> Key {
-    Key { id: [n; 32], content: [n; 32] }
+fn key(n: u8) -> RequestKey {
+    RequestKey { id: [n; 32], content: [n; 32] }
 }
 
 fn routed(wait: Wait, receipt: Option<Arc<Receipt>>) -> Routed {
@@ -116,7 +116,7 @@ async fn an_answer_is_kept_for_the_same_content_and_over_a_restart() {
     let answer = world.told(&first).await.unwrap();
     for _ in 0..2 {
         assert_eq!(world.told(&world.before(1)).await.unwrap(), answer);
-        assert_eq!(world.error(Key { content: [9; 32], ..key(1) }), Error::KeyReused);
+        assert_eq!(world.error(RequestKey { content: [9; 32], ..key(1) }), Error::KeyReused);
         world = world.restarted();
     }
     assert_eq!(world.account.held(MemoryKind::Publisher), ANSWERED);
@@ -228,7 +228,7 @@ async fn a_key_belongs_to_its_caller_and_to_all_fields_of_the_request() {
         payload: Bytes::from(vec![7; 1 << 20]),
         ..Default::default()
     };
-    let of = async |request: &v1::PublishRequest| Key::of(&call, request).await.unwrap().unwrap();
+    let of = async |request: &v1::PublishRequest| RequestKey::of(&call, request).await.unwrap().unwrap();
     let first = of(&request).await;
     let again = of(&request).await;
     assert!(first.id == again.id && first.content == again.content);
@@ -241,7 +241,7 @@ async fn a_key_belongs_to_its_caller_and_to_all_fields_of_the_request() {
         assert!(first.id == other.id && first.content != other.content);
     }
     let long = v1::PublishRequest { idempotency_key: "k".repeat(129), ..request };
-    assert!(matches!(Key::of(&call, &long).await, Err(Error::Invalid { .. })));
+    assert!(matches!(RequestKey::of(&call, &long).await, Err(Error::Invalid { .. })));
 }
 
 #[test]

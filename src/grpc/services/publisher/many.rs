@@ -25,7 +25,7 @@ use crate::grpc::{
         access::Call,
         purse::{Holding, Purse},
     },
-    status::{Error, Level, Reached},
+    status::{Error, Reached, ReachedLevel},
 };
 
 /// Devices at once whose result is waited for.
@@ -194,7 +194,7 @@ impl ManyRun {
             true => Ok(()),
             false if stopping => Err(Error::ShuttingDown.into()),
             false => {
-                let reached = Reached { level: Level::Accepted, state: ReceiptState::default() };
+                let reached = Reached { level: ReachedLevel::Accepted, state: ReceiptState::default() };
                 Err(Error::Deadline(reached).into())
             }
         }

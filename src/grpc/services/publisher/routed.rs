@@ -12,7 +12,7 @@ use tokio::{
 use crate::grpc::{
     messages::{answers, convert::Wait},
     proto::gateway::v1,
-    status::{Error, Level, Reached},
+    status::{Error, Reached, ReachedLevel},
 };
 
 /// A message that was routed, and perhaps a receipt to wait for.
@@ -135,7 +135,7 @@ impl Routed {
         let state = self.receipt.as_ref().map_or_else(ReceiptState::default, |receipt| receipt.state());
         let waits_for_the_disk = self.commit.is_some();
         let all_sent = state.sent.saturating_add(state.dropped) >= self.published.sent;
-        let level = if all_sent && !waits_for_the_disk { Level::Sent } else { Level::Accepted };
+        let level = if all_sent && !waits_for_the_disk { ReachedLevel::Sent } else { ReachedLevel::Accepted };
         Reached { level, state }
     }
 }
@@ -163,7 +163,7 @@ mod tests {
         let deadline = Instant::now() + Duration::from_secs(1);
         let (stop, shutdown) = watch::channel(false);
         let Err(Error::Deadline(reached)) = routed.finish(deadline, &shutdown).await else { panic!() };
-        assert_eq!(reached.level, Level::Sent);
+        assert_eq!(reached.level, ReachedLevel::Sent);
         stop.send_replace(true);
         assert_eq!(routed.finish(deadline, &shutdown).await, Err(Error::CutShort(reached)));
 

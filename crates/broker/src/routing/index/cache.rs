@@ -13,7 +13,7 @@ use super::{GROUP, Index, Subscriber};
 use crate::{
     Target,
     sessions::{SlotTable, Slots},
-    shared::{Group, Groups},
+    shared::{SharedGroup, SharedGroups},
 };
 
 /// Most topics remembered.
@@ -56,7 +56,7 @@ struct Cached {
 #[derive(Default)]
 pub(crate) struct MatchList {
     pub(crate) targets: Vec<Matched>,
-    pub(crate) groups: Box<[Arc<Group>]>,
+    pub(crate) groups: Box<[Arc<SharedGroup>]>,
     ids: Box<[u32]>,
 }
 
@@ -102,7 +102,7 @@ impl MatchList {
     }
 
     /// Resolves subscribers into the list, which is empty; sorts them in place.
-    pub(super) fn fill(&mut self, entries: &mut [Subscriber], slots: &SlotTable, groups: &Groups) {
+    pub(super) fn fill(&mut self, entries: &mut [Subscriber], slots: &SlotTable, groups: &SharedGroups) {
         entries.sort_by_key(|entry| entry.slot);
         let shared = entries.partition_point(|entry| entry.slot & GROUP == 0);
         let (direct, shared) = entries.split_at(shared);

@@ -25,7 +25,7 @@ use parking_lot::RwLock;
 
 use crate::{
     sessions::Slots,
-    shared::{Group, Groups, SharedMember},
+    shared::{SharedGroup, SharedGroups, SharedMember},
 };
 
 pub(crate) use cache::MatchCache;
@@ -64,7 +64,7 @@ pub(crate) struct Index {
 struct IndexTables {
     filters: FilterTable,
     wildcards: Wildcards,
-    groups: Groups,
+    groups: SharedGroups,
     subscriptions: usize,
 }
 
@@ -93,7 +93,7 @@ impl Index {
             tables: RwLock::new(IndexTables {
                 filters: FilterTable::default(),
                 wildcards: Wildcards::default(),
-                groups: Groups::default(),
+                groups: SharedGroups::default(),
                 subscriptions: 0,
             }),
         }
@@ -129,7 +129,7 @@ impl Index {
         filter: &str,
         member: SharedMember,
         may_add: bool,
-        make: impl FnOnce(u32) -> Group,
+        make: impl FnOnce(u32) -> SharedGroup,
     ) -> Option<Added> {
         let mut tables = self.tables.write();
         let group = tables.groups.find(full);
@@ -157,7 +157,11 @@ impl Index {
     }
 
     /// Removes a member of a shared group: its reference, and the group if that was its last member.
-    pub(crate) fn unsubscribe_shared(&self, full: &str, slot: u32) -> Option<(u32, Option<Arc<Group>>)> {
+    pub(crate) fn unsubscribe_shared(
+        &self,
+        full: &str,
+        slot: u32,
+    ) -> Option<(u32, Option<Arc<SharedGroup>>)> {
         let mut tables = self.tables.write();
         let id = tables.groups.find(full)?.id();
         let gone = self.leave(&mut tables, id, slot)?;
@@ -165,14 +169,14 @@ impl Index {
     }
 
     /// Removes all subscriptions of an ended session or stream; returns the groups that have no members left.
-    pub(crate) fn remove_all(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
+    pub(crate) fn remove_all(&self, references: &[u32], slot: u32) -> Vec<Arc<SharedGroup>> {
         let gone = self.remove_some(references, slot);
         self.note_ended();
         gone
     }
 
     /// As [`Self::remove_all`], for some of the subscriptions. Call [`Self::note_ended`] after the last of them.
-    pub(crate) fn remove_some(&self, references: &[u32], slot: u32) -> Vec<Arc<Group>> {
+    pub(crate) fn remove_some(&self, references: &[u32], slot: u32) -> Vec<Arc<SharedGroup>> {
         let mut gone = Vec::new();
         // In parts, so that no publisher waits long for the lock.
         for part in references.chunks(256) {
@@ -195,22 +199,22 @@ impl Index {
     }
 
     /// The group of an id, if it still has members.
-    pub(crate) fn group(&self, id: u32) -> Option<Arc<Group>> {
+    pub(crate) fn group(&self, id: u32) -> Option<Arc<SharedGroup>> {
         self.tables.read().groups.get(id).cloned()
     }
 
     /// The group of this full filter.
-    pub(crate) fn group_named(&self, full_name: &str) -> Option<Arc<Group>> {
+    pub(crate) fn group_named(&self, full_name: &str) -> Option<Arc<SharedGroup>> {
         self.tables.read().groups.find(full_name).cloned()
     }
 
     /// All groups.
-    pub(crate) fn groups(&self) -> Vec<Arc<Group>> {
+    pub(crate) fn groups(&self) -> Vec<Arc<SharedGroup>> {
         self.tables.read().groups.all().cloned().collect()
     }
 
     /// The groups among a session's references.
-    pub(crate) fn groups_of(&self, references: &[u32]) -> Vec<Arc<Group>> {
+    pub(crate) fn groups_of(&self, references: &[u32]) -> Vec<Arc<SharedGroup>> {
         let mut shared = references.iter().filter(|id| *id & GROUP != 0).map(|id| id & !GROUP).peekable();
         if shared.peek().is_none() {
             return Vec::new();
@@ -273,7 +277,7 @@ impl Index {
     }
 
     /// `None` if the slot is no member; `Some(Some(group))` if it was the group's last.
-    fn leave(&self, tables: &mut IndexTables, id: u32, slot: u32) -> Option<Option<Arc<Group>>> {
+    fn leave(&self, tables: &mut IndexTables, id: u32, slot: u32) -> Option<Option<Arc<SharedGroup>>> {
         let group = Arc::clone(tables.groups.get(id)?);
         if !group.remove_member(slot) {
             return None;

@@ -20,7 +20,7 @@ struct Segment {
     uses: u32,
 }
 
-struct Node {
+struct TrieNode {
     parent: u32,
     segment: u32,
     /// Edges below.
@@ -41,7 +41,7 @@ struct Edge {
 pub(super) struct Trie {
     segments: Slab<Segment>,
     names: HashTable<u32>,
-    nodes: Slab<Node>,
+    nodes: Slab<TrieNode>,
     edges: HashTable<Edge>,
     filters: usize,
 }
@@ -61,7 +61,7 @@ impl Default for Trie {
 impl Trie {
     pub(super) fn insert(&mut self, number: u32, filter: &str, hasher: &RandomState) {
         if self.nodes.get(ROOT).is_none() {
-            let root = Node { parent: ROOT, segment: UNKNOWN, children: 0, exact: NONE, multi: NONE };
+            let root = TrieNode { parent: ROOT, segment: UNKNOWN, children: 0, exact: NONE, multi: NONE };
             self.nodes.insert(root);
         }
         let mut at = ROOT;
@@ -173,7 +173,7 @@ impl Trie {
         if let Some(segment) = self.segments.get_mut(segment) {
             segment.uses += 1;
         }
-        let child = self.nodes.insert(Node { parent, segment, children: 0, exact: NONE, multi: NONE });
+        let child = self.nodes.insert(TrieNode { parent, segment, children: 0, exact: NONE, multi: NONE });
         let edge = Edge { parent, segment, child };
         let rehash = |edge: &Edge| hasher.hash_one((edge.parent, edge.segment));
         self.edges.insert_unique(rehash(&edge), edge, rehash);

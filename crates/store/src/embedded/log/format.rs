@@ -52,14 +52,14 @@ const MAX_GROUPS: u32 = 10_000_000;
 
 /// What a group has got.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct Count {
+pub(super) struct GroupCount {
     pub(super) messages: u64,
     pub(super) bytes: u64,
 }
 
 /// How things stood when a segment began.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Header {
+pub(super) struct SegmentHeader {
     /// The id of the log.
     pub(super) log: u64,
     /// The offset of the first frame.
@@ -69,7 +69,7 @@ pub(super) struct Header {
     /// One more than the offset of the last record of each partition; 0 if there never was one.
     pub(super) ends: Box<[u64]>,
     /// By group, in order.
-    pub(super) counts: Box<[(GroupId, Count)]>,
+    pub(super) counts: Box<[(GroupId, GroupCount)]>,
 }
 
 /// What the first bytes of a segment say.
@@ -97,7 +97,7 @@ pub(super) fn prefix(bytes: &[u8]) -> Prefix {
     }
 }
 
-impl Header {
+impl SegmentHeader {
     pub(super) fn encode(&self) -> Vec<u8> {
         let mut out = Vec::with_capacity(PREFIX + 28 + 8 * PARTITIONS + 20 * self.counts.len() + 4);
         out.extend_from_slice(&[0; PREFIX]);
@@ -138,7 +138,7 @@ impl Header {
         let mut counts = Vec::new();
         for _ in 0..groups {
             let group = GroupId(input.u32()?);
-            counts.push((group, Count { messages: input.u64()?, bytes: input.u64()? }));
+            counts.push((group, GroupCount { messages: input.u64()?, bytes: input.u64()? }));
         }
         let sound = input.0.is_empty() && counts.is_sorted_by(|(a, _), (b, _)| a < b);
         sound.then(|| Self { log, base, time, ends, counts: counts.into() })

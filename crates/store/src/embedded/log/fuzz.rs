@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use super::format::{self, Frame, Header, PlacesAt, Prefix};
+use super::format::{self, Frame, PlacesAt, Prefix, SegmentHeader};
 
 /// Decodes `data` as a header, as frames and as a footer: each is told to be unsound or is what its encoding gives again.
 pub fn fuzz_log(data: &[u8]) {
     if let Prefix::Length(length) = format::prefix(data)
-        && let Some(header) = data.get(..length).and_then(Header::decode)
+        && let Some(header) = data.get(..length).and_then(SegmentHeader::decode)
     {
         assert_eq!(header.encode(), data[..length], "a header is as it was written");
     }

@@ -49,11 +49,11 @@ use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::committer::join;
 use crate::{
-    Bounds, BoxFuture, DataDir, LogFull, LogWatcher, Mark, PartitionedLog, ReadLimit, Reading, StoreError,
-    StoreHealth,
+    BoxFuture, DataDir, LogFull, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit, Reading,
+    StoreError, StoreHealth,
 };
 pub(super) use copy::copy;
-use format::Count;
+use format::GroupCount;
 pub use fuzz::{fuzz_log, fuzz_log_frame};
 use read::{Readers, Request};
 use segment::Segment;
@@ -130,14 +130,14 @@ pub struct LogMemory {
 
 /// A [`PartitionedLog`] in the data directory. Dropping it writes what was submitted.
 pub struct EmbeddedLog {
-    shared: Arc<Shared>,
+    shared: Arc<LogShared>,
     readers: Arc<Readers>,
     writer: Option<JoinHandle<()>>,
     threads: Vec<JoinHandle<()>>,
 }
 
 /// What all threads of a log share.
-struct Shared {
+struct LogShared {
     folder: PathBuf,
     options: LogOptions,
     id: u64,
@@ -155,7 +155,7 @@ struct Shared {
     segments: RwLock<VecDeque<Arc<Segment>>>,
     tails: Tails,
     /// What the groups had got where the log ends, and when the last message was received.
-    counts: Mutex<Counts>,
+    counts: Mutex<LogCounts>,
     /// Before which nothing is needed, by partition.
     trims: Box<[AtomicU64]>,
     /// Bytes of all files.
@@ -168,8 +168,8 @@ struct Shared {
 }
 
 #[derive(Default)]
-struct Counts {
-    groups: HashMap<GroupId, Count, ahash::RandomState>,
+struct LogCounts {
+    groups: HashMap<GroupId, GroupCount, ahash::RandomState>,
     latest: Timestamp,
 }
 
@@ -208,7 +208,7 @@ impl EmbeddedLog {
     pub fn open(directory: &Arc<DataDir>, options: &LogOptions) -> Result<Self, StoreError> {
         let folder = directory.path().join("log");
         let opened = open::open(&folder)?;
-        let shared = Arc::new(Shared {
+        let shared = Arc::new(LogShared {
             folder,
             options: options.clone(),
             id: opened.id,
@@ -221,7 +221,10 @@ impl EmbeddedLog {
             probed: AtomicU64::new(0),
             segments: RwLock::new(opened.segments),
             tails: Tails::new(opened.end, &opened.ends),
-            counts: Mutex::new(Counts { groups: opened.counts.into_iter().collect(), latest: opened.latest }),
+            counts: Mutex::new(LogCounts {
+                groups: opened.counts.into_iter().collect(),
+                latest: opened.latest,
+            }),
             trims: (0..PARTITIONS).map(|_| AtomicU64::new(0)).collect(),
             bytes: AtomicU64::new(opened.bytes),
             damaged: opened.damaged,
@@ -248,7 +251,7 @@ impl EmbeddedLog {
     }
 }
 
-impl Shared {
+impl LogShared {
     fn waiting(&self, inbox: &LogInbox) -> usize {
         inbox.bytes + self.in_hand.load(Relaxed)
     }
@@ -337,11 +340,11 @@ impl PartitionedLog for EmbeddedLog {
         self.readers.submit(|reply| Request::Find { partition, time, reply })
     }
 
-    fn bounds(&self, partition: Partition) -> Bounds {
+    fn bounds(&self, partition: Partition) -> PartitionBounds {
         let end = self.shared.tails.end(partition);
         let first = self.shared.segments.read().front().map(|segment| segment.header.base);
         let first = first.unwrap_or_else(|| self.shared.tails.durable());
-        Bounds { start: first.min(end), end }
+        PartitionBounds { start: first.min(end), end }
     }
 
     fn trim(&self, partition: Partition, before: u64) {
@@ -363,8 +366,12 @@ impl PartitionedLog for EmbeddedLog {
 
     fn marks(&self, group: GroupId) -> Vec<Mark> {
         let shared = &*self.shared;
-        let mark =
-            |offset, time, count: Count| Mark { offset, time, messages: count.messages, bytes: count.bytes };
+        let mark = |offset, time, count: GroupCount| Mark {
+            offset,
+            time,
+            messages: count.messages,
+            bytes: count.bytes,
+        };
         // The writer adds to the counts and to the tails in one step, under this lock.
         let segments = shared.segments.read();
         let counts = shared.counts.lock();
@@ -375,7 +382,7 @@ impl PartitionedLog for EmbeddedLog {
             .iter()
             // One that was forgotten has nothing anywhere.
             .map(|segment| {
-                let count = all.map_or_else(Count::default, |_| segment.count(group));
+                let count = all.map_or_else(GroupCount::default, |_| segment.count(group));
                 mark(segment.header.base, segment.header.time, count)
             })
             .collect();

@@ -13,7 +13,7 @@ use std::{
 use gateway_core::{GroupId, PARTITIONS, Timestamp, metrics::count};
 
 use super::{
-    format::{Count, Hole, VERSION},
+    format::{GroupCount, Hole, VERSION},
     segment::{self, Segment, SegmentKind},
     window::Window,
 };
@@ -29,7 +29,7 @@ pub(super) struct OpenedLog {
     pub(super) end: u64,
     /// One more than the offset of the last record of each partition.
     pub(super) ends: Box<[u64]>,
-    pub(super) counts: Vec<(GroupId, Count)>,
+    pub(super) counts: Vec<(GroupId, GroupCount)>,
     /// The latest time at which a record was received, as far as headers and footers tell.
     pub(super) latest: Timestamp,
     /// Bytes of all files.
@@ -84,7 +84,7 @@ pub(super) fn open(folder: &Path) -> Result<OpenedLog, StoreError> {
 }
 
 impl SegmentKind {
-    fn header(&self) -> Option<&super::format::Header> {
+    fn header(&self) -> Option<&super::format::SegmentHeader> {
         match self {
             Self::Sealed(header, ..) | Self::Open(header, _) => Some(header),
             Self::Newer(_) | Self::Damaged => None,
@@ -192,7 +192,7 @@ impl OpenedLog {
 fn recover(
     path: std::path::PathBuf,
     file: &File,
-    header: Box<super::format::Header>,
+    header: Box<super::format::SegmentHeader>,
     head: u64,
     opened: &mut OpenedLog,
 ) -> io::Result<Segment> {

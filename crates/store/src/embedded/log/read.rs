@@ -12,7 +12,7 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use super::{
-    Shared,
+    LogShared,
     format::Frame,
     segment::{Segment, Stretch},
     window::Window,
@@ -60,7 +60,7 @@ struct ReadRequests {
 }
 
 impl Readers {
-    pub(super) fn start(readers: &Arc<Self>, shared: Arc<Shared>) -> Result<JoinHandle<()>, StoreError> {
+    pub(super) fn start(readers: &Arc<Self>, shared: Arc<LogShared>) -> Result<JoinHandle<()>, StoreError> {
         let readers = Arc::clone(readers);
         std::thread::Builder::new()
             .name("log-reader".to_owned())
@@ -99,7 +99,7 @@ impl Readers {
         self.wake.notify_all();
     }
 
-    fn run(&self, shared: &Shared) {
+    fn run(&self, shared: &LogShared) {
         loop {
             let mut work = self.work.lock();
             let request = loop {
@@ -136,10 +136,10 @@ fn failed(error: io::Error) -> StoreError {
     StoreError::Unavailable(format!("log: {error}"))
 }
 
-impl Shared {
+impl LogShared {
     /// Records of the partition from `from` on.
     fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> io::Result<Slice> {
-        let mut reader = Reader {
+        let mut reader = SegmentReader {
             partition,
             records: limit.records.clamp(1, MAX_RECORDS),
             bytes: limit.bytes.min(MAX_BYTES),
@@ -218,7 +218,7 @@ impl Shared {
 }
 
 /// One read.
-struct Reader {
+struct SegmentReader {
     partition: Partition,
     /// How many more there may be.
     records: usize,
@@ -227,7 +227,7 @@ struct Reader {
     known: Arc<[GroupId]>,
 }
 
-impl Reader {
+impl SegmentReader {
     /// Reads on in this segment; what is missing before it was `trimmed`, or else damaged. True if all in it was read and the next may follow.
     fn read(&mut self, segment: &Arc<Segment>, trimmed: bool) -> io::Result<bool> {
         let header = &segment.header;

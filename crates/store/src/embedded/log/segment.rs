@@ -11,14 +11,14 @@ use gateway_core::{GroupId, PARTITIONS, Partition, Timestamp, metrics::count};
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::{
-    format::{self, Count, Frame, Header, Hole, PREFIX, PlacesAt, Prefix, TRAILER, Trailer},
+    format::{self, Frame, GroupCount, Hole, PREFIX, PlacesAt, Prefix, SegmentHeader, TRAILER, Trailer},
     window::Window,
 };
 
 /// A file of the log, whose name is the offset of its first frame.
 pub(super) struct Segment {
     pub(super) path: PathBuf,
-    pub(super) header: Header,
+    pub(super) header: SegmentHeader,
     /// Bytes of the header.
     pub(super) head: u64,
     content: RwLock<Content>,
@@ -53,13 +53,13 @@ pub(super) struct Scan {
     pub(super) end: u64,
     /// Where the last batch begins, if there is one.
     pub(super) last_batch: Option<u64>,
-    pub(super) counts: Vec<(GroupId, Count)>,
+    pub(super) counts: Vec<(GroupId, GroupCount)>,
 }
 
 /// What a file is.
 pub(super) enum SegmentKind {
-    Sealed(Box<Header>, u64, Trailer, Vec<Hole>),
-    Open(Box<Header>, u64),
+    Sealed(Box<SegmentHeader>, u64, Trailer, Vec<Hole>),
+    Open(Box<SegmentHeader>, u64),
     Newer(u32),
     Damaged,
 }
@@ -99,7 +99,7 @@ pub(super) fn identify(file: &File) -> io::Result<SegmentKind> {
     };
     bytes.resize(head, 0);
     file.read_exact_at(&mut bytes, 0)?;
-    let Some(header) = Header::decode(&bytes) else { return Ok(SegmentKind::Damaged) };
+    let Some(header) = SegmentHeader::decode(&bytes) else { return Ok(SegmentKind::Damaged) };
     let (header, head) = (Box::new(header), head as u64);
     let Some(at) = length.checked_sub(TRAILER as u64).filter(|&at| at >= head) else {
         return Ok(SegmentKind::Open(header, head));
@@ -125,7 +125,7 @@ pub(super) fn identify(file: &File) -> io::Result<SegmentKind> {
 
 /// Reads through the frames of a file up to `end`. Whatever is after the first damage in the last batch was never
 /// synced, and does not count.
-pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Result<Scan> {
+pub(super) fn scan(file: &File, header: &SegmentHeader, head: u64, end: u64) -> io::Result<Scan> {
     struct FoundRecord {
         place: u32,
         partition: Partition,
@@ -141,7 +141,7 @@ pub(super) fn scan(file: &File, header: &Header, head: u64, end: u64) -> io::Res
         last_batch: None,
         counts: Vec::new(),
     };
-    let mut counts: hashbrown::HashMap<GroupId, Count, ahash::RandomState> =
+    let mut counts: hashbrown::HashMap<GroupId, GroupCount, ahash::RandomState> =
         header.counts.iter().copied().collect();
     let mut take = |scan: &mut Scan, found: FoundRecord| {
         scan.places[usize::from(found.partition.0)].push(found.place);
@@ -218,7 +218,7 @@ fn after_damage(window: &mut Window<'_>, place: u64, shift: u64) -> io::Result<O
 
 impl Segment {
     /// A new one, whose file has its header.
-    pub(super) fn new(path: PathBuf, header: Header, head: u64) -> Self {
+    pub(super) fn new(path: PathBuf, header: SegmentHeader, head: u64) -> Self {
         let content = Content {
             end: header.base,
             latest: Some(Timestamp(0)),
@@ -231,7 +231,7 @@ impl Segment {
     /// One with a footer.
     pub(super) fn sealed(
         path: PathBuf,
-        header: Header,
+        header: SegmentHeader,
         head: u64,
         trailer: &Trailer,
         holes: Vec<Hole>,
@@ -242,13 +242,13 @@ impl Segment {
     }
 
     /// One without a footer, which ends at `end` and is read through when somebody wants something of it.
-    pub(super) fn unknown(path: PathBuf, header: Header, head: u64, end: u64) -> Self {
+    pub(super) fn unknown(path: PathBuf, header: SegmentHeader, head: u64, end: u64) -> Self {
         let content = Content { end, latest: None, holes: Vec::new(), places: Places::Unknown };
         Self { path, header, head, content: RwLock::new(content) }
     }
 
     /// One that was read through.
-    pub(super) fn scanned(path: PathBuf, header: Header, head: u64, scan: Scan) -> Self {
+    pub(super) fn scanned(path: PathBuf, header: SegmentHeader, head: u64, scan: Scan) -> Self {
         let end = header.base + (scan.end - head);
         let places = Places::Known(scan.places);
         let content = Content { end, latest: Some(scan.latest), holes: scan.holes, places };
@@ -276,10 +276,10 @@ impl Segment {
     }
 
     /// What the group had got when it began.
-    pub(super) fn count(&self, group: GroupId) -> Count {
+    pub(super) fn count(&self, group: GroupId) -> GroupCount {
         let counts = &self.header.counts;
         let found = counts.binary_search_by_key(&group, |(group, _)| *group);
-        found.map_or_else(|_| Count::default(), |at| counts[at].1)
+        found.map_or_else(|_| GroupCount::default(), |at| counts[at].1)
     }
 
     /// Bytes of memory that it takes.
@@ -290,7 +290,7 @@ impl Segment {
         };
         size_of::<Self>()
             + 8 * self.header.ends.len()
-            + size_of::<(GroupId, Count)>() * self.header.counts.len()
+            + size_of::<(GroupId, GroupCount)>() * self.header.counts.len()
             + places
     }
 
@@ -414,7 +414,7 @@ fn read_whole(file: &File, bytes: &mut [u8], at: u64) -> io::Result<bool> {
 }
 
 /// Makes the file of a segment, with its header, and makes both durable.
-pub(super) fn create(folder: &Path, header: &Header) -> io::Result<(File, u64)> {
+pub(super) fn create(folder: &Path, header: &SegmentHeader) -> io::Result<(File, u64)> {
     let path = path(folder, header.base);
     let bytes = header.encode();
     let make = || {

@@ -11,8 +11,8 @@ use std::{
 use gateway_core::{GroupId, LogRecord, Partition, Timestamp, metrics::count};
 
 use super::{
-    Count, LogStep, Shared, SubmittedRecord,
-    format::{self, Header},
+    GroupCount, LogShared, LogStep, SubmittedRecord,
+    format::{self, SegmentHeader},
     now,
     read::Readers,
     segment::{self, Segment},
@@ -27,7 +27,7 @@ const BATCH_BYTES: usize = 8 << 20;
 const KEPT_BYTES: usize = 16 << 20;
 
 struct LogWriter {
-    shared: Arc<Shared>,
+    shared: Arc<LogShared>,
     readers: Arc<Readers>,
     /// The segment that grows.
     active: Option<Active>,
@@ -47,7 +47,7 @@ struct Active {
 }
 
 /// Why a batch was not written.
-enum Failure {
+enum WriteFailure {
     /// The disk took no bytes.
     Write(io::Error),
     /// What the disk took may be lost.
@@ -56,7 +56,7 @@ enum Failure {
 
 /// Starts the thread. `file` is that of the last segment, if it goes on.
 pub(super) fn start(
-    shared: Arc<Shared>,
+    shared: Arc<LogShared>,
     readers: Arc<Readers>,
     file: Option<File>,
     ends: Box<[u64]>,
@@ -135,7 +135,7 @@ impl LogWriter {
     fn commit(&mut self, chunk: &[SubmittedRecord]) {
         let begun = now();
         let mut result = self.attempt(chunk);
-        if let Err(Failure::Sync(error)) = &result {
+        if let Err(WriteFailure::Sync(error)) = &result {
             count(|c| c.log_errors_sync.add(1));
             gateway_core::error_limited!(%error, "the log could not be synced, what was not is written again");
             // Nothing is known of what was written: it goes into another segment.
@@ -153,7 +153,7 @@ impl LogWriter {
                     tracing::info!("the log takes messages again");
                 }
             }
-            Err(Failure::Write(error) | Failure::Sync(error)) => {
+            Err(WriteFailure::Write(error) | WriteFailure::Sync(error)) => {
                 self.records.clear();
                 count(|c| {
                     c.log_errors_write.add(1);
@@ -166,15 +166,17 @@ impl LogWriter {
         }
     }
 
-    fn attempt(&mut self, chunk: &[SubmittedRecord]) -> Result<(), Failure> {
-        self.roll_if_full(chunk).map_err(Failure::Write)?;
-        let Some(active) = &self.active else { return Err(Failure::Write(io::ErrorKind::NotFound.into())) };
+    fn attempt(&mut self, chunk: &[SubmittedRecord]) -> Result<(), WriteFailure> {
+        self.roll_if_full(chunk).map_err(WriteFailure::Write)?;
+        let Some(active) = &self.active else {
+            return Err(WriteFailure::Write(io::ErrorKind::NotFound.into()));
+        };
         let segment = Arc::clone(&active.segment);
         self.encode(chunk, segment.offset(active.place));
         match self.write() {
             Ok(()) => {}
             Err(failure) => {
-                self.give_up(matches!(failure, Failure::Sync(_)));
+                self.give_up(matches!(failure, WriteFailure::Sync(_)));
                 return Err(failure);
             }
         }
@@ -197,13 +199,13 @@ impl LogWriter {
         }
     }
 
-    fn write(&mut self) -> Result<(), Failure> {
+    fn write(&mut self) -> Result<(), WriteFailure> {
         let Some(active) = &mut self.active else { return Ok(()) };
         let hook = |step| self.shared.hook(step);
         hook(LogStep::Write)
             .and_then(|()| active.file.write_all_at(&self.buffer, active.place))
-            .map_err(Failure::Write)?;
-        hook(LogStep::Sync).and_then(|()| active.file.sync_data()).map_err(Failure::Sync)
+            .map_err(WriteFailure::Write)?;
+        hook(LogStep::Sync).and_then(|()| active.file.sync_data()).map_err(WriteFailure::Sync)
     }
 
     /// What was just written is durable: it can be read from now on.
@@ -286,12 +288,12 @@ impl LogWriter {
         }
         let (counts, latest) = {
             let shared = shared.counts.lock();
-            let mut counts: Vec<(GroupId, Count)> =
+            let mut counts: Vec<(GroupId, GroupCount)> =
                 shared.groups.iter().map(|(group, count)| (*group, *count)).collect();
             counts.sort_unstable_by_key(|(group, _)| *group);
             (counts, shared.latest)
         };
-        let header = Header {
+        let header = SegmentHeader {
             log: shared.id,
             base,
             // A dead letter comes again with the time at which it was received first: what is before it is not that old.
@@ -339,7 +341,7 @@ impl LogWriter {
     }
 }
 
-impl Shared {
+impl LogShared {
     fn hook(&self, step: LogStep) -> io::Result<()> {
         self.options.hook.as_ref().map_or(Ok(()), |hook| hook(step))
     }

@@ -9,7 +9,7 @@ use std::{
 use gateway_core::{QueueId, QueueOp, SharedMessage, metrics::count};
 use hashbrown::{HashMap, HashSet};
 
-use super::inbox::{Gauges, Job};
+use super::inbox::{Gauges, QueueJob};
 
 /// Bytes of messages after which a transaction is closed, at the next place where no unit is open.
 const MAX_BYTES: usize = 64 << 20;
@@ -61,9 +61,9 @@ pub(super) struct Body {
 
 /// The chosen operations. Kept from one transaction to the next for its buffers.
 #[derive(Default)]
-pub(super) struct Batch {
+pub(super) struct QueueBatch {
     /// The operations themselves, without entries that were settled.
-    pub(super) jobs: Vec<Job>,
+    pub(super) jobs: Vec<QueueJob>,
     pub(super) bodies: Vec<Body>,
     pub(super) writes: Vec<QueueWrite>,
     /// Packet identifiers that came in (true) or are free again.
@@ -92,10 +92,10 @@ enum What {
     Release,
 }
 
-impl Batch {
+impl QueueBatch {
     /// Takes operations from `waiting`, about `limit` of them, in the order of each queue. True if the rest can go once
     /// this is written, false if it waits for a unit to be closed.
-    pub(super) fn take(&mut self, waiting: &mut VecDeque<Job>, limit: usize, gauges: &Gauges) -> bool {
+    pub(super) fn take(&mut self, waiting: &mut VecDeque<QueueJob>, limit: usize, gauges: &Gauges) -> bool {
         let (length, full) = self.length(waiting.iter().enumerate(), limit);
         let (passing, more) = if !full && length < waiting.len() {
             let behind = waiting.split_off(length);
@@ -110,7 +110,7 @@ impl Batch {
             let mut item = |queue, seq, what| self.items.push(BatchItem { queue, seq, job: order, what });
             let mut cut = None;
             match &job {
-                Job::Op(QueueOp::Append(entry)) => {
+                QueueJob::Op(QueueOp::Append(entry)) => {
                     let Some(message) = entry.take() else {
                         settled += 1;
                         gauges.waiting_bytes.fetch_sub(entry.cost() as usize, Relaxed);
@@ -120,22 +120,22 @@ impl Batch {
                     let body = Self::body(&mut self.bodies, &mut self.known, message);
                     item(queue, seq, What::Append { body });
                 }
-                &Job::Op(QueueOp::Remove { queue, seq, .. }) => item(queue, seq, What::Remove),
-                &Job::Op(QueueOp::Release { queue, seq, .. }) => item(queue, seq, What::Release),
-                &Job::Op(QueueOp::Receive { queue, packet_id, .. }) => {
+                &QueueJob::Op(QueueOp::Remove { queue, seq, .. }) => item(queue, seq, What::Remove),
+                &QueueJob::Op(QueueOp::Release { queue, seq, .. }) => item(queue, seq, What::Release),
+                &QueueJob::Op(QueueOp::Receive { queue, packet_id, .. }) => {
                     self.received.push((queue, packet_id, true));
                 }
-                &Job::Op(QueueOp::Forget { queue, packet_id, .. }) => {
+                &QueueJob::Op(QueueOp::Forget { queue, packet_id, .. }) => {
                     self.received.push((queue, packet_id, false));
                 }
-                &Job::Op(QueueOp::Trim { queue, from, count }) => {
+                &QueueJob::Op(QueueOp::Trim { queue, from, count }) => {
                     cut = Some(Cut::Trim { queue, from, count })
                 }
-                &Job::Op(QueueOp::Purge { queue }) => cut = Some(Cut::Purge { queue }),
-                &Job::Op(QueueOp::NoteSent { queue, below, .. }) => {
+                &QueueJob::Op(QueueOp::Purge { queue }) => cut = Some(Cut::Purge { queue }),
+                &QueueJob::Op(QueueOp::NoteSent { queue, below, .. }) => {
                     cut = Some(Cut::NoteSent { queue, below });
                 }
-                Job::Load(_) => {}
+                QueueJob::Load(_) => {}
             }
             self.jobs.push(job);
             if cut.is_some() {
@@ -169,14 +169,18 @@ impl Batch {
 
     /// How many of these operations to take, and whether the limit was reached. No unit is split: every unit that
     /// begins before the cut is closed before it.
-    fn length<'a>(&mut self, jobs: impl Iterator<Item = (usize, &'a Job)>, limit: usize) -> (usize, bool) {
+    fn length<'a>(
+        &mut self,
+        jobs: impl Iterator<Item = (usize, &'a QueueJob)>,
+        limit: usize,
+    ) -> (usize, bool) {
         self.open.clear();
         let (mut length, mut taken, mut bytes) = (0, 0, 0);
         for (index, job) in jobs {
             taken += 1;
             bytes += job.bytes();
             if let Some(unit) = job.unit() {
-                if let Job::Op(QueueOp::Append(_)) = job {
+                if let QueueJob::Op(QueueOp::Append(_)) = job {
                     self.open.insert(unit);
                 } else {
                     self.open.remove(&unit);
@@ -195,11 +199,17 @@ impl Batch {
     /// `behind` begins with a unit that is still open, such as a message that waits for the retained store or goes to
     /// very many receivers. It holds up only the queues that it concerns: takes what may overtake it and gives the rest
     /// back to `waiting`. True if more may overtake it once this is written.
-    fn pass(&mut self, behind: VecDeque<Job>, waiting: &mut VecDeque<Job>, limit: usize) -> (Vec<Job>, bool) {
+    fn pass(
+        &mut self,
+        behind: VecDeque<QueueJob>,
+        waiting: &mut VecDeque<QueueJob>,
+        limit: usize,
+    ) -> (Vec<QueueJob>, bool) {
         let held = self.held(&behind);
         // Units that only the last pass found to be held up must not be split.
-        let late =
-            |(job, held): (&Job, &bool)| !held && job.unit().is_some_and(|unit| self.open.contains(&unit));
+        let late = |(job, held): (&QueueJob, &bool)| {
+            !held && job.unit().is_some_and(|unit| self.open.contains(&unit))
+        };
         let known = behind.iter().zip(&held).position(late).unwrap_or(behind.len());
         let free = behind.iter().enumerate().take(known).filter(|(index, _)| !held[*index]);
         let (length, full) = self.length(free, limit);
@@ -217,7 +227,7 @@ impl Batch {
 
     /// Which of these operations belong to an open unit or come after one in a queue. A closed unit is held up as a
     /// whole if one of its parts is, so this takes several passes; afterwards `open` has those units too.
-    fn held(&mut self, jobs: &VecDeque<Job>) -> Vec<bool> {
+    fn held(&mut self, jobs: &VecDeque<QueueJob>) -> Vec<bool> {
         let mut held = vec![false; jobs.len()];
         let mut queues = HashSet::<QueueId, ahash::RandomState>::default();
         for _ in 0..LOOKS {

@@ -14,13 +14,13 @@ use crate::embedded::committer;
 const COMPACT_FROM: usize = 10_000;
 
 /// Something for the writer, in order.
-pub(super) enum Job {
+pub(super) enum QueueJob {
     Op(QueueOp),
     /// A read, to be done once everything before it is written.
     Load(PageRequest),
 }
 
-impl Job {
+impl QueueJob {
     /// Whether somebody waits for it, so that the next commit must not be put off.
     pub(super) fn is_urgent(&self) -> bool {
         match self {
@@ -102,7 +102,7 @@ pub(super) struct Gauges {
 /// bytes, has grown by as much as it kept the last time, so that a disk that hangs costs memory only for what is not
 /// acknowledged.
 pub(super) struct QueueInbox {
-    pub(super) jobs: Vec<Job>,
+    pub(super) jobs: Vec<QueueJob>,
     gauges: Arc<Gauges>,
     bytes: usize,
     /// How many jobs or bytes to reach before the next search for settled entries.
@@ -120,7 +120,7 @@ impl QueueInbox {
     }
 
     /// Gives all jobs away; their bytes still count as waiting.
-    pub(super) fn drain(&mut self) -> std::vec::Drain<'_, Job> {
+    pub(super) fn drain(&mut self) -> std::vec::Drain<'_, QueueJob> {
         self.bytes = 0;
         self.compact_at = (COMPACT_FROM, self.step);
         self.jobs.drain(..)
@@ -143,9 +143,9 @@ impl QueueInbox {
 }
 
 impl committer::Inbox for QueueInbox {
-    type Op = Job;
+    type Op = QueueJob;
 
-    fn push(&mut self, job: Job) {
+    fn push(&mut self, job: QueueJob) {
         let bytes = job.bytes();
         if bytes > 0 {
             self.bytes += bytes;

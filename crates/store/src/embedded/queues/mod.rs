@@ -37,7 +37,7 @@ use super::{
     environment::{Environment, EnvironmentOptions},
 };
 use crate::{BoxFuture, DataDir, Expiry, Loaded, QueueStore, QueueSummary, StoreError, StoreHealth};
-use inbox::{Gauges, Job, QueueInbox};
+use inbox::{Gauges, QueueInbox, QueueJob};
 use load::{PageRequest, QueueReader, Readers};
 pub(super) use tables::NAMES as TABLES;
 use tables::QueueTables;
@@ -198,7 +198,7 @@ impl EmbeddedQueues {
         }
     }
 
-    fn push(&self, job: Job) {
+    fn push(&self, job: QueueJob) {
         if let Some(committer) = &self.committer {
             let urgent = job.is_urgent();
             committer.submit(job, urgent);
@@ -222,7 +222,7 @@ impl Journal for EmbeddedQueues {
             }
             return;
         }
-        self.push(Job::Op(op));
+        self.push(QueueJob::Op(op));
     }
 
     fn hurry(&self) {
@@ -241,7 +241,7 @@ impl QueueStore for EmbeddedQueues {
         bytes: usize,
     ) -> BoxFuture<'static, Result<Loaded, StoreError>> {
         let (reply, answer) = oneshot::channel();
-        self.push(Job::Load(PageRequest { queue, from, messages, bytes, reply }));
+        self.push(QueueJob::Load(PageRequest { queue, from, messages, bytes, reply }));
         Box::pin(async move { answer.await.map_err(|_| super::closed())? })
     }
 

@@ -4,7 +4,7 @@
 use gateway_core::{QueueId, QueueOp};
 use hashbrown::HashMap;
 
-use super::{inbox::Job, sweep::Sweep};
+use super::{inbox::QueueJob, sweep::Sweep};
 
 /// By queue; queues that are not read, added to or cut are absent.
 #[derive(Default)]
@@ -20,19 +20,19 @@ struct Use {
 
 impl Uses {
     /// Looks through `jobs` once.
-    pub(super) fn of(jobs: &[Job]) -> Self {
+    pub(super) fn of(jobs: &[QueueJob]) -> Self {
         let mut uses = Self::default();
         for job in jobs {
             match job {
-                Job::Op(QueueOp::Append(entry)) => {
+                QueueJob::Op(QueueOp::Append(entry)) => {
                     let adds = &mut uses.of_queue(entry.queue).adds;
                     *adds = Some(adds.map_or(entry.seq, |lowest| lowest.min(entry.seq)));
                 }
-                Job::Op(QueueOp::Trim { queue, .. } | QueueOp::Purge { queue }) => {
+                QueueJob::Op(QueueOp::Trim { queue, .. } | QueueOp::Purge { queue }) => {
                     uses.of_queue(*queue).cuts = true;
                 }
-                Job::Load(request) => uses.of_queue(request.queue).reads = true,
-                Job::Op(_) => {}
+                QueueJob::Load(request) => uses.of_queue(request.queue).reads = true,
+                QueueJob::Op(_) => {}
             }
         }
         uses

@@ -12,8 +12,8 @@ use heed::RwTxn;
 use parking_lot::Mutex;
 
 use super::{
-    batch::{Batch, Cut, Then},
-    inbox::{Gauges, Job, QueueInbox},
+    batch::{Cut, QueueBatch, Then},
+    inbox::{Gauges, QueueInbox, QueueJob},
     load::Readers,
     sweep::{self, Sweep},
     tables::{self, EntryHead, QueueTables},
@@ -43,10 +43,10 @@ pub(super) struct QueueWork {
     pub(super) clock: fn() -> Timestamp,
     /// Nothing is removed until this is set.
     expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
-    waiting: VecDeque<Job>,
+    waiting: VecDeque<QueueJob>,
     /// `waiting` can be written once the batch is.
     ready: bool,
-    batch: Batch,
+    batch: QueueBatch,
     /// Unfinished removals of earlier transactions.
     sweeps: Vec<Sweep>,
     /// Number of the next message; looked up when not known.
@@ -98,7 +98,7 @@ impl QueueWork {
             expiry,
             waiting: VecDeque::new(),
             ready: false,
-            batch: Batch::default(),
+            batch: QueueBatch::default(),
             sweeps: Vec::new(),
             next_number: None,
             first_due,
@@ -146,7 +146,7 @@ impl QueueWork {
             Then::Nothing => {}
             Then::Release => self.tables.release(txn, &key, &mut self.buffer)?,
             Then::Put { job, body } => {
-                let Job::Op(QueueOp::Append(entry)) = &self.batch.jobs[job] else { return Ok(()) };
+                let QueueJob::Op(QueueOp::Append(entry)) = &self.batch.jobs[job] else { return Ok(()) };
                 let (number, body) = (numbers[body], &self.batch.bodies[body]);
                 let expiry = EntryHead::encode_new(entry, number, body.refs == 1, &mut self.buffer);
                 self.tables.entries.put(txn, &key, &self.buffer)?;
@@ -193,13 +193,13 @@ impl QueueWork {
         self.effects.removed += removed as u64;
     }
 
-    fn release_bytes(&self, job: &Job) {
-        if let Job::Op(QueueOp::Append(entry)) = job {
+    fn release_bytes(&self, job: &QueueJob) {
+        if let QueueJob::Op(QueueOp::Append(entry)) = job {
             self.gauges.waiting_bytes.fetch_sub(entry.cost() as usize, Relaxed);
         }
     }
 
-    fn refuse(&self, job: &Job) {
+    fn refuse(&self, job: &QueueJob) {
         self.release_bytes(job);
         if let Some(commit) = job.commit() {
             commit.refuse();
@@ -218,7 +218,7 @@ impl EnvironmentWriter for QueueWork {
     fn plan(&mut self) -> bool {
         {
             let mut damaged = self.damaged.lock();
-            let remove = |(queue, seq)| Job::Op(QueueOp::Remove { queue, seq, unit: None });
+            let remove = |(queue, seq)| QueueJob::Op(QueueOp::Remove { queue, seq, unit: None });
             self.waiting.extend(damaged.drain(..).map(remove));
         }
         if self.waiting.is_empty() {
@@ -311,12 +311,14 @@ impl EnvironmentWriter for QueueWork {
             self.sweeps.iter().map(|sweep| sweep.queue).collect();
         for job in std::mem::take(&mut self.batch.jobs) {
             match &job {
-                Job::Op(QueueOp::Append(_)) => {
+                QueueJob::Op(QueueOp::Append(_)) => {
                     refused += 1;
                     self.refuse(&job);
                 }
-                Job::Op(QueueOp::Receive { .. } | QueueOp::Remove { unit: Some(_), .. }) => self.refuse(&job),
-                Job::Op(
+                QueueJob::Op(QueueOp::Receive { .. } | QueueOp::Remove { unit: Some(_), .. }) => {
+                    self.refuse(&job)
+                }
+                QueueJob::Op(
                     QueueOp::Remove { queue, .. }
                     | QueueOp::Release { queue, .. }
                     | QueueOp::Forget { queue, .. }
@@ -327,10 +329,10 @@ impl EnvironmentWriter for QueueWork {
                     touched.insert(*queue);
                     kept.push_back(job);
                 }
-                Job::Load(request) => {
+                QueueJob::Load(request) => {
                     if touched.contains(&request.queue) {
                         kept.push_back(job);
-                    } else if let Job::Load(request) = job {
+                    } else if let QueueJob::Load(request) = job {
                         self.readers.submit(request);
                     }
                 }
@@ -355,7 +357,7 @@ impl EnvironmentWriter for QueueWork {
 
     fn close(&mut self) {
         for job in std::mem::take(&mut self.waiting) {
-            if let Job::Op(QueueOp::Append(entry)) = &job
+            if let QueueJob::Op(QueueOp::Append(entry)) = &job
                 && entry.take().is_none()
             {
                 continue;
@@ -379,7 +381,7 @@ impl QueueWork {
             if let Some(commit) = job.commit() {
                 commit.done();
             }
-            if let Job::Load(request) = job {
+            if let QueueJob::Load(request) = job {
                 self.readers.submit(request);
             }
         }
