@@ -132,7 +132,9 @@ for kind in sys.argv[2:] or list(TABLES):
         assert waiting == MESSAGES // DEVICES * DEVICES, f"{waiting} wait"
         end = begin(kind, work)
         # From the first that is carried on, so that the time of a start of the other side is not counted.
+        began = time.monotonic()
         while (first := metric(gateway, "gateway_bridge_messages_total")) == 0:
+            assert time.monotonic() < began + LONGEST, f"nothing was carried in {LONGEST} s"
             time.sleep(0.005)
         pid, since = gateway.process.pid, time.monotonic()
         used = cpu(pid)
