@@ -20,7 +20,7 @@ use access::{
 };
 use arc_swap::ArcSwap;
 use broker::{Account, ReservedTopics};
-use gateway_core::{ClientId, QoS, SharedMessage, matches, parse_shared};
+use gateway_core::{ClientId, QoS, SharedMessage, has_wildcard, matches, parse_shared};
 use session::{GATED, Gate, TooManyGranted};
 use tracing::info;
 
@@ -334,7 +334,7 @@ struct Granted {
 
 impl Granted {
     fn is_topic(filter: &str) -> bool {
-        !filter.contains(['+', '#']) && !filter.starts_with("$share/")
+        !has_wildcard(filter) && !filter.starts_with("$share/")
     }
 
     fn set_of(&mut self, filter: &str) -> &mut HashSet<Box<str>> {

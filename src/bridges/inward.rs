@@ -4,7 +4,7 @@
 use std::{future::Future, sync::Arc};
 
 use broker::{Broker, Routing, Turn};
-use gateway_core::{Commit, Durability, Message, Origin, Properties, QoS, clock};
+use gateway_core::{Commit, Durability, Message, Origin, Properties, QoS, clock, level_count};
 use tokio::{
     select,
     sync::watch,
@@ -130,7 +130,7 @@ impl Door {
         !topic.is_empty()
             && !topic.starts_with('$')
             && topic.len() <= limits.max_topic_bytes
-            && topic.bytes().filter(|&byte| byte == b'/').count() < limits.max_topic_levels
+            && level_count(topic) <= limits.max_topic_levels
             && !topic.contains(['+', '#', '\0'])
     }
 }

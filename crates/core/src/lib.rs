@@ -37,4 +37,6 @@ pub use quotas::Quotas;
 pub use receipt::{DropReason, Receipt, ReceiptState};
 pub use record::{GroupId, LogRecord, PARTITIONS, Partition};
 pub use tail::Tail;
-pub use topic::{MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, matches, parse_shared};
+pub use topic::{
+    MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, has_wildcard, level_count, matches, parse_shared,
+};

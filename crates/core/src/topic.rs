@@ -44,7 +44,7 @@ impl TopicName {
     /// Validates without copying.
     pub fn check(topic: &str) -> Result<(), TopicError> {
         check_common(topic)?;
-        if topic.bytes().any(|b| b == b'+' || b == b'#') {
+        if has_wildcard(topic) {
             return Err(TopicError::Wildcard);
         }
         Ok(())
@@ -70,15 +70,19 @@ impl TopicFilter {
     /// Validates without copying.
     pub fn check(filter: &str) -> Result<(), TopicError> {
         check_common(filter)?;
-        let mut levels = filter.split('/').peekable();
-        while let Some(level) = levels.next() {
-            let has_wildcard = level.bytes().any(|b| b == b'+' || b == b'#');
-            let misplaced = has_wildcard && level.len() > 1 || level == "#" && levels.peek().is_some();
-            if misplaced {
-                return Err(TopicError::Misplaced);
-            }
+        if !has_wildcard(filter) {
+            return Ok(());
         }
-        Ok(())
+        let bytes = filter.as_bytes();
+        let ends_level = |at: usize| bytes.get(at).is_none_or(|byte| *byte == b'/');
+        let is_placed = |at: usize, byte: u8| match byte {
+            b'+' | b'#' if at > 0 && !ends_level(at - 1) => false,
+            b'+' => ends_level(at + 1),
+            b'#' => at + 1 == bytes.len(),
+            _ => true,
+        };
+        let all_placed = bytes.iter().enumerate().all(|(at, byte)| is_placed(at, *byte));
+        if all_placed { Ok(()) } else { Err(TopicError::Misplaced) }
     }
 
     /// As text.
@@ -87,13 +91,24 @@ impl TopicFilter {
     }
 }
 
+/// Whether there is a `+` or a `#` in it: in a valid filter that is a wildcard, and a topic name has none.
+pub fn has_wildcard(text: &str) -> bool {
+    // Each of them goes through eight bytes at a time.
+    text.as_bytes().contains(&b'#') || text.as_bytes().contains(&b'+')
+}
+
+/// Levels of a topic name or filter: one more than it has slashes.
+pub fn level_count(text: &str) -> usize {
+    text.bytes().filter(|byte| *byte == b'/').count() + 1
+}
+
 /// Splits `$share/group/filter`. `Ok(None)` when `text` is no shared subscription.
 pub fn parse_shared(text: &str) -> Result<Option<(&str, &str)>, TopicError> {
     let Some(rest) = text.strip_prefix("$share/") else {
         return if text == "$share" { Err(TopicError::Share) } else { Ok(None) };
     };
     let (group, filter) = rest.split_once('/').ok_or(TopicError::Share)?;
-    let bad_group = group.is_empty() || group.bytes().any(|b| b == b'+' || b == b'#');
+    let bad_group = group.is_empty() || has_wildcard(group);
     if bad_group || filter.is_empty() {
         return Err(TopicError::Share);
     }
@@ -127,7 +142,7 @@ fn check_common(text: &str) -> Result<(), TopicError> {
     if text.len() > MAX_TOPIC_BYTES {
         return Err(TopicError::TooLong);
     }
-    if text.bytes().any(|b| b == 0) {
+    if text.as_bytes().contains(&0) {
         return Err(TopicError::Nul);
     }
     Ok(())
@@ -136,6 +151,27 @@ fn check_common(text: &str) -> Result<(), TopicError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The failure: a filter that one rule takes and the other does not, in whatever order its levels come.
+    #[test]
+    fn a_filter_is_valid_if_each_wildcard_has_its_level_and_hash_is_last() {
+        let by_levels = |filter: &str| {
+            let levels: Vec<&str> = filter.split('/').collect();
+            let (_, before) = levels.split_last().unwrap();
+            let alone = levels.iter().all(|level| level.len() < 2 || !level.contains(['+', '#']));
+            alone && !before.contains(&"#")
+        };
+        let mut filters = vec![String::new()];
+        for _ in 0..6 {
+            filters = filters
+                .iter()
+                .flat_map(|start| ["", "a", "/", "+", "#"].map(|next| format!("{start}{next}")))
+                .collect();
+        }
+        for filter in filters.iter().filter(|filter| !filter.is_empty()) {
+            assert_eq!(TopicFilter::check(filter).is_ok(), by_levels(filter), "{filter}");
+        }
+    }
 
     #[test]
     fn wildcards_match_as_the_specification_says() {

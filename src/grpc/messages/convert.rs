@@ -6,7 +6,8 @@ use std::{sync::Arc, time::Duration};
 use broker::Selector;
 use bytes::Bytes;
 use gateway_core::{
-    Message, Origin, Properties, QoS, Timestamp, TopicError, TopicFilter, TopicName, parse_shared,
+    Message, Origin, Properties, QoS, Timestamp, TopicError, TopicFilter, TopicName, has_wildcard,
+    level_count, parse_shared,
 };
 
 use super::{answers, encode};
@@ -234,7 +235,7 @@ pub(in crate::grpc) fn subscribe(request: v1::SubscribeRequest, limits: &Limits)
     check_entries(entries)?;
     check_filters("topic_filters", &request.topic_filters, limits)?;
     check_filters("exclude_topic_filters", &request.exclude_topic_filters, limits)?;
-    let wild = request.exclude_topic_filters.iter().filter(|filter| filter.contains(['+', '#'])).count();
+    let wild = request.exclude_topic_filters.iter().filter(|filter| has_wildcard(filter)).count();
     if wild > MAX_WILD_EXCLUSIONS {
         let problem = format!("has more than {MAX_WILD_EXCLUSIONS} filters with wildcards");
         return Err(Error::invalid("exclude_topic_filters", problem));
@@ -392,7 +393,7 @@ fn check_topic_limits(field: impl Fn() -> String, text: &str, limits: &Limits) -
     if text.len() > limits.max_topic_bytes {
         return Err(Error::invalid(field(), format!("is longer than {} bytes", limits.max_topic_bytes)));
     }
-    if text.bytes().filter(|&b| b == b'/').count() >= limits.max_topic_levels {
+    if level_count(text) > limits.max_topic_levels {
         return Err(Error::invalid(field(), format!("has more than {} levels", limits.max_topic_levels)));
     }
     Ok(())

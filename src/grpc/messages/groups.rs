@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use broker::{is_event, is_event_message};
-use gateway_core::{SharedMessage, Timestamp, clock};
+use gateway_core::{SharedMessage, Timestamp, clock, has_wildcard};
 use groups::{AckResult, Delivery, Gap, GapReason, MemberStatus, PendingState};
 use prost::Message as _;
 
@@ -159,7 +159,7 @@ fn filter(filter: v1::Filter, limits: &Limits) -> Result<Filter, Error> {
     convert::check_entries(entries)?;
     convert::check_filters("group.filter.topic_filters", &filter.topic_filters, limits)?;
     convert::check_filters("group.filter.exclude_topic_filters", &filter.exclude_topic_filters, limits)?;
-    let wild = filter.exclude_topic_filters.iter().filter(|filter| filter.contains(['+', '#'])).count();
+    let wild = filter.exclude_topic_filters.iter().filter(|filter| has_wildcard(filter)).count();
     if wild > MAX_WILD_EXCLUSIONS {
         let problem = format!("has more than {MAX_WILD_EXCLUSIONS} filters with wildcards");
         return Err(Error::invalid("group.filter.exclude_topic_filters", problem));

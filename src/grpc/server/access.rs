@@ -13,7 +13,7 @@ use std::{
 
 use access::backends::{Grant, Scope, covers};
 use broker::InScope;
-use gateway_core::metrics::count;
+use gateway_core::{has_wildcard, metrics::count};
 use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
@@ -148,7 +148,7 @@ impl Call {
         if self.scope().topics().is_none() {
             return Ok(filters);
         }
-        for filter in filters.iter().filter(|filter| !filter.contains(['+', '#'])) {
+        for filter in filters.iter().filter(|filter| !has_wildcard(filter)) {
             self.check_topic(field, filter)?;
         }
         let narrowed = self.scope().narrow(&filters, most).ok_or_else(|| {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
 use codec::{Packet, SubscribeFilter, reason};
-use gateway_core::{Commit, Effort, QoS, Timestamp, TopicFilter, metrics::count, parse_shared};
+use gateway_core::{Commit, Effort, QoS, Timestamp, TopicFilter, level_count, metrics::count, parse_shared};
 use session::{Filters, Gate, Inbound, TooManyGranted};
 
 use super::{
@@ -249,7 +249,7 @@ impl Connection {
         effort: &mut Effort,
     ) -> Result<QoS, SubscribeError> {
         effort.spend(Effort::FILTER);
-        effort.spend_each(Effort::NODE, request.filter.bytes().filter(|byte| *byte == b'/').count() + 1);
+        effort.spend_each(Effort::NODE, level_count(request.filter));
         let mut is_granted = false;
         if let Some(authority) = &self.device.shared.authority {
             let core = self.device.core();

@@ -2,7 +2,7 @@
 
 use std::fmt::{self, Write as _};
 
-use gateway_core::{QoS, parse_shared};
+use gateway_core::{QoS, has_wildcard, parse_shared};
 
 use super::{Concerning, LONGEST, Rule, Rules, Subscribing, cover::Cover};
 use crate::Subject;
@@ -55,7 +55,7 @@ impl Rules {
             AccessQuestion::Publish { topic, .. } => self.explain_topic(subject, topic, asked),
             AccessQuestion::Subscribe { filter } => {
                 let inner = parse_shared(filter).ok().flatten().map_or(filter, |(_, inner)| inner);
-                if inner.contains(['+', '#']) {
+                if has_wildcard(inner) {
                     self.explain_filter(subject, filter, inner)
                 } else {
                     self.explain_topic(subject, inner, asked)

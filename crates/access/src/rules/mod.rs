@@ -23,7 +23,7 @@ mod who;
 
 use std::collections::BTreeMap;
 
-use gateway_core::{QoS, parse_shared};
+use gateway_core::{QoS, has_wildcard, parse_shared};
 
 use self::{
     cover::Cover,
@@ -205,7 +205,7 @@ impl Rules {
         let Err(uncovered) = Cover::new(&self.subscribe, subject, &judge).check(inner) else {
             return Subscribing::Allowed;
         };
-        if shared.is_none() && inner.contains(['+', '#']) && self.may_filter(&judge, inner) {
+        if shared.is_none() && has_wildcard(inner) && self.may_filter(&judge, inner) {
             return Subscribing::OnDelivery;
         }
         Subscribing::Denied(self.line(uncovered.rule))

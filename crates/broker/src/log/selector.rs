@@ -3,7 +3,7 @@
 use std::{collections::HashSet, fmt, sync::Arc};
 
 use ahash::RandomState;
-use gateway_core::{Message, OriginKind, matches};
+use gateway_core::{Message, OriginKind, has_wildcard, matches};
 
 type Set = HashSet<String, RandomState>;
 
@@ -59,7 +59,7 @@ impl Selector {
     #[must_use]
     pub fn exclude(mut self, devices: Vec<String>, filters: Vec<String>) -> Self {
         self.excluded_devices = devices.into_iter().collect();
-        let wild = |filter: &String| filter.contains(['+', '#']);
+        let wild = |filter: &String| has_wildcard(filter);
         let (filters, topics): (Vec<_>, Vec<_>) = filters.into_iter().partition(wild);
         self.excluded_filters = filters;
         self.excluded_topics = topics.into_iter().collect();

@@ -17,7 +17,7 @@ use std::{
 };
 
 use ahash::RandomState;
-use gateway_core::{Message, OriginKind, SharedMessage, Timestamp, matches};
+use gateway_core::{Message, OriginKind, SharedMessage, Timestamp, has_wildcard, matches};
 use parking_lot::{Mutex, RwLock};
 use store::{LoadedRetained, RetainedStore, StoreError};
 
@@ -282,7 +282,7 @@ impl Retained {
 
     /// Whether a new subscription to `filter` needs a cursor. False only if nothing can match.
     pub(crate) fn may_match(&self, filter: &str, now: Timestamp) -> bool {
-        self.len() > 0 && (filter.contains(['+', '#']) || self.get(filter, now).is_some())
+        self.len() > 0 && (has_wildcard(filter) || self.get(filter, now).is_some())
     }
 
     /// Reads messages that are on disk only, for [`Self::read`].

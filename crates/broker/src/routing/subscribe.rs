@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use gateway_core::{
-    Commit, QoS, Timestamp, TopicFilter, limits::SharedStrategy, metrics::count, parse_shared,
+    Commit, QoS, Timestamp, TopicFilter, has_wildcard, level_count, limits::SharedStrategy, metrics::count,
+    parse_shared,
 };
 use store::{SessionOp, StoredSubscription};
 
@@ -21,8 +22,7 @@ fn cost(filter: &str) -> u32 {
     const ENTRY: usize = 96;
     const LEVEL: usize = 48;
     const GROUP: usize = 512;
-    let is_wildcard = filter.contains(['+', '#']);
-    let way = if is_wildcard { filter.len() + LEVEL * filter.split('/').count() } else { 0 };
+    let way = if has_wildcard(filter) { filter.len() + LEVEL * level_count(filter) } else { 0 };
     let group = if filter.starts_with("$share/") { GROUP } else { 0 };
     u32::try_from(ENTRY + filter.len() + way + group).unwrap_or(u32::MAX)
 }
@@ -192,7 +192,7 @@ impl Broker {
     /// Which levels of a filter are wildcards, if any. The cost of a match grows with the number of different shapes
     /// among all sessions; nearly all sessions need only a few.
     fn shape(&self, filter: &str) -> Option<u64> {
-        if !filter.bytes().any(|byte| byte == b'+' || byte == b'#') {
+        if !has_wildcard(filter) {
             return None;
         }
         let filter = parse_shared(filter).ok().flatten().map_or(filter, |(_, filter)| filter);
@@ -232,7 +232,7 @@ impl Broker {
         let filter = shared.map_or(request.filter, |(_, filter)| filter);
         TopicFilter::check(filter).map_err(|_| SubscribeError::Invalid)?;
         let too_long = request.filter.len() > limits.max_topic_bytes;
-        if too_long || filter.split('/').count() > limits.max_topic_levels {
+        if too_long || level_count(filter) > limits.max_topic_levels {
             return Err(SubscribeError::Invalid);
         }
         if shared.is_some() && !limits.shared_available {
@@ -242,7 +242,7 @@ impl Broker {
         if shared.is_some() && request.no_local {
             return Err(SubscribeError::NoLocalShared);
         }
-        if !limits.wildcard_available && filter.contains(['+', '#']) {
+        if !limits.wildcard_available && has_wildcard(filter) {
             return Err(SubscribeError::WildcardUnavailable);
         }
         if !limits.subscription_id_available && request.id.is_some() {

@@ -1,7 +1,7 @@
 //! A SUBSCRIBE or UNSUBSCRIBE of the client: its filters one by one, and their answers.
 
 use codec::{SubAck, Subscribe, SubscribeFilter, Unsubscribe, reason};
-use gateway_core::{QoS, limits::Limits};
+use gateway_core::{QoS, has_wildcard, limits::Limits};
 
 use super::{Inbound, Violation};
 
@@ -94,7 +94,7 @@ impl Inbound {
         if !limits.shared_available && any(|filter| filter.starts_with("$share/")) {
             return Err(reason::SHARED_SUBSCRIPTIONS_NOT_SUPPORTED);
         }
-        if !limits.wildcard_available && any(|filter| filter.contains(['+', '#'])) {
+        if !limits.wildcard_available && any(|filter| has_wildcard(filter)) {
             return Err(reason::WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED);
         }
         Ok(())

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use codec::{AckKind, Frame, Publish, reason};
-use gateway_core::{Commit, Protocol, QoS, limits::Limits, metrics::count};
+use gateway_core::{Commit, Protocol, QoS, level_count, limits::Limits, metrics::count};
 
 use super::{Effect, Inbound, Owner, Permit, Reply, Violation};
 use crate::Begin;
@@ -248,7 +248,6 @@ pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> PublishRefusal 
 /// Whether the gateway takes messages for this topic name, which is well formed, from a client: in a PUBLISH or as its will.
 pub(crate) fn may_publish_to(topic: &str, limits: &Limits) -> bool {
     // A topic has at most one level more than bytes: most are too short to have too many.
-    let few_levels = topic.len() < limits.max_topic_levels
-        || topic.bytes().filter(|b| *b == b'/').count() < limits.max_topic_levels;
+    let few_levels = topic.len() < limits.max_topic_levels || level_count(topic) <= limits.max_topic_levels;
     topic.len() <= limits.max_topic_bytes && few_levels && !topic.starts_with("$SYS/")
 }
