@@ -37,11 +37,11 @@ find "$made/man" -name '*.1' -exec gzip -9n {} +
 cat >"$made/changelog" <<CHANGELOG
 mqtt-server ($version-1) unstable; urgency=medium
 
-  * What changed: /usr/share/doc/mqtt-server/CHANGELOG.md.gz
+  * What changed: /usr/share/doc/mqtt-server/changelog.gz
 
  -- The authors of mqtt-server <mqtt-server@localhost>  $(LC_ALL=C date -u -R -d "@$SOURCE_DATE_EPOCH")
 CHANGELOG
-gzip -9nc CHANGELOG.md >"$made/CHANGELOG.md.gz"
+gzip -9nc CHANGELOG.md >"$made/changelog.gz"
 
 if [ -n "$only" ]; then exit; fi
 cargo deb --no-build --quiet --profile "$profile" ${target:+--target "$target"} "$@"

@@ -32,8 +32,12 @@ fail() { echo "scripts/package-test.sh: $*" >&2; exit 1; }
 
 inside() { chroot "$debian" env -i PATH=/usr/sbin:/usr/bin:/sbin:/bin LC_ALL=C DEBIAN_FRONTEND=noninteractive "$@"; }
 
+# Stripped, as a package is, only if it is the real build: of a debug build that takes long.
+strip=--no-strip
+if [ "$profile" = dist ]; then strip=--strip; fi
+
 pack() { # REVISION
-  scripts/deb.sh "$profile" "$target" --no-strip --fast --deb-revision "$1" --output "$work/packages/$1/" >/dev/null
+  scripts/deb.sh "$profile" "$target" "$strip" --fast --deb-revision "$1" --output "$work/packages/$1/" >/dev/null
 }
 
 free_port() { python3 -c 'import socket; s = socket.socket(); s.bind(("127.0.0.1", 0)); print(s.getsockname()[1])'; }
