@@ -94,7 +94,7 @@ impl Inbound {
         if !limits.shared_available && any(|filter| filter.starts_with("$share/")) {
             return Err(reason::SHARED_SUBSCRIPTIONS_NOT_SUPPORTED);
         }
-        if !limits.wildcard_available && any(|filter| has_wildcard(filter)) {
+        if !limits.wildcard_available && any(has_wildcard) {
             return Err(reason::WILDCARD_SUBSCRIPTIONS_NOT_SUPPORTED);
         }
         Ok(())
