@@ -93,7 +93,7 @@ impl TopicFilter {
 
 /// Whether there is a `+` or a `#` in it: in a valid filter that is a wildcard, and a topic name has none.
 pub fn has_wildcard(text: &str) -> bool {
-    // Each of them goes through eight bytes at a time.
+    // Of bytes, `contains` searches by words.
     text.as_bytes().contains(&b'#') || text.as_bytes().contains(&b'+')
 }
 
