@@ -1,13 +1,7 @@
 //! Compiles the protos without protoc: the traits of the services, over the messages of crate `mqtt-gateway-api`. Hot streams
 //! answer with bytes that are encoded already (`RawMessage`) instead of generated structs.
 
-use std::{
-    env,
-    error::Error,
-    fs,
-    path::{Path, PathBuf},
-    process::Command,
-};
+use std::{env, error::Error, fs, path::PathBuf};
 
 /// Those with services, and what they share.
 const PROTOS: [&str; 12] = [
@@ -45,7 +39,6 @@ fn main() -> Result<(), Box<dyn Error>> {
     }
     servers.compile_fds(protox::compile(PROTOS, ["proto"])?)?;
     compile_hooks()?;
-    emit_commit();
     Ok(())
 }
 
@@ -62,21 +55,4 @@ fn compile_hooks() -> Result<(), Box<dyn Error>> {
         .extern_path(".gateway.v1", "::gateway_api::gateway::v1")
         .compile_fds(protox::compile(["gateway/hooks/v1/hooks.proto"], ["proto"])?)?;
     Ok(())
-}
-
-/// `--version` shows the commit where the build is made from a git checkout.
-fn emit_commit() {
-    // The log of HEAD grows with every commit and checkout, in a worktree too.
-    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
-        println!("cargo:rerun-if-changed={log}");
-    }
-    if let Some(commit) = git(&["rev-parse", "--short=12", "HEAD"]) {
-        println!("cargo:rustc-env=GIT_COMMIT={commit}");
-    }
-}
-
-/// What git answers; nothing where there is no git or no checkout.
-fn git(args: &[&str]) -> Option<String> {
-    let output = Command::new("git").args(args).output().ok()?;
-    output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }

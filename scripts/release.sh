@@ -56,6 +56,8 @@ out=$root/target/release-files
 name=mqtt-server-$version-$target
 
 SOURCE_DATE_EPOCH=$(git log -1 --format=%ct)
+# For --version.
+GIT_COMMIT=$(git rev-parse --short=12 HEAD)
 cargo_home=${CARGO_HOME:-$HOME/.cargo}
 sysroot=$(rustc --print sysroot)
 mapped=("$root=/src" "$cargo_home=/cargo" "$sysroot=/rust")
@@ -85,7 +87,7 @@ done
 exec $wrapped $(printf -- "-ffile-prefix-map='%s' " "${mapped[@]}")"\${arguments[@]}"
 COMPILER
 chmod +x "$tools/musl-cc-$machine"
-export PATH=$tools:$PATH CC=musl-cc-$machine HOST_CC=${HOST_CC:-cc} SOURCE_DATE_EPOCH RUSTFLAGS
+export PATH=$tools:$PATH CC=musl-cc-$machine HOST_CC=${HOST_CC:-cc} SOURCE_DATE_EPOCH GIT_COMMIT RUSTFLAGS
 
 for tool in "$wrapped" "$HOST_CC" c++ make perl readelf "${STRIP:-strip}"; do
   if ! command -v "$tool" >/dev/null; then

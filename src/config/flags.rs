@@ -338,7 +338,8 @@ impl Flags {
     }
 }
 
-/// What `--version` shows: the package version and, when the build knew it, the git commit.
+/// Text of `--version`: the package version and, in a release, the git commit. scripts/release.sh and the Dockerfile pass the
+/// commit in `GIT_COMMIT`; a build that asked git would start anew at each commit.
 pub fn version() -> &'static str {
     static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GIT_COMMIT") {
         Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
