@@ -3,6 +3,7 @@
 //! ```text
 //! outward     takes from a group, delivers, acknowledges; whatever the other side is
 //! work        what is in hand of it
+//! search      which message the other side fails for
 //! status      how a bridge is, and what `/metrics` shows
 //! inward      what comes in becomes a message of the gateway, and is acknowledged when it is safe
 //! kafka       Apache Kafka, with the feature of this name
@@ -18,6 +19,7 @@ mod inward;
 mod kafka;
 mod mqtt;
 mod outward;
+mod search;
 mod status;
 mod webhook;
 mod work;
@@ -89,9 +91,10 @@ impl Bridges {
                 (Some(mqtt), _) => {
                     ("mqtt", Dial::new(name, mqtt, bridge.deadline.0).map(|dial| Side::Mqtt(Box::new(dial))))
                 }
-                (None, Some(webhook)) => {
-                    ("webhook", Webhook::new(name, webhook).map(|out| Side::Webhook(Box::new(out))))
-                }
+                (None, Some(webhook)) => (
+                    "webhook",
+                    Webhook::new(name, webhook, bridge.deadline.0).map(|out| Side::Webhook(Box::new(out))),
+                ),
                 (None, None) => continue,
             };
             let direction = match bridge.direction {

@@ -19,8 +19,8 @@ use tokio::{
 use tracing::warn;
 
 use super::{
-    status::{BridgeFailure, BridgeRefusal, Reason, Status},
-    work::BridgeBatch,
+    status::{BridgeFailure, Reason, Status},
+    work::{BridgeBatch, RefusedMessage},
 };
 use crate::{
     config::{Bridge, WhenFull},
@@ -29,9 +29,15 @@ use crate::{
 
 /// The other side of a bridge that leads out.
 pub(super) trait Out: Send {
-    /// Brings what is open in `work` to the other side, in order, and says of each message what became of it. Without an error
-    /// nothing is left open. Cancelled, or failed, it is followed by [`Self::reset`].
-    fn deliver(&mut self, work: &mut BridgeBatch) -> impl Future<Output = Result<(), BridgeFailure>> + Send;
+    /// Brings open messages of `work` to the other side, in order, and says of each what became of it. Ends within the deadline of
+    /// the bridge. Cancelled, or failed, it is followed by [`Self::reset`].
+    ///
+    /// # Errors
+    /// The other side has failed; what is open is tried again after a pause.
+    fn deliver(
+        &mut self,
+        work: &mut BridgeBatch,
+    ) -> impl Future<Output = Result<Delivered, BridgeFailure>> + Send;
 
     /// Looks after the other side while there is nothing to deliver. Returns when it is known to answer, or not to; never if
     /// nothing is to be done. Cancel safe.
@@ -39,6 +45,22 @@ pub(super) trait Out: Send {
 
     /// Forgets what is under way.
     fn reset(&mut self);
+}
+
+/// How far a batch is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Delivered {
+    /// Nothing is open.
+    All,
+    /// A part of it has come to an end, or is known to need smaller parts. The rest is to go now.
+    Part,
+}
+
+impl Delivered {
+    /// [`Self::All`] if nothing of `work` is open.
+    pub(super) fn of(work: &BridgeBatch) -> Self {
+        if work.open().is_empty() { Self::All } else { Self::Part }
+    }
 }
 
 /// How long the group leaves a message with the bridge that does not say that it still has it.
@@ -201,54 +223,90 @@ impl<O: Out> Outward<O> {
         loop {
             self.status.expired(work.expire(clock::now()));
             let sent = self.attempt(member, work).await?;
-            let (done, count, bytes) = work.take_done();
-            if count > 0 {
-                member.acknowledge(&done)?;
-                self.status.carried(count, bytes);
-            }
-            let Err(failure) = sent else {
-                self.status.up();
-                for (delivery, reason) in work.take_refused() {
-                    self.status.refused(BridgeRefusal::Other);
-                    warn!(
-                        bridge = self.status.name(),
-                        reason, "message is refused, it becomes a dead letter"
-                    );
-                    member.nack(&delivery, &Nack { delay: None, reason, dead_letter: true })?;
+            let count = self.settle(member, work)?;
+            match sent {
+                Ok(Delivered::All) => {
+                    self.status.up();
+                    return Ok(true);
                 }
-                return Ok(true);
-            };
-            self.out.reset();
-            let pause = self.failed(&failure, count > 0);
-            let mut pause = pin!(sleep(pause));
-            loop {
-                select! {
-                    () = &mut pause => break,
-                    () = ended(&mut self.drain) => {
+                Ok(Delivered::Part) => {
+                    if count > 0 {
+                        self.status.up();
+                    }
+                    if *self.drain.borrow() {
                         member.nack(&work.held(), &Nack::default())?;
                         return Ok(false);
                     }
-                    () = sleep(KEEP) => member.extend(&work.held(), HOLD)?,
+                }
+                Err(failure) => {
+                    self.out.reset();
+                    let pause = self.failed(&failure, count > 0);
+                    if !self.wait(member, work, pause).await? {
+                        return Ok(false);
+                    }
                 }
             }
             member.extend(&work.held(), HOLD)?;
         }
     }
 
-    /// One try, within the deadline.
+    /// Tells the group what became of messages. Returns how many the other side has got.
+    fn settle(&self, member: &mut LiveMember, work: &mut BridgeBatch) -> Result<usize, GroupError> {
+        let (done, count, bytes) = work.take_done();
+        if count > 0 {
+            member.acknowledge(&done)?;
+            self.status.carried(count, bytes);
+        }
+        for refused in work.take_refused() {
+            let RefusedMessage { delivery, topic, refusal, why, attempts } = refused;
+            self.status.refused(refusal, &topic, &why);
+            let (bridge, cause) = (self.status.name(), refusal.as_str());
+            warn!(bridge, topic = &*topic, cause, reason = why, attempts, "message becomes a dead letter");
+            let reason = if attempts > 1 { format!("{why} (after {attempts} attempts)") } else { why };
+            member.nack(&delivery, &Nack { delay: None, reason, dead_letter: true })?;
+        }
+        self.status.set_in_flight(work.len());
+        Ok(count)
+    }
+
+    /// Waits until the other side is tried again. Meanwhile more messages are taken as there is room, so that the first of the batch
+    /// is not the only one to be tried. False if the gateway ends.
+    async fn wait(
+        &mut self,
+        member: &mut LiveMember,
+        work: &mut BridgeBatch,
+        pause: Duration,
+    ) -> Result<bool, GroupError> {
+        let mut pause = pin!(sleep(pause));
+        loop {
+            let messages = self.config.batch_messages.saturating_sub(work.len());
+            let bytes = self.config.batch_bytes.0.saturating_sub(work.bytes());
+            let has_room = messages > 0 && bytes > 0;
+            select! {
+                () = &mut pause => break,
+                () = ended(&mut self.drain) => {
+                    member.nack(&work.held(), &Nack::default())?;
+                    return Ok(false);
+                }
+                batch = member.next(Room { messages, bytes }), if has_room => work.add(batch?.deliveries),
+                () = sleep(KEEP) => member.extend(&work.held(), HOLD)?,
+            }
+        }
+        self.status.set_in_flight(work.len());
+        Ok(true)
+    }
+
+    /// One try.
     async fn attempt(
         &mut self,
         member: &mut LiveMember,
         work: &mut BridgeBatch,
-    ) -> Result<Result<(), BridgeFailure>, GroupError> {
+    ) -> Result<Result<Delivered, BridgeFailure>, GroupError> {
         let held = work.held();
-        let mut sent = pin!(timeout(self.config.deadline.0, self.out.deliver(work)));
+        let mut sent = pin!(self.out.deliver(work));
         loop {
             select! {
-                sent = &mut sent => {
-                    let late = || BridgeFailure::new(Reason::Deadline, "no answer in time");
-                    return Ok(sent.unwrap_or_else(|_| Err(late())));
-                }
+                sent = &mut sent => return Ok(sent),
                 () = sleep(KEEP) => member.extend(&held, HOLD)?,
             }
         }

@@ -52,28 +52,59 @@ impl Reason {
 /// Why a message will never be taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum BridgeRefusal {
-    /// The other side says so.
+    /// The other side says so, for a reason of its own.
     Other,
-    /// Its topic is none that the gateway takes.
+    /// The receiving side takes no such topic.
     Topic,
     /// It lacks what its topic is made of.
     Field,
     /// It has a header whose name is no text.
     Header,
-    /// It is longer than the gateway takes.
+    /// It is longer than the receiving side takes.
     Size,
+    /// A policy of the other side forbids it.
+    Policy,
+    /// The other side cannot use a record like it, such as one without a key in a compacted topic.
+    Record,
+    /// The other side takes no record of its time.
+    Timestamp,
+    /// The other side ends each connection on which it is sent, and no other.
+    Closed,
+    /// The other side answers everything but this message in time.
+    Deadline,
+    /// The other side fails on it again and again, and on nothing else.
+    Failed,
 }
 
 impl BridgeRefusal {
-    const ALL: [Self; 5] = [Self::Other, Self::Topic, Self::Field, Self::Header, Self::Size];
+    const ALL: [Self; 11] = [
+        Self::Other,
+        Self::Topic,
+        Self::Field,
+        Self::Header,
+        Self::Size,
+        Self::Policy,
+        Self::Record,
+        Self::Timestamp,
+        Self::Closed,
+        Self::Deadline,
+        Self::Failed,
+    ];
 
-    fn as_str(self) -> &'static str {
+    /// The reason as metrics and the API name it.
+    pub(super) fn as_str(self) -> &'static str {
         match self {
             Self::Other => "other_side",
             Self::Topic => "topic",
             Self::Field => "field",
             Self::Header => "header",
             Self::Size => "size",
+            Self::Policy => "policy",
+            Self::Record => "record",
+            Self::Timestamp => "timestamp",
+            Self::Closed => "closed",
+            Self::Deadline => "deadline",
+            Self::Failed => "failed",
         }
     }
 }
@@ -86,11 +117,30 @@ pub(super) struct BridgeFailure {
     pub(super) detail: String,
     /// The other side asked not to be asked sooner.
     pub(super) after: Option<Duration>,
+    /// The other side gave a reason that is about a message, and not about the bridge.
+    pub(super) names_message: bool,
 }
 
 impl BridgeFailure {
     pub(super) fn new(reason: Reason, detail: impl Into<String>) -> Self {
-        Self { reason, detail: detail.into(), after: None }
+        Self { reason, detail: detail.into(), after: None, names_message: false }
+    }
+
+    /// The other side did not answer in time.
+    pub(super) fn late() -> Self {
+        Self::new(Reason::Deadline, "no answer in time")
+    }
+
+    /// Says that only this message was under way.
+    pub(super) fn alone(mut self, topic: &str) -> Self {
+        self.detail = format!("{}; with nothing under way but a message on {topic}", self.detail);
+        self
+    }
+
+    /// Returns whether what was being sent may have caused it: the other side was reached, and neither lacks rights to give nor
+    /// time.
+    pub(super) fn may_be_caused_by_a_message(&self) -> bool {
+        self.names_message || matches!(self.reason, Reason::Closed | Reason::Deadline | Reason::Failed)
     }
 }
 
@@ -123,10 +173,11 @@ pub(super) struct Status {
     last: Mutex<Last>,
 }
 
-/// The last failure, to be shown.
+/// The last failure and the last refusal, to be shown.
 #[derive(Default)]
 struct Last {
     failure: Option<LastFailure>,
+    refusal: Option<LastRefusal>,
     /// While the other side is left alone.
     retry: Option<Timestamp>,
 }
@@ -137,6 +188,16 @@ pub(crate) struct LastFailure {
     /// On the wall clock.
     pub(crate) at: Timestamp,
     pub(crate) reason: &'static str,
+    pub(crate) detail: String,
+}
+
+/// A message that was refused, as it is shown.
+#[derive(Clone)]
+pub(crate) struct LastRefusal {
+    /// On the wall clock.
+    pub(crate) at: Timestamp,
+    pub(crate) reason: &'static str,
+    pub(crate) topic: String,
     pub(crate) detail: String,
 }
 
@@ -159,7 +220,8 @@ pub(crate) struct BridgeReport {
     pub(crate) carried: u64,
     pub(crate) bytes: u64,
     pub(crate) in_flight: u64,
-    pub(crate) refused: u64,
+    /// Messages refused since the start, by reason; those that happened.
+    pub(crate) refusals: BTreeMap<&'static str, u64>,
     pub(crate) expired: u64,
     pub(crate) looped: u64,
     /// Since the start, by reason; those that happened.
@@ -167,6 +229,7 @@ pub(crate) struct BridgeReport {
     /// In a row.
     pub(crate) failed: u64,
     pub(crate) last: Option<LastFailure>,
+    pub(crate) last_refusal: Option<LastRefusal>,
     /// On the wall clock; `None` while nothing is waited for.
     pub(crate) retry: Option<Timestamp>,
 }
@@ -194,9 +257,11 @@ impl Status {
     pub(super) fn seen(&self) -> BridgeReport {
         let failures = Reason::ALL.iter().zip(&self.failures);
         let failures = failures.map(|(reason, count)| (reason.as_str(), count.load(Relaxed)));
-        let (last, retry) = {
+        let refusals = BridgeRefusal::ALL.iter().zip(&self.refused);
+        let refusals = refusals.map(|(reason, count)| (reason.as_str(), count.load(Relaxed)));
+        let (last, last_refusal, retry) = {
             let last = self.last.lock();
-            (last.failure.clone(), last.retry)
+            (last.failure.clone(), last.refusal.clone(), last.retry)
         };
         BridgeReport {
             name: self.name.clone(),
@@ -209,12 +274,13 @@ impl Status {
             carried: self.carried.load(Relaxed),
             bytes: self.bytes.load(Relaxed),
             in_flight: self.in_flight.load(Relaxed) as u64,
-            refused: self.refused.iter().map(|counter| counter.load(Relaxed)).sum(),
+            refusals: refusals.filter(|(_, count)| *count > 0).collect(),
             expired: self.expired.load(Relaxed),
             looped: self.looped.load(Relaxed),
             failures: failures.filter(|(_, count)| *count > 0).collect(),
             failed: self.failed.load(Relaxed),
             last,
+            last_refusal,
             retry,
         }
     }
@@ -240,11 +306,18 @@ impl Status {
         self.carried.load(Relaxed)
     }
 
-    /// A message will never be taken.
-    pub(super) fn refused(&self, refusal: BridgeRefusal) {
+    /// Counts a message that will never be taken, and keeps its topic and the reason to be shown.
+    pub(super) fn refused(&self, refusal: BridgeRefusal, topic: &str, detail: &str) {
         if let Some(at) = BridgeRefusal::ALL.iter().position(|&known| known == refusal) {
             self.refused[at].fetch_add(1, Relaxed);
         }
+        let cut = |text: &str| text[..text.floor_char_boundary(DETAIL)].to_owned();
+        self.last.lock().refusal = Some(LastRefusal {
+            at: clock::to_wall(clock::now()),
+            reason: refusal.as_str(),
+            topic: cut(topic),
+            detail: cut(detail),
+        });
     }
 
     /// Messages expired before their turn.

@@ -11,11 +11,13 @@ use hyper::{
     header::{AUTHORIZATION, HeaderName, HeaderValue, RETRY_AFTER},
 };
 use serde_json::{Map, Value, json};
+use tokio::time::timeout;
 
 use super::{
     mqtt::read_secret,
-    outward::Out,
-    status::{BridgeFailure, Reason},
+    outward::{Delivered, Out},
+    search::PoisonSearch,
+    status::{BridgeFailure, BridgeRefusal, Reason},
     work::{BridgeBatch, BridgeItem, Fate},
 };
 use crate::{
@@ -36,8 +38,10 @@ pub(super) struct Webhook {
     log: u64,
     /// Made anew, with the files read again, after a failure.
     client: Option<Ready>,
-    /// Messages posted together: fewer while one of them may be what the service does not take.
-    most: usize,
+    /// How long the service has for a request.
+    deadline: Duration,
+    /// How many messages are posted together: fewer while one of them may be what the service does not take.
+    search: PoisonSearch,
 }
 
 struct Ready {
@@ -50,7 +54,7 @@ struct Ready {
 enum RequestOutcome {
     Taken,
     /// The service will never take this.
-    Never(String),
+    Never(BridgeRefusal, String),
 }
 
 impl Webhook {
@@ -58,9 +62,20 @@ impl Webhook {
     ///
     /// # Errors
     /// The key below the bridge's table, and what is wrong with it.
-    pub(super) fn new(name: &str, config: &WebhookBridge) -> Result<Self, (&'static str, String)> {
+    pub(super) fn new(
+        name: &str,
+        config: &WebhookBridge,
+        deadline: Duration,
+    ) -> Result<Self, (&'static str, String)> {
         ready(config)?;
-        Ok(Self { name: name.to_owned(), config: config.clone(), log: 0, client: None, most: usize::MAX })
+        Ok(Self {
+            name: name.to_owned(),
+            config: config.clone(),
+            log: 0,
+            client: None,
+            deadline,
+            search: PoisonSearch::default(),
+        })
     }
 
     /// Names the gateway in the ids of messages.
@@ -78,7 +93,7 @@ impl Webhook {
         let mut fields = Map::new();
         let mut set = |name: &str, value: Value| fields.insert(name.to_owned(), value);
         set("id", item.id(self.log).into());
-        set("attempt", item.delivery.attempt.into());
+        set("attempt", item.attempt().into());
         set("topic", (*message.topic).into());
         if let Some(id) = &message.client_id {
             set("client_id", id.as_str().into());
@@ -136,29 +151,33 @@ impl Webhook {
 }
 
 impl Out for Webhook {
-    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), BridgeFailure> {
-        loop {
-            let open = work.open();
-            if open.is_empty() {
-                return Ok(());
-            }
-            let count = open.len().min(self.most);
-            let part = &open[..count];
-            let items: Vec<&BridgeItem> = part.iter().map(|&at| work.item(at)).collect();
-            let body = self.body(&items);
-            match self.post(body).await? {
-                RequestOutcome::Taken => {
-                    part.iter().for_each(|&at| work.set(at, Fate::Done));
-                    self.most = self.most.saturating_mul(2);
-                }
-                // One of them is at fault: halves tell which.
-                RequestOutcome::Never(_) if count > 1 => self.most = count.div_ceil(2),
-                RequestOutcome::Never(why) => {
-                    work.set(part[0], Fate::Refused(why));
-                    self.most = self.most.saturating_mul(2);
-                }
-            }
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<Delivered, BridgeFailure> {
+        let part = self.search.next(work);
+        if part.is_empty() {
+            return Ok(Delivered::All);
         }
+        let items: Vec<&BridgeItem> = part.iter().map(|&at| work.item(at)).collect();
+        let body = self.body(&items);
+        let posted = timeout(self.deadline, self.post(body)).await;
+        match posted.unwrap_or_else(|_| Err(BridgeFailure::late())) {
+            Ok(RequestOutcome::Taken) => {
+                part.iter().for_each(|&at| work.set(at, Fate::Done));
+                self.search.succeeded(&part, work);
+            }
+            Ok(RequestOutcome::Never(refusal, why)) => self.search.refused(&part, work, refusal, why),
+            Err(failure) if failure.may_be_caused_by_a_message() => {
+                self.reset();
+                let failure = match part[..] {
+                    [at] => failure.alone(&work.item(at).message().topic),
+                    _ => failure,
+                };
+                if !self.search.failed(&part, work, &failure) {
+                    return Err(failure);
+                }
+            }
+            Err(failure) => return Err(failure),
+        }
+        Ok(Delivered::of(work))
     }
 
     /// There is no connection to be looked after.
@@ -223,7 +242,8 @@ fn understand(told: &HttpAnswer) -> Result<RequestOutcome, BridgeFailure> {
                 ..BridgeFailure::new(Reason::Busy, text)
             })
         }
-        status if status.is_client_error() => Ok(RequestOutcome::Never(text)),
+        StatusCode::PAYLOAD_TOO_LARGE => Ok(RequestOutcome::Never(BridgeRefusal::Size, text)),
+        status if status.is_client_error() => Ok(RequestOutcome::Never(BridgeRefusal::Other, text)),
         _ => Err(BridgeFailure::new(Reason::Failed, text)),
     }
 }
@@ -250,7 +270,7 @@ mod tests {
             let status = StatusCode::from_u16(status).expect("a status");
             let told = HttpAnswer { status, headers: hyper::HeaderMap::new(), body: Bytes::new() };
             let answer = understand(&told);
-            assert_eq!(matches!(answer, Ok(RequestOutcome::Never(_))), never, "{status}");
+            assert_eq!(matches!(answer, Ok(RequestOutcome::Never(..))), never, "{status}");
             assert_eq!(answer.is_err(), !never, "{status}");
         }
     }

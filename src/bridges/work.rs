@@ -5,6 +5,8 @@ use std::{sync::Arc, time::Duration};
 use gateway_core::{SharedMessage, Timestamp};
 use groups::{Delivery, IdRange, Ranges};
 
+use super::status::BridgeRefusal;
+
 /// What became of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
@@ -12,8 +14,8 @@ pub(super) enum Fate {
     Open,
     /// The other side has it.
     Done,
-    /// It will never be taken, and why.
-    Refused(String),
+    /// It will never be taken, and why, in a word and in words.
+    Refused(BridgeRefusal, String),
     /// Its end is told to the group.
     Settled,
 }
@@ -23,6 +25,18 @@ pub(super) enum Fate {
 pub(super) struct BridgeItem {
     pub(super) delivery: Delivery,
     pub(super) fate: Fate,
+    /// Attempts of this bridge that failed while it was being sent.
+    failed: u32,
+}
+
+/// A message that is refused, with all that is told about it.
+pub(super) struct RefusedMessage {
+    pub(super) delivery: Ranges,
+    pub(super) topic: Arc<str>,
+    pub(super) refusal: BridgeRefusal,
+    pub(super) why: String,
+    /// Attempts to send it, this last one with them.
+    pub(super) attempts: u32,
 }
 
 impl BridgeItem {
@@ -30,9 +44,28 @@ impl BridgeItem {
         &self.delivery.record.message
     }
 
+    /// Bytes of the message, with all that belongs to it.
+    pub(super) fn cost(&self) -> usize {
+        self.message().borrow().cost()
+    }
+
     /// Names the message for ever, as the API does: the log, the partition and the place in it.
     pub(super) fn id(&self, log: u64) -> String {
         format!("{log:016x}-{:02x}-{:016x}", self.delivery.partition.0, self.delivery.record.offset)
+    }
+
+    /// The number of the attempt that is or comes next: those of the group, and those of this bridge that failed.
+    pub(super) fn attempt(&self) -> u32 {
+        self.delivery.attempt.saturating_add(self.failed)
+    }
+
+    /// Whether the message has to arrive before a later one of `other`.
+    pub(super) fn is_in_order_with(&self, other: &Self) -> bool {
+        match (&self.message().client_id, &other.message().client_id) {
+            (Some(one), Some(another)) => one == another,
+            (None, None) => self.message().topic == other.message().topic,
+            _ => false,
+        }
     }
 
     /// How long it is still worth anything; `None` for ever.
@@ -50,17 +83,21 @@ pub(super) struct BridgeBatch {
 }
 
 impl BridgeBatch {
+    /// Takes more messages in hand, behind those that are.
     pub(super) fn add(&mut self, deliveries: Vec<Delivery>) {
         for delivery in deliveries {
-            self.bytes += delivery.record.message.borrow().cost();
-            self.items.push(BridgeItem { delivery, fate: Fate::Open });
+            let item = BridgeItem { delivery, fate: Fate::Open, failed: 0 };
+            self.bytes += item.cost();
+            self.items.push(item);
         }
     }
 
+    /// Messages whose end is not told to the group.
     pub(super) fn len(&self) -> usize {
-        self.items.len()
+        self.items.iter().filter(|item| item.fate != Fate::Settled).count()
     }
 
+    /// Bytes of these.
     pub(super) fn bytes(&self) -> usize {
         self.bytes
     }
@@ -75,8 +112,23 @@ impl BridgeBatch {
         items.filter(|(_, item)| item.fate == Fate::Open).map(|(at, _)| at).collect()
     }
 
+    pub(super) fn is_open(&self, at: usize) -> bool {
+        self.items.get(at).is_some_and(|item| item.fate == Fate::Open)
+    }
+
     pub(super) fn set(&mut self, at: usize, fate: Fate) {
         self.items[at].fate = fate;
+    }
+
+    /// Counts a failed attempt for those of these messages whose fate is open.
+    pub(super) fn attempt_failed(&mut self, sent: &[usize]) {
+        for &at in sent {
+            if let Some(item) = self.items.get_mut(at)
+                && item.fate == Fate::Open
+            {
+                item.failed = item.failed.saturating_add(1);
+            }
+        }
     }
 
     /// Settles what has expired; returns how many.
@@ -103,18 +155,27 @@ impl BridgeBatch {
         let count = self.items.iter().filter(done).count();
         let bytes = self.items.iter().filter(done).map(|item| item.message().payload.len()).sum();
         for item in self.items.iter_mut().filter(|item| item.fate == Fate::Done) {
+            self.bytes = self.bytes.saturating_sub(item.cost());
             item.fate = Fate::Settled;
         }
         (all, count, bytes)
     }
 
-    /// Takes those that are refused: the delivery of each, and why.
-    pub(super) fn take_refused(&mut self) -> Vec<(Ranges, String)> {
+    /// Takes those that are refused.
+    pub(super) fn take_refused(&mut self) -> Vec<RefusedMessage> {
         let mut all = Vec::new();
         for item in &mut self.items {
-            if let Fate::Refused(why) = &mut item.fate {
+            if let Fate::Refused(refusal, why) = &mut item.fate {
                 let id = item.delivery.id;
-                all.push((Ranges::of([IdRange { first: id, last: id }]), std::mem::take(why)));
+                let (refusal, why) = (*refusal, std::mem::take(why));
+                all.push(RefusedMessage {
+                    delivery: Ranges::of([IdRange { first: id, last: id }]),
+                    topic: Arc::clone(&item.message().topic),
+                    refusal,
+                    why,
+                    attempts: item.attempt(),
+                });
+                self.bytes = self.bytes.saturating_sub(item.cost());
                 item.fate = Fate::Settled;
             }
         }

@@ -968,7 +968,11 @@ type Bridge struct {
 	// Messages that were given up since the group was made: beyond max_bytes or max_age.
 	Lost uint64 `protobuf:"varint,20,opt,name=lost,proto3" json:"lost,omitempty"`
 	// Dead letters that are kept.
-	DeadLetters   uint64 `protobuf:"varint,21,opt,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
+	DeadLetters uint64 `protobuf:"varint,21,opt,name=dead_letters,json=deadLetters,proto3" json:"dead_letters,omitempty"`
+	// `refused` by reason, as in the metric gateway_bridge_refused_total. Reasons that never happened are left out.
+	Refusals map[string]uint64 `protobuf:"bytes,22,rep,name=refusals,proto3" json:"refusals,omitempty" protobuf_key:"bytes,1,opt,name=key" protobuf_val:"varint,2,opt,name=value"`
+	// The message that was refused last; absent if there was none.
+	LastRefusal   *BridgeRefusal `protobuf:"bytes,23,opt,name=last_refusal,json=lastRefusal,proto3" json:"last_refusal,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -1150,6 +1154,20 @@ func (x *Bridge) GetDeadLetters() uint64 {
 	return 0
 }
 
+func (x *Bridge) GetRefusals() map[string]uint64 {
+	if x != nil {
+		return x.Refusals
+	}
+	return nil
+}
+
+func (x *Bridge) GetLastRefusal() *BridgeRefusal {
+	if x != nil {
+		return x.LastRefusal
+	}
+	return nil
+}
+
 // A failure of a bridge.
 type BridgeFailure struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -1214,6 +1232,79 @@ func (x *BridgeFailure) GetDetail() string {
 	return ""
 }
 
+// A message that a bridge gave up.
+type BridgeRefusal struct {
+	state protoimpl.MessageState `protogen:"open.v1"`
+	// When.
+	Time *timestamppb.Timestamp `protobuf:"bytes,1,opt,name=time,proto3" json:"time,omitempty"`
+	// Why, as in `refusals`.
+	Reason string `protobuf:"bytes,2,opt,name=reason,proto3" json:"reason,omitempty"`
+	// Topic of the message: in MQTT, or in Kafka if it came from there. At most 500 bytes.
+	Topic string `protobuf:"bytes,3,opt,name=topic,proto3" json:"topic,omitempty"`
+	// In words, as the other side said it; at most 500 bytes.
+	Detail        string `protobuf:"bytes,4,opt,name=detail,proto3" json:"detail,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
+}
+
+func (x *BridgeRefusal) Reset() {
+	*x = BridgeRefusal{}
+	mi := &file_gateway_v1_operations_proto_msgTypes[17]
+	ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+	ms.StoreMessageInfo(mi)
+}
+
+func (x *BridgeRefusal) String() string {
+	return protoimpl.X.MessageStringOf(x)
+}
+
+func (*BridgeRefusal) ProtoMessage() {}
+
+func (x *BridgeRefusal) ProtoReflect() protoreflect.Message {
+	mi := &file_gateway_v1_operations_proto_msgTypes[17]
+	if x != nil {
+		ms := protoimpl.X.MessageStateOf(protoimpl.Pointer(x))
+		if ms.LoadMessageInfo() == nil {
+			ms.StoreMessageInfo(mi)
+		}
+		return ms
+	}
+	return mi.MessageOf(x)
+}
+
+// Deprecated: Use BridgeRefusal.ProtoReflect.Descriptor instead.
+func (*BridgeRefusal) Descriptor() ([]byte, []int) {
+	return file_gateway_v1_operations_proto_rawDescGZIP(), []int{17}
+}
+
+func (x *BridgeRefusal) GetTime() *timestamppb.Timestamp {
+	if x != nil {
+		return x.Time
+	}
+	return nil
+}
+
+func (x *BridgeRefusal) GetReason() string {
+	if x != nil {
+		return x.Reason
+	}
+	return ""
+}
+
+func (x *BridgeRefusal) GetTopic() string {
+	if x != nil {
+		return x.Topic
+	}
+	return ""
+}
+
+func (x *BridgeRefusal) GetDetail() string {
+	if x != nil {
+		return x.Detail
+	}
+	return ""
+}
+
 var File_gateway_v1_operations_proto protoreflect.FileDescriptor
 
 const file_gateway_v1_operations_proto_rawDesc = "" +
@@ -1267,7 +1358,7 @@ const file_gateway_v1_operations_proto_rawDesc = "" +
 	"\x05value\x18\x02 \x01(\tR\x05value\"\x14\n" +
 	"\x12ListBridgesRequest\"C\n" +
 	"\x13ListBridgesResponse\x12,\n" +
-	"\abridges\x18\x01 \x03(\v2\x12.gateway.v1.BridgeR\abridges\"\x9a\x06\n" +
+	"\abridges\x18\x01 \x03(\v2\x12.gateway.v1.BridgeR\abridges\"\xd3\a\n" +
 	"\x06Bridge\x12\x12\n" +
 	"\x04name\x18\x01 \x01(\tR\x04name\x12\x12\n" +
 	"\x04kind\x18\x02 \x01(\tR\x04kind\x129\n" +
@@ -1291,14 +1382,24 @@ const file_gateway_v1_operations_proto_rawDesc = "" +
 	"\tlag_bytes\x18\x12 \x01(\x04R\blagBytes\x12\"\n" +
 	"\rmax_lag_bytes\x18\x13 \x01(\x04R\vmaxLagBytes\x12\x12\n" +
 	"\x04lost\x18\x14 \x01(\x04R\x04lost\x12!\n" +
-	"\fdead_letters\x18\x15 \x01(\x04R\vdeadLetters\x1a;\n" +
+	"\fdead_letters\x18\x15 \x01(\x04R\vdeadLetters\x12<\n" +
+	"\brefusals\x18\x16 \x03(\v2 .gateway.v1.Bridge.RefusalsEntryR\brefusals\x12<\n" +
+	"\flast_refusal\x18\x17 \x01(\v2\x19.gateway.v1.BridgeRefusalR\vlastRefusal\x1a;\n" +
 	"\rFailuresEntry\x12\x10\n" +
+	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
+	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\x1a;\n" +
+	"\rRefusalsEntry\x12\x10\n" +
 	"\x03key\x18\x01 \x01(\tR\x03key\x12\x14\n" +
 	"\x05value\x18\x02 \x01(\x04R\x05value:\x028\x01\"o\n" +
 	"\rBridgeFailure\x12.\n" +
 	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
 	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x16\n" +
-	"\x06detail\x18\x03 \x01(\tR\x06detail*f\n" +
+	"\x06detail\x18\x03 \x01(\tR\x06detail\"\x85\x01\n" +
+	"\rBridgeRefusal\x12.\n" +
+	"\x04time\x18\x01 \x01(\v2\x1a.google.protobuf.TimestampR\x04time\x12\x16\n" +
+	"\x06reason\x18\x02 \x01(\tR\x06reason\x12\x14\n" +
+	"\x05topic\x18\x03 \x01(\tR\x05topic\x12\x16\n" +
+	"\x06detail\x18\x04 \x01(\tR\x06detail*f\n" +
 	"\x0fBridgeDirection\x12 \n" +
 	"\x1cBRIDGE_DIRECTION_UNSPECIFIED\x10\x00\x12\x18\n" +
 	"\x14BRIDGE_DIRECTION_OUT\x10\x01\x12\x17\n" +
@@ -1331,7 +1432,7 @@ func file_gateway_v1_operations_proto_rawDescGZIP() []byte {
 }
 
 var file_gateway_v1_operations_proto_enumTypes = make([]protoimpl.EnumInfo, 2)
-var file_gateway_v1_operations_proto_msgTypes = make([]protoimpl.MessageInfo, 19)
+var file_gateway_v1_operations_proto_msgTypes = make([]protoimpl.MessageInfo, 21)
 var file_gateway_v1_operations_proto_goTypes = []any{
 	(BridgeDirection)(0),             // 0: gateway.v1.BridgeDirection
 	(BridgeState)(0),                 // 1: gateway.v1.BridgeState
@@ -1352,48 +1453,53 @@ var file_gateway_v1_operations_proto_goTypes = []any{
 	(*ListBridgesResponse)(nil),      // 16: gateway.v1.ListBridgesResponse
 	(*Bridge)(nil),                   // 17: gateway.v1.Bridge
 	(*BridgeFailure)(nil),            // 18: gateway.v1.BridgeFailure
-	nil,                              // 19: gateway.v1.Metric.LabelsEntry
-	nil,                              // 20: gateway.v1.Bridge.FailuresEntry
-	(Role)(0),                        // 21: gateway.v1.Role
-	(*Scope)(nil),                    // 22: gateway.v1.Scope
-	(*timestamppb.Timestamp)(nil),    // 23: google.protobuf.Timestamp
+	(*BridgeRefusal)(nil),            // 19: gateway.v1.BridgeRefusal
+	nil,                              // 20: gateway.v1.Metric.LabelsEntry
+	nil,                              // 21: gateway.v1.Bridge.FailuresEntry
+	nil,                              // 22: gateway.v1.Bridge.RefusalsEntry
+	(Role)(0),                        // 23: gateway.v1.Role
+	(*Scope)(nil),                    // 24: gateway.v1.Scope
+	(*timestamppb.Timestamp)(nil),    // 25: google.protobuf.Timestamp
 }
 var file_gateway_v1_operations_proto_depIdxs = []int32{
-	21, // 0: gateway.v1.GetCallerResponse.role:type_name -> gateway.v1.Role
-	22, // 1: gateway.v1.GetCallerResponse.scope:type_name -> gateway.v1.Scope
-	23, // 2: gateway.v1.GetCallerResponse.expire_time:type_name -> google.protobuf.Timestamp
-	23, // 3: gateway.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
+	23, // 0: gateway.v1.GetCallerResponse.role:type_name -> gateway.v1.Role
+	24, // 1: gateway.v1.GetCallerResponse.scope:type_name -> gateway.v1.Scope
+	25, // 2: gateway.v1.GetCallerResponse.expire_time:type_name -> google.protobuf.Timestamp
+	25, // 3: gateway.v1.GetStatusResponse.start_time:type_name -> google.protobuf.Timestamp
 	8,  // 4: gateway.v1.GetMetricsResponse.metrics:type_name -> gateway.v1.Metric
-	23, // 5: gateway.v1.GetMetricsResponse.time:type_name -> google.protobuf.Timestamp
-	19, // 6: gateway.v1.Metric.labels:type_name -> gateway.v1.Metric.LabelsEntry
+	25, // 5: gateway.v1.GetMetricsResponse.time:type_name -> google.protobuf.Timestamp
+	20, // 6: gateway.v1.Metric.labels:type_name -> gateway.v1.Metric.LabelsEntry
 	11, // 7: gateway.v1.ListCertificatesResponse.certificates:type_name -> gateway.v1.Certificate
-	23, // 8: gateway.v1.Certificate.begin_time:type_name -> google.protobuf.Timestamp
-	23, // 9: gateway.v1.Certificate.expire_time:type_name -> google.protobuf.Timestamp
+	25, // 8: gateway.v1.Certificate.begin_time:type_name -> google.protobuf.Timestamp
+	25, // 9: gateway.v1.Certificate.expire_time:type_name -> google.protobuf.Timestamp
 	14, // 10: gateway.v1.GetConfigurationResponse.settings:type_name -> gateway.v1.Setting
 	17, // 11: gateway.v1.ListBridgesResponse.bridges:type_name -> gateway.v1.Bridge
 	0,  // 12: gateway.v1.Bridge.direction:type_name -> gateway.v1.BridgeDirection
 	1,  // 13: gateway.v1.Bridge.state:type_name -> gateway.v1.BridgeState
-	20, // 14: gateway.v1.Bridge.failures:type_name -> gateway.v1.Bridge.FailuresEntry
+	21, // 14: gateway.v1.Bridge.failures:type_name -> gateway.v1.Bridge.FailuresEntry
 	18, // 15: gateway.v1.Bridge.last_failure:type_name -> gateway.v1.BridgeFailure
-	23, // 16: gateway.v1.Bridge.retry_time:type_name -> google.protobuf.Timestamp
-	23, // 17: gateway.v1.BridgeFailure.time:type_name -> google.protobuf.Timestamp
-	2,  // 18: gateway.v1.Operations.GetCaller:input_type -> gateway.v1.GetCallerRequest
-	4,  // 19: gateway.v1.Operations.GetStatus:input_type -> gateway.v1.GetStatusRequest
-	6,  // 20: gateway.v1.Operations.GetMetrics:input_type -> gateway.v1.GetMetricsRequest
-	9,  // 21: gateway.v1.Operations.ListCertificates:input_type -> gateway.v1.ListCertificatesRequest
-	12, // 22: gateway.v1.Operations.GetConfiguration:input_type -> gateway.v1.GetConfigurationRequest
-	15, // 23: gateway.v1.Operations.ListBridges:input_type -> gateway.v1.ListBridgesRequest
-	3,  // 24: gateway.v1.Operations.GetCaller:output_type -> gateway.v1.GetCallerResponse
-	5,  // 25: gateway.v1.Operations.GetStatus:output_type -> gateway.v1.GetStatusResponse
-	7,  // 26: gateway.v1.Operations.GetMetrics:output_type -> gateway.v1.GetMetricsResponse
-	10, // 27: gateway.v1.Operations.ListCertificates:output_type -> gateway.v1.ListCertificatesResponse
-	13, // 28: gateway.v1.Operations.GetConfiguration:output_type -> gateway.v1.GetConfigurationResponse
-	16, // 29: gateway.v1.Operations.ListBridges:output_type -> gateway.v1.ListBridgesResponse
-	24, // [24:30] is the sub-list for method output_type
-	18, // [18:24] is the sub-list for method input_type
-	18, // [18:18] is the sub-list for extension type_name
-	18, // [18:18] is the sub-list for extension extendee
-	0,  // [0:18] is the sub-list for field type_name
+	25, // 16: gateway.v1.Bridge.retry_time:type_name -> google.protobuf.Timestamp
+	22, // 17: gateway.v1.Bridge.refusals:type_name -> gateway.v1.Bridge.RefusalsEntry
+	19, // 18: gateway.v1.Bridge.last_refusal:type_name -> gateway.v1.BridgeRefusal
+	25, // 19: gateway.v1.BridgeFailure.time:type_name -> google.protobuf.Timestamp
+	25, // 20: gateway.v1.BridgeRefusal.time:type_name -> google.protobuf.Timestamp
+	2,  // 21: gateway.v1.Operations.GetCaller:input_type -> gateway.v1.GetCallerRequest
+	4,  // 22: gateway.v1.Operations.GetStatus:input_type -> gateway.v1.GetStatusRequest
+	6,  // 23: gateway.v1.Operations.GetMetrics:input_type -> gateway.v1.GetMetricsRequest
+	9,  // 24: gateway.v1.Operations.ListCertificates:input_type -> gateway.v1.ListCertificatesRequest
+	12, // 25: gateway.v1.Operations.GetConfiguration:input_type -> gateway.v1.GetConfigurationRequest
+	15, // 26: gateway.v1.Operations.ListBridges:input_type -> gateway.v1.ListBridgesRequest
+	3,  // 27: gateway.v1.Operations.GetCaller:output_type -> gateway.v1.GetCallerResponse
+	5,  // 28: gateway.v1.Operations.GetStatus:output_type -> gateway.v1.GetStatusResponse
+	7,  // 29: gateway.v1.Operations.GetMetrics:output_type -> gateway.v1.GetMetricsResponse
+	10, // 30: gateway.v1.Operations.ListCertificates:output_type -> gateway.v1.ListCertificatesResponse
+	13, // 31: gateway.v1.Operations.GetConfiguration:output_type -> gateway.v1.GetConfigurationResponse
+	16, // 32: gateway.v1.Operations.ListBridges:output_type -> gateway.v1.ListBridgesResponse
+	27, // [27:33] is the sub-list for method output_type
+	21, // [21:27] is the sub-list for method input_type
+	21, // [21:21] is the sub-list for extension type_name
+	21, // [21:21] is the sub-list for extension extendee
+	0,  // [0:21] is the sub-list for field type_name
 }
 
 func init() { file_gateway_v1_operations_proto_init() }
@@ -1408,7 +1514,7 @@ func file_gateway_v1_operations_proto_init() {
 			GoPackagePath: reflect.TypeOf(x{}).PkgPath(),
 			RawDescriptor: unsafe.Slice(unsafe.StringData(file_gateway_v1_operations_proto_rawDesc), len(file_gateway_v1_operations_proto_rawDesc)),
 			NumEnums:      2,
-			NumMessages:   19,
+			NumMessages:   21,
 			NumExtensions: 0,
 			NumServices:   1,
 		},

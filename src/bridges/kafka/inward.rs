@@ -38,7 +38,10 @@ use tokio::{
 };
 use tracing::debug;
 
-use super::{ASKING, header, settings, why};
+use super::{
+    ASKING, header, settings, why,
+    witness::{ClientErrors, answers},
+};
 use crate::{
     bridges::{
         MARK,
@@ -176,6 +179,11 @@ impl KafkaIn {
         let denied =
             |(key, text): (&str, String)| BridgeFailure::new(Reason::Denied, format!("{key}: {text}"));
         let mut settings = settings(status.name(), kafka).map_err(denied)?;
+        let unusable = |error: KafkaError| BridgeFailure::new(Reason::Denied, error.to_string());
+        // Nobody hears the errors of a consumer that has not subscribed: a producer makes the first connection.
+        let errors = ClientErrors::default();
+        let first = settings.create_with_context(errors.clone()).map_err(unusable)?;
+        answers(first, errors, kafka.brokers.join(", ")).await?;
         let group = kafka.group.clone().unwrap_or_else(|| format!("mqtt-server-{}", status.name()));
         // The same in each run, and another for each bridge: two of one group would put each other out.
         let instance = format!("{}-{}", door.mark, status.name());
@@ -197,9 +205,7 @@ impl KafkaIn {
         ] {
             settings.set(key, value);
         }
-        let consumer: Consumer = settings
-            .create_with_context(Moves::default())
-            .map_err(|error| BridgeFailure::new(Reason::Denied, error.to_string()))?;
+        let consumer: Consumer = settings.create_with_context(Moves::default()).map_err(unusable)?;
         let reader = KafkaMember::new(Arc::new(consumer));
         let consumer = Arc::clone(&reader.consumer);
         let (topics, start, absent) = (config.topics.clone(), kafka.start, self.absent.clone());
@@ -419,7 +425,8 @@ impl Sink {
     fn leave_out(&self, message: &impl rdkafka::Message, refusal: BridgeRefusal) {
         let (topic, partition, offset) = (message.topic(), message.partition(), message.offset());
         debug!(bridge = self.status.name(), topic, partition, offset, ?refusal, "record is left out");
-        self.status.refused(refusal);
+        let record = format!("record {topic}/{partition}/{offset} is left out");
+        self.status.refused(refusal, topic, &record);
     }
 }
 

@@ -2,6 +2,7 @@
 
 mod inward;
 mod outward;
+mod witness;
 
 use std::time::Duration;
 
@@ -108,7 +109,9 @@ fn why(error: &KafkaError) -> BridgeFailure {
             | Code::OperationTimedOut
             | Code::WaitingForCoordinator,
         ) => Reason::Deadline,
-        Some(Code::BrokerTransportFailure | Code::AllBrokersDown | Code::Resolve) => Reason::Connect,
+        Some(Code::BrokerTransportFailure | Code::AllBrokersDown | Code::Resolve | Code::SSL) => {
+            Reason::Connect
+        }
         _ => Reason::Failed,
     };
     BridgeFailure::new(reason, error.to_string())

@@ -195,7 +195,7 @@ impl MqttIn {
         let rest = publish.topic.strip_prefix(config.remote_prefix.as_str()).unwrap_or(publish.topic);
         let topic = format!("{}{rest}", config.local_prefix);
         if !self.wants(publish.topic) || !self.door.takes(&topic) {
-            self.status.refused(BridgeRefusal::Topic);
+            self.status.refused(BridgeRefusal::Topic, publish.topic, "not a topic that is brought in");
             return Ok(None);
         }
         let incoming = InwardMessage {

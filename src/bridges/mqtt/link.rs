@@ -151,10 +151,7 @@ impl BrokerLink {
         let found = frame(bytes, self.max_packet).map_err(|error| malformed(&error))?;
         let found = found.ok_or_else(|| BridgeFailure::new(Reason::Failed, "half a packet"))?;
         match decode(&found, self.protocol).map_err(|error| malformed(&error))? {
-            Packet::Disconnect(farewell) => {
-                let why = format!("the broker ends the connection, code {:#04x}", farewell.code);
-                Err(BridgeFailure::new(Reason::Closed, why))
-            }
+            Packet::Disconnect(farewell) => Err(ended(farewell.code)),
             packet => Ok(packet),
         }
     }
@@ -166,6 +163,20 @@ impl BrokerLink {
                 return Ok(packet);
             }
             self.step().await?;
+        }
+    }
+
+    /// Waits until the broker has read everything that was put, and answers. What else comes meanwhile is read and forgotten.
+    ///
+    /// # Errors
+    /// The connection has ended, or nothing answers.
+    pub(super) async fn ping(&mut self) -> Result<(), BridgeFailure> {
+        self.put(&Packet::PingReq);
+        loop {
+            let packet = self.next().await?;
+            if matches!(self.read(&packet)?, Packet::PingResp) {
+                return Ok(());
+            }
         }
     }
 
@@ -216,6 +227,33 @@ impl BrokerLink {
 
 fn malformed(error: &codec::DecodeError) -> BridgeFailure {
     BridgeFailure::new(Reason::Failed, format!("the broker sends what is no packet: {error}"))
+}
+
+/// What the reason of a DISCONNECT says: it is about a message, about the bridge, or about the broker.
+fn ended(code: u8) -> BridgeFailure {
+    use codec::reason::*;
+    let why = format!("the broker ends the connection, code {code:#04x}");
+    let names_message = matches!(
+        code,
+        MALFORMED_PACKET
+            | PROTOCOL_ERROR
+            | TOPIC_NAME_INVALID
+            | PACKET_TOO_LARGE
+            | PAYLOAD_FORMAT_INVALID
+            | RETAIN_NOT_SUPPORTED
+            | QOS_NOT_SUPPORTED
+    );
+    let reason = match code {
+        SERVER_BUSY
+        | SERVER_SHUTTING_DOWN
+        | MESSAGE_RATE_TOO_HIGH
+        | QUOTA_EXCEEDED
+        | CONNECTION_RATE_EXCEEDED
+        | MAXIMUM_CONNECT_TIME => Reason::Busy,
+        SESSION_TAKEN_OVER | ADMINISTRATIVE_ACTION | USE_ANOTHER_SERVER | SERVER_MOVED => Reason::Denied,
+        _ => Reason::Closed,
+    };
+    BridgeFailure { names_message, ..BridgeFailure::new(reason, why) }
 }
 
 /// Why the broker does not let the bridge in.

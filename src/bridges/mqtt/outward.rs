@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use codec::{Packet, Publish, PublishFrame, reason};
 use gateway_core::{Properties, QoS, clock};
+use tokio::time::timeout;
 
 use super::{
     Dial,
@@ -11,8 +12,9 @@ use super::{
 };
 use crate::bridges::{
     MARK, has_mark,
-    outward::Out,
-    status::{BridgeFailure, Reason, Status},
+    outward::{Delivered, Out},
+    search::PoisonSearch,
+    status::{BridgeFailure, BridgeRefusal, Reason, Status},
     work::{BridgeBatch, BridgeItem, Fate},
 };
 
@@ -21,6 +23,8 @@ pub(in crate::bridges) struct MqttOut {
     dial: Dial,
     status: Arc<Status>,
     link: Option<BrokerLink>,
+    /// Tells which message the broker ends connections for.
+    search: PoisonSearch,
     /// The last packet id.
     last: u16,
     /// The number of this gateway.
@@ -35,21 +39,30 @@ const AHEAD: usize = 64 << 10;
 impl MqttOut {
     /// `mark` is the number of this gateway.
     pub(in crate::bridges) fn new(dial: Dial, status: Arc<Status>, mark: String) -> Self {
-        Self { dial, status, link: None, last: 0, mark }
+        Self { dial, status, link: None, search: PoisonSearch::default(), last: 0, mark }
     }
 }
 
 impl Out for MqttOut {
-    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<(), BridgeFailure> {
-        let mut link = match self.link.take() {
-            Some(link) => link,
-            None => BrokerLink::open(&self.dial, WISH).await?,
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<Delivered, BridgeFailure> {
+        let part = self.search.next(work);
+        // Messages that are written and not acknowledged.
+        let mut sent = Vec::new();
+        let sending = timeout(self.dial.deadline, self.send(work, &part, &mut sent)).await;
+        let Err(failure) = sending.unwrap_or_else(|_| Err(BridgeFailure::late())) else {
+            self.search.succeeded(&part, work);
+            return Ok(Delivered::of(work));
         };
-        let sent = self.send(&mut link, work).await;
-        if sent.is_ok() {
-            self.link = Some(link);
+        self.link = None;
+        sent.retain(|&at| work.is_open(at));
+        if sent.is_empty() || !failure.may_be_caused_by_a_message() {
+            return Err(failure);
         }
-        sent
+        let failure = match sent[..] {
+            [at] => failure.alone(&work.item(at).message().topic),
+            _ => failure,
+        };
+        if self.search.failed(&sent, work, &failure) { Ok(Delivered::of(work)) } else { Err(failure) }
     }
 
     async fn idle(&mut self) -> Result<(), BridgeFailure> {
@@ -71,14 +84,48 @@ impl Out for MqttOut {
 }
 
 impl MqttOut {
-    async fn send(&mut self, link: &mut BrokerLink, work: &mut BridgeBatch) -> Result<(), BridgeFailure> {
+    /// Sends these messages, and notes in `sent` those that the broker has to answer for.
+    async fn send(
+        &mut self,
+        work: &mut BridgeBatch,
+        part: &[usize],
+        sent: &mut Vec<usize>,
+    ) -> Result<(), BridgeFailure> {
+        let mut link = match self.link.take() {
+            Some(link) => link,
+            None => BrokerLink::open(&self.dial, WISH).await?,
+        };
+        let is_careful = self.search.is_careful();
+        if is_careful {
+            // A connection that ends without a message is not to be blamed on one.
+            link.ping().await?;
+        }
+        self.exchange(&mut link, work, part, sent).await?;
+        if is_careful && self.dial.config.qos == 0 && !sent.is_empty() {
+            // There is no PUBACK: the broker answers a ping after it has read the message.
+            link.ping().await?;
+        }
+        if self.dial.config.qos == 0 {
+            sent.drain(..).for_each(|at| work.set(at, Fate::Done));
+        }
+        self.link = Some(link);
+        Ok(())
+    }
+
+    /// Writes messages and reads acknowledgements, as many messages at once as the broker allows.
+    async fn exchange(
+        &mut self,
+        link: &mut BrokerLink,
+        work: &mut BridgeBatch,
+        part: &[usize],
+        sent: &mut Vec<usize>,
+    ) -> Result<(), BridgeFailure> {
         let qos = QoS::from_bits(self.dial.config.qos).unwrap_or_default();
         let window = usize::from(link.welcome.receive_maximum.unwrap_or(u16::MAX));
-        let mut open = work.open().into_iter().peekable();
-        let mut sent: BTreeMap<u16, usize> = BTreeMap::new();
-        let mut written = Vec::new();
+        let mut open = part.iter().copied().peekable();
+        let mut waiting: BTreeMap<u16, usize> = BTreeMap::new();
         loop {
-            while sent.len() < window
+            while waiting.len() < window
                 && link.unwritten() < AHEAD
                 && let Some(at) = open.next()
             {
@@ -87,30 +134,28 @@ impl MqttOut {
                     _ => self.next_id(),
                 };
                 match self.put(link, work.item(at), id, qos) {
-                    Put::Sent if id == 0 => written.push(at),
                     Put::Sent => {
-                        sent.insert(id, at);
+                        sent.push(at);
+                        if id != 0 {
+                            waiting.insert(id, at);
+                        }
                     }
                     Put::Passed => work.set(at, Fate::Done),
-                    Put::Refused(why) => work.set(at, Fate::Refused(why)),
+                    Put::Refused(refusal, why) => work.set(at, Fate::Refused(refusal, why)),
                 }
             }
-            if open.peek().is_none() && sent.is_empty() && link.unwritten() == 0 {
-                break;
+            if open.peek().is_none() && waiting.is_empty() && link.unwritten() == 0 {
+                return Ok(());
             }
             link.step().await?;
             while let Some(packet) = link.take()? {
                 if let Packet::PubAck(ack) = link.read(&packet)?
-                    && let Some(at) = sent.remove(&ack.packet_id)
+                    && let Some(at) = waiting.remove(&ack.packet_id)
                 {
                     work.set(at, fate(ack.code)?);
                 }
             }
         }
-        for at in written {
-            work.set(at, Fate::Done);
-        }
-        Ok(())
     }
 
     fn next_id(&mut self) -> u16 {
@@ -129,7 +174,7 @@ impl MqttOut {
         let rest = message.topic.strip_prefix(config.local_prefix.as_str()).unwrap_or(&message.topic);
         let topic = format!("{}{rest}", config.remote_prefix);
         if topic.is_empty() || topic.len() > usize::from(u16::MAX) {
-            return Put::Refused("its topic has no name there".to_owned());
+            return Put::Refused(BridgeRefusal::Topic, "its topic has no name there".to_owned());
         }
         let is_v5 = link.protocol().is_v5();
         let properties = is_v5.then(|| {
@@ -152,7 +197,7 @@ impl MqttOut {
         };
         let most = link.welcome.maximum_packet_size.map_or(codec::MAX_FRAME_LEN, |most| most as usize);
         if PublishFrame::of(&publish, link.protocol()).encoded_len() > most {
-            return Put::Refused(format!("longer than the broker takes ({most} bytes)"));
+            return Put::Refused(BridgeRefusal::Size, format!("longer than the broker takes ({most} bytes)"));
         }
         link.put(&Packet::Publish(publish));
         Put::Sent
@@ -164,7 +209,7 @@ enum Put {
     Sent,
     /// It is not for the other side.
     Passed,
-    Refused(String),
+    Refused(BridgeRefusal, String),
 }
 
 /// What an acknowledgement says. Of a broker that is full it is a failure; what it does not take otherwise it never will.
@@ -174,6 +219,14 @@ fn fate(code: u8) -> Result<Fate, BridgeFailure> {
         reason::QUOTA_EXCEEDED => {
             Err(BridgeFailure::new(Reason::Busy, "the broker takes no more for now (quota exceeded)"))
         }
-        code => Ok(Fate::Refused(format!("the broker refuses it, code {code:#04x}"))),
+        code => Ok(Fate::Refused(refusal(code), format!("the broker refuses it, code {code:#04x}"))),
+    }
+}
+
+fn refusal(code: u8) -> BridgeRefusal {
+    match code {
+        reason::TOPIC_NAME_INVALID => BridgeRefusal::Topic,
+        reason::PACKET_TOO_LARGE => BridgeRefusal::Size,
+        _ => BridgeRefusal::Other,
     }
 }

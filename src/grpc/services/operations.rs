@@ -155,6 +155,13 @@ fn bridge(shown: Shown) -> v1::Bridge {
         reason: last.reason.to_owned(),
         detail: last.detail,
     });
+    let last_refusal = seen.last_refusal.map(|last| v1::BridgeRefusal {
+        time: Some(answers::time(last.at)),
+        reason: last.reason.to_owned(),
+        topic: last.topic,
+        detail: last.detail,
+    });
+    let named = |(reason, count): (&str, u64)| (reason.to_owned(), count);
     v1::Bridge {
         name: seen.name,
         kind: seen.kind.to_owned(),
@@ -172,10 +179,12 @@ fn bridge(shown: Shown) -> v1::Bridge {
         messages: seen.carried,
         bytes: seen.bytes,
         in_flight: seen.in_flight,
-        refused: seen.refused,
+        refused: seen.refusals.values().sum(),
+        refusals: seen.refusals.into_iter().map(named).collect(),
+        last_refusal,
         expired: seen.expired,
         looped: seen.looped,
-        failures: seen.failures.into_iter().map(|(reason, count)| (reason.to_owned(), count)).collect(),
+        failures: seen.failures.into_iter().map(named).collect(),
         failures_in_row: u32::try_from(seen.failed).unwrap_or(u32::MAX),
         last_failure,
         retry_time: seen.retry.map(answers::time),

@@ -1,5 +1,7 @@
 //! Bridges to other systems: whether each is up, what waits for it, and what has failed.
 
+use std::collections::HashMap;
+
 use axum::response::Response;
 use gateway_api::gateway::v1::{self, BridgeDirection, BridgeState};
 use maud::{Markup, html};
@@ -107,7 +109,13 @@ fn card(visitor: &Visitor, bridge: &v1::Bridge) -> Markup {
                         dt { "Dead letters" } dd { @if bridge.dead_letters > 0 { span.warn { (bridge.dead_letters) } } @else { "0" } }
                     }
                     dt { "Left out" } dd {
-                        (bridge.refused) " refused, " (bridge.expired) " expired, " (bridge.looped) " seen before"
+                        (bridge.refused) " refused" (refusals(bridge)) ", " (bridge.expired) " expired, " (bridge.looped) " seen before"
+                    }
+                    @if let Some(last) = &bridge.last_refusal {
+                        dt { "Refused last" } dd {
+                            (time(last.time.as_ref())) ", " (last.reason) ": " span.payload { (last.topic) }
+                            ", " span.payload { (last.detail) }
+                        }
                     }
                     @if !bridge.group.is_empty() {
                         dt { "Group" } dd {
@@ -144,8 +152,19 @@ fn state(state: BridgeState) -> Markup {
 
 /// How often it has failed, by reason.
 fn failures(bridge: &v1::Bridge) -> String {
-    let mut by_reason: Vec<_> = bridge.failures.iter().collect();
+    let words = counts(&bridge.failures);
+    if words.is_empty() { "none since the start".to_owned() } else { words }
+}
+
+/// How many messages were refused, by reason, in brackets.
+fn refusals(bridge: &v1::Bridge) -> String {
+    let words = counts(&bridge.refusals);
+    if words.is_empty() { words } else { format!(" ({words})") }
+}
+
+fn counts(by_reason: &HashMap<String, u64>) -> String {
+    let mut by_reason: Vec<_> = by_reason.iter().collect();
     by_reason.sort_unstable();
     let words: Vec<String> = by_reason.iter().map(|(reason, count)| format!("{count} {reason}")).collect();
-    if words.is_empty() { "none since the start".to_owned() } else { words.join(", ") }
+    words.join(", ")
 }

@@ -10,6 +10,8 @@ use std::{
 
 use rdkafka::{
     ClientConfig,
+    admin::{AdminClient, AdminOptions, NewTopic, TopicReplication},
+    client::DefaultClientContext,
     message::{Header, OwnedHeaders},
     producer::{BaseRecord, DefaultProducerContext, Producer as _, ThreadedProducer},
 };
@@ -58,6 +60,20 @@ impl Kafka {
     pub(super) fn tell(&self, what: &str) {
         let output = self.run(&[what]);
         assert!(output.status.success(), "{output:?}");
+    }
+
+    /// Makes a topic with one partition and these settings.
+    pub(super) fn create_topic(&self, name: &str, settings: &[(&str, &str)]) {
+        let mut config = ClientConfig::new();
+        config.set("bootstrap.servers", format!("127.0.0.1:{}", self.port));
+        let admin: AdminClient<DefaultClientContext> = config.create().expect("a client");
+        let mut topic = NewTopic::new(name, 1, TopicReplication::Fixed(1));
+        for (key, value) in settings {
+            topic = topic.set(key, value);
+        }
+        let runtime = tokio::runtime::Runtime::new().expect("start a runtime");
+        let made = runtime.block_on(admin.create_topics(&[topic], &AdminOptions::new())).expect("an answer");
+        assert_eq!(made, [Ok(name.to_owned())]);
     }
 
     /// Somebody who writes to it.

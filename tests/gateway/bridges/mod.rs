@@ -12,6 +12,8 @@ mod kafka_in;
 mod kafka_tls;
 mod mosquitto;
 mod papers;
+mod poison;
+mod scripted;
 mod webhook;
 
 use crate::support::Server;

@@ -30,12 +30,18 @@ enum Mood {
     Broken,
     /// 429, and an hour to wait.
     Busy,
+    /// As well, but 500 for a batch with `poison` in it.
+    Crashing,
+    /// As well, but each message takes 10 ms.
+    Slow,
 }
 
 #[derive(Default)]
 struct Heard {
     mood: Mutex<Mood>,
     requests: AtomicUsize,
+    /// The highest `attempt` of a message.
+    attempt: AtomicUsize,
     /// Payloads that were taken, in order.
     taken: Mutex<Vec<String>>,
 }
@@ -103,7 +109,7 @@ async fn take(heard: Arc<Heard>, request: Request<Incoming>) -> Result<Response<
     let answer = |status: u16| Response::builder().status(status);
     let empty = |answer: hyper::http::response::Builder| Ok(answer.body(Full::default()).expect("an answer"));
     match *heard.mood.lock() {
-        Mood::Well => {}
+        Mood::Well | Mood::Crashing | Mood::Slow => {}
         Mood::Broken => return empty(answer(500)),
         Mood::Busy => return empty(answer(429).header("retry-after", "3600")),
     }
@@ -111,8 +117,16 @@ async fn take(heard: Arc<Heard>, request: Request<Incoming>) -> Result<Response<
     let messages = batch["messages"].as_array().expect("messages");
     let payloads = messages.iter().map(|message| message["payload"].as_str().expect("text").to_owned());
     let payloads: Vec<String> = payloads.collect();
+    for message in messages {
+        let attempt = message["attempt"].as_u64().expect("a number") as usize;
+        heard.attempt.fetch_max(attempt, Relaxed);
+    }
+    let mood = *heard.mood.lock();
+    if mood == Mood::Slow {
+        tokio::time::sleep(std::time::Duration::from_millis(10) * messages.len() as u32).await;
+    }
     if payloads.iter().any(|payload| payload == "poison") {
-        return empty(answer(422));
+        return empty(answer(if mood == Mood::Crashing { 500 } else { 422 }));
     }
     heard.taken.lock().extend(payloads);
     empty(answer(200))
@@ -147,6 +161,46 @@ fn a_poisoned_message_becomes_a_dead_letter_and_the_rest_arrives() {
         taken.len() > 50
     });
     assert_eq!(taken, wanted);
+}
+
+/// The failures: a service that fails on one message gets it for ever, with all that is behind it; the message does not say how often
+/// it has been tried.
+#[test]
+fn a_message_that_crashes_the_service_becomes_a_dead_letter_and_the_rest_arrives() {
+    let (service, dir) = (Service::start(), tempfile::tempdir().expect("a directory"));
+    service.feel(Mood::Crashing);
+    let config = service.config(&dir.path().join("secret")).replace("\"1s\"", "\"200ms\"");
+    let server = Server::start_with(&[], &config);
+    let mut device = Client::connect(server.ports.tcp, Protocol::V5, "d1");
+    let wanted: Vec<String> = (0..50).map(|number| number.to_string()).collect();
+    for (number, payload) in wanted.iter().enumerate() {
+        if number == 20 {
+            device.publish_acked("d/bad", b"poison", false);
+        }
+        device.publish_acked("d/1", payload.as_bytes(), false);
+    }
+    until(|| carried(&server) == 50 && lag(&server) == 0);
+    assert_eq!(service.taken(), wanted, "once, and in order");
+    assert_eq!(server.metric_of("gateway_bridge_refused_total", "reason=\"failed\""), 1);
+    assert_eq!(server.metric("gateway_group_dead_letters"), 1);
+    let attempt = service.heard.attempt.load(Relaxed);
+    assert!(attempt > 5, "the last attempt was number {attempt}");
+}
+
+/// The failure: a service that needs longer than the deadline for a batch sees the same batch for ever, and nothing else.
+#[test]
+fn a_slow_service_gets_batches_that_it_can_handle_in_time() {
+    let (service, dir) = (Service::start(), tempfile::tempdir().expect("a directory"));
+    service.feel(Mood::Broken);
+    let config = service.config(&dir.path().join("secret")).replace("linger", "deadline = \"1s\"\nlinger");
+    let server = Server::start_with(&[], &config);
+    let mut device = Client::connect(server.ports.tcp, Protocol::V5, "d1");
+    for number in 0..400 {
+        device.publish_acked("d/1", number.to_string().as_bytes(), false);
+    }
+    service.feel(Mood::Slow);
+    until(|| carried(&server) == 400 && lag(&server) == 0);
+    assert_eq!(server.metric("gateway_group_dead_letters"), 0);
 }
 
 /// The failure: a service that says when it may be asked again is asked all the time.

@@ -118,8 +118,11 @@ figures! {
         "Messages that a bridge has carried";
     Counter BRIDGE_BYTES: "gateway_bridge_bytes_total" ["bridge", "kind", "direction"]
         "Bytes of payloads that a bridge has carried";
-    /// `other_side`: it does not want this message, which becomes a dead letter of the group. In: `topic`, its topic is none that the
-    /// gateway takes; `field`, it lacks what its topic is made of; `header`, a name in it is no text; `size`, it is longer than the gateway takes.
+    /// Out, they are dead letters of the group. `other_side`: it says so. `size`: the message is too long for it. `topic`: it has no such
+    /// topic. `policy`, `record`, `timestamp`: Kafka refuses a record by a policy, by its form or by its time. `closed`: the other side
+    /// ends each connection on which the message is sent. `deadline`, `failed`: it answers all but this message, again and again. In,
+    /// they are left out. `topic`: it is none that the gateway takes. `field`: the record lacks what its topic is made of. `header`: a
+    /// name in it is no text. `size`: it is longer than the gateway takes.
     Counter BRIDGE_REFUSED: "gateway_bridge_refused_total" ["bridge", "kind", "direction", "reason"]
         "Messages of a bridge that will never be taken";
     Counter BRIDGE_EXPIRED: "gateway_bridge_expired_total" ["bridge", "kind", "direction"]

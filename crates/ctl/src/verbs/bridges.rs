@@ -1,6 +1,6 @@
 //! Bridges to other systems.
 
-use mqtt_gateway_client::v1::{Bridge, BridgeDirection, BridgeState, ListBridgesRequest};
+use mqtt_gateway_client::v1::{Bridge, BridgeDirection, BridgeRefusal, BridgeState, ListBridgesRequest};
 
 use super::answer;
 use crate::{
@@ -28,6 +28,7 @@ impl Bridges {
             "LOST",
             "FAILED",
             "LAST FAILURE",
+            "LAST REFUSED",
         ];
         Ok(context.out.rows(columns, &response.bridges, |bridge: &Bridge| {
             let last = bridge.last_failure.as_ref();
@@ -46,9 +47,15 @@ impl Bridges {
                     || "-".to_owned(),
                     |last| format!("{} {}: {}", at(last.time.as_ref()), last.reason, clean(&last.detail)),
                 ),
+                bridge.last_refusal.as_ref().map_or_else(|| "-".to_owned(), refusal),
             ]
         })?)
     }
+}
+
+fn refusal(last: &BridgeRefusal) -> String {
+    let (topic, detail) = (clean(&last.topic), clean(&last.detail));
+    format!("{} {} {}: {detail}", at(last.time.as_ref()), last.reason, topic)
 }
 
 fn way(bridge: &Bridge) -> &'static str {
