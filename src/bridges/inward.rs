@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    has_mark,
+    MARK, entry, has_mark,
     outward::{LAST, ended, pause},
     status::{BridgeFailure, Reason, Status},
 };
@@ -75,14 +75,23 @@ pub(super) struct InwardMessage<'a> {
 #[derive(Clone)]
 pub(super) struct Door {
     pub(super) broker: Broker,
-    /// The number of this gateway.
+    /// The mark of this gateway.
     pub(super) mark: String,
 }
 
 impl Door {
-    /// Whether the message went out of this gateway before.
+    /// Returns whether the message has already left this gateway, or entered it by a bridge.
     pub(super) fn was_here(&self, properties: Option<&Properties>) -> bool {
-        has_mark(properties, &self.mark)
+        has_mark(properties, &self.mark) || has_mark(properties, &entry(&self.mark))
+    }
+
+    /// Adds the marks that end loops: of this gateway, and of the one that sent the message, if that is known.
+    pub(super) fn mark(&self, properties: &mut Properties, sender: Option<&str>) {
+        for mark in [Some(&*entry(&self.mark)), sender].into_iter().flatten() {
+            if !has_mark(Some(properties), mark) {
+                properties.user.push((MARK.to_owned(), mark.to_owned()));
+            }
+        }
     }
 
     /// Publishes it. Returns what an acknowledgement must wait for, if anything.

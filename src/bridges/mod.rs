@@ -26,7 +26,6 @@ mod work;
 
 use std::sync::Arc;
 
-use aws_lc_rs::rand;
 use broker::Broker;
 use gateway_core::{Properties, metrics::Row};
 use tokio::{sync::watch, task::JoinSet};
@@ -47,8 +46,8 @@ use crate::{
     groups::{Groups, Info},
 };
 
-/// User property of what a bridge sends: its value is the number of the gateway that sent it.
-const MARK: &str = "mqtt-server-bridge";
+/// User property of what a bridge sends, with the mark of its gateway; and of what a bridge brings in, with [`entry`] of that.
+const MARK: &str = gateway_core::BRIDGE_MARK;
 
 /// All bridges, before they begin.
 pub(crate) struct Bridges {
@@ -122,20 +121,20 @@ impl Bridges {
         BridgesStatus(all.map(|planned| (planned.config.direction, Arc::clone(&planned.status))).collect())
     }
 
-    /// Makes the groups of those that lead out, so that nothing is missing that is published from now on, and begins. Each ends by
-    /// itself when `drain` says so.
+    /// Makes the groups of those that lead out, so that nothing is missing that is published from now on, and begins. `mark` names this
+    /// gateway for ever. Each ends by itself when `drain` says so.
     pub(crate) async fn start(
         self,
         groups: Option<&Arc<Groups>>,
         broker: &Broker,
+        mark: String,
         drain: &watch::Receiver<bool>,
     ) -> JoinSet<()> {
         let mut tasks = JoinSet::new();
         if let Some(groups) = groups {
             self.tell_left(groups);
         }
-        let number = groups.map_or_else(by_chance, |groups| groups.log_id());
-        let mark = format!("{number:016x}");
+        let number = groups.map_or(0, |groups| groups.log_id());
         for Planned { config, status, side } in self.all {
             if config.direction == Direction::In {
                 let door = Door { broker: broker.clone(), mark: mark.clone() };
@@ -143,12 +142,21 @@ impl Bridges {
                 match side {
                     #[cfg(feature = "kafka")]
                     Side::Kafka(kafka) => {
-                        let side =
-                            kafka::KafkaIn::new(*kafka, config.clone(), Arc::clone(&status), door, most);
+                        // A number that does not change while the log is there.
+                        let member = if number == 0 { mark.clone() } else { format!("{number:016x}") };
+                        let side = kafka::KafkaIn::new(
+                            *kafka,
+                            config.clone(),
+                            Arc::clone(&status),
+                            door,
+                            most,
+                            member,
+                        );
                         tasks.spawn(inward::run(side, config, status, drain.clone()));
                     }
                     Side::Mqtt(dial) => {
-                        let side = MqttIn::new(*dial, config.clone(), Arc::clone(&status), door, most);
+                        let side =
+                            MqttIn::new(dial.marked(&mark), config.clone(), Arc::clone(&status), door, most);
                         tasks.spawn(inward::run(side, config, status, drain.clone()));
                     }
                     Side::Webhook(_) => {}
@@ -177,7 +185,7 @@ impl Bridges {
                     run(&mut tasks, Outward { config, status, groups, out, drain });
                 }
                 Side::Mqtt(dial) => {
-                    let out = MqttOut::new(*dial, Arc::clone(&status), mark.clone());
+                    let out = MqttOut::new(dial.marked(&mark), Arc::clone(&status));
                     run(&mut tasks, Outward { config, status, groups, out, drain });
                 }
                 Side::Webhook(webhook) => {
@@ -208,17 +216,15 @@ impl Bridges {
     }
 }
 
-/// Whether properties show that the gateway of this number has sent the message before.
+/// The value for what a bridge brings in. It differs from that for what is sent: a message that came in may go out once.
+fn entry(mark: &str) -> String {
+    format!("in-{mark}")
+}
+
+/// Returns whether properties show that the gateway with this mark has sent the message before.
 fn has_mark(properties: Option<&Properties>, mark: &str) -> bool {
     let mut user = properties.into_iter().flat_map(|properties| &properties.user);
     user.any(|(name, value)| name == MARK && value == mark)
-}
-
-/// The number of a gateway that keeps none.
-fn by_chance() -> u64 {
-    let mut bytes = [0; 8];
-    let _ = rand::fill(&mut bytes);
-    u64::from_le_bytes(bytes)
 }
 
 fn run<O: Out + 'static>(tasks: &mut JoinSet<()>, outward: Outward<O>) {

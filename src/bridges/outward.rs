@@ -47,7 +47,7 @@ pub(super) trait Out: Send {
     fn reset(&mut self);
 }
 
-/// How far a batch is.
+/// Progress of a batch after a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Delivered {
     /// Nothing is open.
@@ -90,7 +90,7 @@ fn definition(name: &str, bridge: &Bridge) -> Definition {
     Definition {
         name: group_of(name),
         filter: Filter {
-            topics: bridge.topics.clone(),
+            topics: if bridge.topics.is_empty() { vec!["#".to_owned()] } else { bridge.topics.clone() },
             exclude_topics: bridge.exclude_topics.clone(),
             include_backends: bridge.include_backends,
             min_qos: bridge.least_qos() as u8,

@@ -78,7 +78,7 @@ impl PoisonSearch {
         open
     }
 
-    /// Whether messages go one by one, so that a failure shows which of them it is about.
+    /// Returns whether messages go one by one, so that a failure shows which of them it is about.
     pub(super) fn is_careful(&self) -> bool {
         self.most == 1 || self.suspect.is_some()
     }

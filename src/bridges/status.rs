@@ -56,11 +56,11 @@ pub(super) enum BridgeRefusal {
     Other,
     /// The receiving side takes no such topic.
     Topic,
-    /// It lacks what its topic is made of.
+    /// Lacks what its topic is made of.
     Field,
     /// It has a header whose name is no text.
     Header,
-    /// It is longer than the receiving side takes.
+    /// Longer than the receiving side takes.
     Size,
     /// A policy of the other side forbids it.
     Policy,

@@ -38,9 +38,9 @@ pub(super) struct Webhook {
     log: u64,
     /// Made anew, with the files read again, after a failure.
     client: Option<Ready>,
-    /// How long the service has for a request.
+    /// Time that the service has for a request.
     deadline: Duration,
-    /// How many messages are posted together: fewer while one of them may be what the service does not take.
+    /// Chooses the messages that are posted together: fewer while one of them may be what the service does not take.
     search: PoisonSearch,
 }
 

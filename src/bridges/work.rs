@@ -14,7 +14,7 @@ pub(super) enum Fate {
     Open,
     /// The other side has it.
     Done,
-    /// It will never be taken, and why, in a word and in words.
+    /// Refused for good; why, in a word and in words.
     Refused(BridgeRefusal, String),
     /// Its end is told to the group.
     Settled,
@@ -59,7 +59,7 @@ impl BridgeItem {
         self.delivery.attempt.saturating_add(self.failed)
     }
 
-    /// Whether the message has to arrive before a later one of `other`.
+    /// Returns whether the two messages must arrive in their order.
     pub(super) fn is_in_order_with(&self, other: &Self) -> bool {
         match (&self.message().client_id, &other.message().client_id) {
             (Some(one), Some(another)) => one == another,

@@ -27,9 +27,11 @@ use tokio::{
 use tracing::{debug, info, warn};
 
 use crate::{
+    abuse::Bans,
     auth,
     backends::Backends,
-    config::{Command, Config, ConfigError, DEV_CERTS_DIR, Flags, kubernetes_variables},
+    bridges::Bridges,
+    config::{Command, Config, DEV_CERTS_DIR, Flags, kubernetes_variables},
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
     telemetry::Telemetry,
@@ -100,7 +102,7 @@ fn load(flags: &Flags) -> Result<Config, Box<dyn std::error::Error>> {
 }
 
 /// Reads the files that the configuration names, and logs what is allowed but worth a warning.
-fn check(config: &Config) -> Result<(), ConfigError> {
+fn check(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
     let now = SystemTime::now();
     tls::check_files_at(config, now)?;
@@ -114,6 +116,8 @@ fn check(config: &Config) -> Result<(), ConfigError> {
     let notices = certificates.notices(now).into_iter().map(|notice| notice.text);
     auth::check_files(config)?;
     auth::open_rules(config, None, config.reserved_topics())?;
+    Bridges::open(config)?;
+    Bans::open(&config.bans, None)?;
     for warning in config.anonymous_warning().into_iter().chain(config.warnings()).chain(notices) {
         let _ = writeln!(std::io::stderr(), "mqtt-server: warning: {warning}");
     }

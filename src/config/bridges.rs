@@ -670,27 +670,108 @@ impl Config {
 
     /// Without the properties of version 5 nothing in a message says that it has been here.
     fn check_loops(&self, check: &mut Check) {
-        let v3 = |bridge: &Bridge| {
-            let mqtt = bridge.mqtt.as_ref().filter(|mqtt| mqtt.level == MqttLevel::V3)?;
-            mqtt.target().ok()
-        };
-        for (name, out) in self.bridges.iter().filter(|(_, bridge)| bridge.direction == Direction::Out) {
-            if !out.include_backends {
-                continue;
-            }
-            let Some(target) = v3(out) else { continue };
-            let back = self.bridges.iter().find(|(_, other)| {
-                let mqtt = other.mqtt.as_ref().and_then(|mqtt| mqtt.target().ok());
-                other.direction == Direction::In && mqtt.as_ref() == Some(&target)
-            });
-            if let Some((back, _)) = back {
+        let all: Vec<MqttWay<'_>> =
+            self.bridges.iter().filter_map(|(name, bridge)| MqttWay::of(name, bridge)).collect();
+        for (at, way) in all.iter().enumerate() {
+            let is_out = way.bridge.direction == Direction::Out;
+            let others = all.iter().enumerate().filter(|(other, _)| *other != at);
+            let meets = |other: &&MqttWay<'_>| other.bridge.direction == Direction::In && way.meets(other);
+            let Some(other) = others.map(|(_, other)| other).find(meets) else { continue };
+            let (name, back) = (way.name, other.name);
+            let fix = "speak level 5, which marks what has been here";
+            if is_out && way.bridge.include_backends {
                 check.fail(
                     format!("bridges.{name}.include_backends"),
                     true,
                     format!("sends back what bridges.{back} brings from there, for ever"),
-                    "set it to false, or speak level 5, which marks what has been here",
+                    format!("set it to false, or {fix}, in both"),
+                );
+            } else if is_out && self.non_broker {
+                check.fail(
+                    format!("bridges.{name}.mqtt.level"),
+                    "3.1.1",
+                    format!("brings what a device publishes to other devices, through bridges.{back}"),
+                    format!("{fix}, in both, or let them carry different topics"),
+                );
+            } else if !is_out && name < back {
+                check.fail(
+                    format!("bridges.{name}.topics"),
+                    "",
+                    format!("overlap with those of bridges.{back}, which brings the same messages in again"),
+                    "let them bring different topics",
                 );
             }
+        }
+    }
+}
+
+/// An MQTT bridge, with its topics as the other side names them.
+struct MqttWay<'a> {
+    name: &'a str,
+    bridge: &'a Bridge,
+    target: (String, u16, bool),
+    is_marked: bool,
+    there: Vec<String>,
+}
+
+impl<'a> MqttWay<'a> {
+    fn of(name: &'a str, bridge: &'a Bridge) -> Option<Self> {
+        let mqtt = bridge.mqtt.as_ref()?;
+        let all = ["#".to_owned()];
+        let topics = if bridge.topics.is_empty() { &all[..] } else { &bridge.topics };
+        let there = |topic: &String| match bridge.direction {
+            Direction::In => topic.clone(),
+            Direction::Out => {
+                let rest = topic.strip_prefix(mqtt.local_prefix.as_str()).unwrap_or(topic);
+                format!("{}{rest}", mqtt.remote_prefix)
+            }
+        };
+        Some(Self {
+            name,
+            bridge,
+            target: mqtt.target().ok()?,
+            is_marked: mqtt.level == MqttLevel::V5,
+            there: topics.iter().map(there).collect(),
+        })
+    }
+
+    /// Returns whether both carry the same topics of the same broker, and nothing in the messages tells.
+    fn meets(&self, other: &Self) -> bool {
+        self.target == other.target
+            && !(self.is_marked && other.is_marked)
+            && self.there.iter().any(|one| other.there.iter().any(|another| overlap(one, another)))
+    }
+}
+
+/// Returns whether there is a topic that both filters match.
+fn overlap(one: &str, other: &str) -> bool {
+    let (mut ones, mut others) = (one.split('/'), other.split('/'));
+    loop {
+        match (ones.next(), others.next()) {
+            (Some("#"), _) | (_, Some("#")) | (None, None) => return true,
+            (Some(one), Some(other)) if one == other || one == "+" || other == "+" => {}
+            _ => return false,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn filters_overlap_if_a_topic_matches_both() {
+        for (one, other, is) in [
+            ("a/b", "a/b", true),
+            ("a/+", "+/b", true),
+            ("a/#", "a", true),
+            ("#", "x/y", true),
+            ("a/+", "a/b/c", false),
+            ("a/b", "a/c", false),
+            ("+", "a/b", false),
+        ] {
+            assert_eq!(overlap(one, other), is, "{one} {other}");
+            assert_eq!(overlap(other, one), is, "{other} {one}");
         }
     }
 }

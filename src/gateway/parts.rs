@@ -9,7 +9,7 @@ use std::{
 
 use broker::{Broker, BrokerConfig, JudgeWill, Turn};
 use gateway_core::clock;
-use store::{ClockMark, DataDir, Latest, MemoryPublisher, PublisherStore, Verify};
+use store::{ClockMark, DataDir, Latest, MemoryPublisher, PublisherStore, Verify, server_id};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
 
@@ -104,13 +104,15 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
 
     let bridges = Bridges::open(&config)?;
 
-    let directory = match config.latest.enabled || config.store.enabled {
+    // A bridge without a store has its mark there.
+    let directory = match config.latest.enabled || config.store.enabled || !config.bridges.is_empty() {
         true => {
             let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
             Some(DataDir::open_with(&config.data_dir, verify)?)
         }
         false => None,
     };
+    let mark = directory.as_deref().map(server_id).transpose()?.unwrap_or_default();
     // Before anybody is let in.
     let bans = Arc::new(Bans::open(&config.bans, directory.clone())?);
     reloads.add(Arc::clone(&bans) as _);
@@ -193,7 +195,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let courier = courier.map(|courier| (courier, broker.events()));
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
     let guard = AbuseGuard::new(&config.bans, Arc::clone(&bans));
-    let shared = Shared::new(broker.clone(), auth, authority.clone(), guard, config.response_pattern());
+    let pattern = config.response_pattern();
+    let shared = Shared::new(broker.clone(), auth, authority.clone(), guard, pattern, mark.clone());
     if let Some(stores) = stores {
         stores.restore(&broker, &shared)?;
     }
@@ -212,7 +215,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let revoked = RevokedCertificates::new(&tls, bound.iter().map(BoundListener::name));
     let (draining, drain) = watch::channel(false);
     let (stopping, stop) = watch::channel(false);
-    let bridges = bridges.start(consumers.as_ref().ok(), &broker, &drain).await;
+    let bridges = bridges.start(consumers.as_ref().ok(), &broker, mark, &drain).await;
     let mut tasks = JoinSet::new();
     let pulses = shards.iter().map(net::ShardHandle::pulse).collect();
     tasks.spawn(net::tick_shards(shards.clone()));

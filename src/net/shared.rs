@@ -38,6 +38,8 @@ pub(crate) struct Shared {
     pub guard: AbuseGuard,
     /// Response Information with `{client_id}` still in it; empty is none.
     pub response_information: String,
+    /// The mark of this gateway, for bridges of other gateways.
+    pub bridge_mark: String,
     /// Connections in all, handshakes included.
     pub house: Arc<House>,
     /// What backends ask of connections.
@@ -75,6 +77,7 @@ impl Shared {
         authority: Option<Arc<Authority>>,
         guard: AbuseGuard,
         response_information: String,
+        bridge_mark: String,
     ) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
         let house = House::new(limits.max_connections);
@@ -88,6 +91,7 @@ impl Shared {
             authority,
             guard,
             response_information,
+            bridge_mark,
             house,
             errands: Errands::default(),
             judges: Judges::default(),
@@ -158,7 +162,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stop_waits_for_who_is_being_accepted_and_lets_nobody_in_after() {
         let broker = Broker::new(BrokerConfig::default());
-        let shared = Shared::new(broker, Arc::new(AllowAll), None, AbuseGuard::idle(), String::new());
+        let shared =
+            Shared::new(broker, Arc::new(AllowAll), None, AbuseGuard::idle(), String::new(), String::new());
         drop(shared.enter().expect("an open door"));
         let entering = shared.enter().expect("an open door");
         let long = Duration::from_millis(100);

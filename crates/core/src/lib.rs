@@ -30,7 +30,7 @@ pub use effort::Effort;
 pub use flow::{Bucket, Flow};
 pub use id::{ClientId, Protocol, QoS, Timestamp};
 pub use journal::{Journal, Page, QueueEntry, QueueId, QueueOp, StoredEntry};
-pub use message::{Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
+pub use message::{BRIDGE_MARK, Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
 pub use offer::{Offer, Outcome};
 pub use peer::Peer;
 pub use quotas::Quotas;

@@ -9,6 +9,9 @@ use bytes::Bytes;
 
 use super::{ClientId, Commit, QoS, Receipt, Timestamp};
 
+/// The user property by which gateways know messages, and each other: its value names a gateway.
+pub const BRIDGE_MARK: &str = "mqtt-server-bridge";
+
 /// MQTT 5 properties that travel with a message from publisher to receivers, in order
 /// [MQTT-3.3.2-15] [MQTT-3.3.2-16] [MQTT-3.3.2-17] [MQTT-3.3.2-20].
 #[derive(Debug, Clone, Default, PartialEq, Eq)]

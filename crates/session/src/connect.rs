@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use codec::{ConnAck, Connect, reason};
-use gateway_core::{ClientId, Protocol, QoS, limits::Limits};
+use gateway_core::{BRIDGE_MARK, ClientId, Protocol, QoS, limits::Limits};
 
 use super::{LinkParams, inbound::may_publish_to};
 
@@ -17,6 +17,8 @@ pub struct ConnectPolicy<'a> {
     pub assigned_id: &'a (dyn Fn() -> String + Sync),
     /// Response Information for clients that ask for it; `{client_id}` is replaced. Empty is none.
     pub response_information: &'a str,
+    /// The mark of this gateway, for bridges of other gateways; empty is none.
+    pub bridge_mark: &'a str,
 }
 
 /// A CONNECT that may go on to authentication.
@@ -61,6 +63,7 @@ pub fn evaluate_connect(connect: &Connect, policy: &ConnectPolicy<'_>) -> Result
         announce(&mut connack, limits);
         connack.auth_method.clone_from(&connect.auth_method); // [MQTT-4.12.0-5]
         connack.response_information = response_information(connect, &client_id, policy);
+        connack.user = bridge_mark(connect, policy);
         connack.session_expiry = (expiry != wanted).then_some(expiry);
         connack.server_keep_alive = (keep_alive != connect.keep_alive).then_some(keep_alive);
     }
@@ -141,6 +144,13 @@ fn response_information(
     let unfit = client_id.as_str().contains(['/', '+', '#']);
     (connect.request_response_information && !unfit && !pattern.is_empty())
         .then(|| pattern.replace("{client_id}", client_id.as_str()))
+}
+
+/// The mark of this gateway, for a client that says that it is a bridge by its own mark: what it takes from here came from here.
+fn bridge_mark(connect: &Connect, policy: &ConnectPolicy<'_>) -> Vec<(String, String)> {
+    let is_bridge = connect.user.iter().any(|(name, _)| name == BRIDGE_MARK);
+    let told = is_bridge && !policy.bridge_mark.is_empty();
+    told.then(|| (BRIDGE_MARK.to_owned(), policy.bridge_mark.to_owned())).into_iter().collect()
 }
 
 fn announce(connack: &mut ConnAck, limits: &Limits) {

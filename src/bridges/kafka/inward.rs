@@ -44,7 +44,7 @@ use super::{
 };
 use crate::{
     bridges::{
-        MARK,
+        MARK, entry,
         inward::{Door, In, InwardMessage},
         outward::pause,
         status::{BridgeFailure, BridgeRefusal, Reason, Status},
@@ -72,6 +72,8 @@ pub(in crate::bridges) struct KafkaIn {
     sink: Sink,
     /// Topics that were not there when they were first asked for: they are read from their beginning.
     absent: Vec<String>,
+    /// Names this gateway to the group there.
+    member: String,
     reader: Option<KafkaMember>,
 }
 
@@ -162,20 +164,21 @@ impl ConsumerContext for Moves {
 }
 
 impl KafkaIn {
-    /// `most` is the longest message that the gateway takes.
+    /// `most` is the longest message that the gateway takes, and `member` names the gateway to the group there.
     pub(in crate::bridges) fn new(
         kafka: KafkaBridge,
         config: Bridge,
         status: Arc<Status>,
         door: Door,
         most: usize,
+        member: String,
     ) -> Self {
-        Self { sink: Sink { kafka, config, status, door, most }, absent: Vec::new(), reader: None }
+        Self { sink: Sink { kafka, config, status, door, most }, absent: Vec::new(), member, reader: None }
     }
 
     /// Joins the group. A group that was never there begins as the configuration says.
     async fn join(&mut self) -> Result<KafkaMember, BridgeFailure> {
-        let Sink { kafka, config, status, door, .. } = &self.sink;
+        let Sink { kafka, config, status, .. } = &self.sink;
         let denied =
             |(key, text): (&str, String)| BridgeFailure::new(Reason::Denied, format!("{key}: {text}"));
         let mut settings = settings(status.name(), kafka).map_err(denied)?;
@@ -186,7 +189,7 @@ impl KafkaIn {
         answers(first, errors, kafka.brokers.join(", ")).await?;
         let group = kafka.group.clone().unwrap_or_else(|| format!("mqtt-server-{}", status.name()));
         // The same in each run, and another for each bridge: two of one group would put each other out.
-        let instance = format!("{}-{}", door.mark, status.name());
+        let instance = format!("{}-{}", self.member, status.name());
         for (key, value) in [
             ("group.id", group.as_str()),
             // A gateway that comes back has its partitions at once, and not when the cluster has given up its predecessor.
@@ -388,7 +391,7 @@ impl Sink {
         turn: &mut Turn,
     ) -> Result<(), BridgeFailure> {
         let payload = message.payload().unwrap_or_default();
-        let published = match understand(&self.kafka.mqtt_topic, message, &self.door.mark) {
+        let published = match understand(&self.kafka.mqtt_topic, message, &self.door) {
             Ok(Some((topic, properties))) if self.door.takes(&topic) => {
                 if topic.len() + payload.len() + properties.cost() > self.most {
                     self.leave_out(message, BridgeRefusal::Size);
@@ -699,14 +702,15 @@ fn begin(consumer: &Consumer, topics: &[String], start: KafkaStart, absent: &[St
     Ok(())
 }
 
-/// What a record is in MQTT: its topic and properties; `None` if it went out of the gateway with this mark.
+/// Translates a record to MQTT: its topic and properties; `None` if it was in this gateway before.
 fn understand(
     template: &RecordTopic,
     message: &impl rdkafka::Message,
-    mark: &str,
+    door: &Door,
 ) -> Result<Option<(String, Properties)>, BridgeRefusal> {
     let headers = headers(message)?;
-    if headers.iter().any(|(name, value)| *name == MARK && *value == mark.as_bytes()) {
+    let (mark, entry) = (door.mark.as_bytes(), entry(&door.mark));
+    if headers.iter().any(|(name, value)| *name == MARK && (*value == mark || *value == entry.as_bytes())) {
         return Ok(None);
     }
     let record = View { message, headers: &headers };
@@ -732,6 +736,7 @@ fn understand(
             }
         }
     }
+    door.mark(&mut properties, None);
     Ok(Some((topic, properties)))
 }
 

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::{
     Dial,
-    link::{BrokerLink, Wish},
+    link::{BrokerLink, STEADY, Wish},
 };
 use crate::{
     bridges::{
@@ -81,6 +81,8 @@ impl MqttIn {
         link.put(&Packet::Subscribe(self.subscription(&link)));
         // Messages of the session may come before the answer.
         let (mut granted, deadline) = (false, Instant::now() + SUBSCRIBING);
+        // Time at which the connection counts as up; `None` before SUBACK and afterwards.
+        let mut steady: Option<Instant> = None;
         loop {
             let waiting: usize = owed.iter().map(|owed| owed.bytes).sum();
             let full =
@@ -98,6 +100,9 @@ impl MqttIn {
                     let Some(done) = owed.pop_front() else { continue };
                     if done.is_carried {
                         self.status.carried(1, done.bytes);
+                        if steady.take().is_some() {
+                            self.status.up();
+                        }
                     }
                     self.status.set_in_flight(owed.len());
                     if done.id != 0 {
@@ -116,11 +121,15 @@ impl MqttIn {
                     while let Some(packet) = link.take()? {
                         if self.heard(&link, &packet, &mut owed, &mut turn).await? && !granted {
                             granted = true;
-                            self.status.up();
+                            steady = Some(Instant::now() + STEADY);
                         }
                     }
                     turn.flush();
                     self.status.set_in_flight(owed.len());
+                }
+                () = sleep_until(steady.unwrap_or(deadline)), if steady.is_some() => {
+                    steady = None;
+                    self.status.up();
                 }
                 () = sleep_until(deadline), if !granted => {
                     return Err(BridgeFailure::new(Reason::Deadline, "no answer to SUBSCRIBE"));
@@ -162,7 +171,7 @@ impl MqttIn {
             }
             _ => return Ok(false),
         };
-        let published = self.publish(&publish, turn).await?;
+        let published = self.publish(&publish, link.mark(), turn).await?;
         owed.push_back(Owed {
             id: publish.packet_id,
             bytes: publish.payload.len(),
@@ -185,6 +194,7 @@ impl MqttIn {
     async fn publish(
         &self,
         publish: &Publish<'_>,
+        sender: Option<&str>,
         turn: &mut Turn,
     ) -> Result<Option<Option<Arc<Commit>>>, BridgeFailure> {
         if self.door.was_here(publish.properties.as_deref()) {
@@ -198,12 +208,14 @@ impl MqttIn {
             self.status.refused(BridgeRefusal::Topic, publish.topic, "not a topic that is brought in");
             return Ok(None);
         }
+        let mut properties = publish.properties.as_deref().cloned().unwrap_or_default();
+        self.door.mark(&mut properties, sender);
         let incoming = InwardMessage {
             topic: &topic,
             payload: publish.payload,
             qos: publish.qos,
             retain: publish.retain && config.retain,
-            properties: publish.properties.clone(),
+            properties: Some(Arc::new(properties)),
             expiry: publish.expiry,
         };
         self.door.publish(&incoming, turn).await.map(Some)

@@ -13,7 +13,10 @@ use tokio::{
 };
 
 use super::Dial;
-use crate::bridges::status::{BridgeFailure, Reason};
+use crate::bridges::{
+    MARK,
+    status::{BridgeFailure, Reason},
+};
 
 /// Anything that bytes go through.
 trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
@@ -51,6 +54,11 @@ pub(super) struct BrokerLink {
 
 /// A connection, with its login, takes no longer.
 const MOST_CONNECT: Duration = Duration::from_secs(15);
+/// Time that a connection must last to count as up, unless a message shows earlier that it works. A side that lets the bridge in and
+/// closes at once is not up.
+pub(super) const STEADY: Duration = Duration::from_secs(1);
+/// The longest mark of a gateway.
+const MOST_MARK: usize = 64;
 /// Bytes that are read at once.
 const READ: usize = 16 << 10;
 
@@ -105,6 +113,8 @@ impl BrokerLink {
             connect.session_expiry = wish.keeps;
             connect.receive_maximum = Some(wish.receive_maximum);
             connect.maximum_packet_size = u32::try_from(wish.max_packet).ok();
+            // A gateway answers with its own.
+            connect.user.push((MARK.to_owned(), dial.mark.clone()));
         }
         link.put(&Packet::Connect(Box::new(connect)));
         let welcome = link.next().await?;
@@ -121,6 +131,12 @@ impl BrokerLink {
         let mut bytes = Vec::new();
         encode(packet, self.protocol, &mut bytes);
         self.output.extend_from_slice(&bytes);
+    }
+
+    /// The mark of the gateway on the other side, if it is one.
+    pub(super) fn mark(&self) -> Option<&str> {
+        let mut user = self.welcome.user.iter();
+        user.find(|(name, value)| name == MARK && value.len() <= MOST_MARK).map(|(_, value)| &**value)
     }
 
     /// Bytes that are to be written.
@@ -229,7 +245,7 @@ fn malformed(error: &codec::DecodeError) -> BridgeFailure {
     BridgeFailure::new(Reason::Failed, format!("the broker sends what is no packet: {error}"))
 }
 
-/// What the reason of a DISCONNECT says: it is about a message, about the bridge, or about the broker.
+/// Reads the reason of a DISCONNECT, which is about a message, about the bridge, or about the broker.
 fn ended(code: u8) -> BridgeFailure {
     use codec::reason::*;
     let why = format!("the broker ends the connection, code {code:#04x}");

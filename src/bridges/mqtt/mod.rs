@@ -24,6 +24,8 @@ pub(super) struct Dial {
     secure: bool,
     client_id: String,
     deadline: Duration,
+    /// The mark of this gateway.
+    mark: String,
 }
 
 impl Dial {
@@ -38,10 +40,16 @@ impl Dial {
     ) -> Result<Self, (&'static str, String)> {
         let (host, port, secure) = config.target().map_err(|problem| ("url", problem.to_owned()))?;
         let client_id = config.client_id.clone().unwrap_or_else(|| format!("mqtt-server-{name}"));
-        let dial = Self { config: config.clone(), host, port, secure, client_id, deadline };
+        let dial =
+            Self { config: config.clone(), host, port, secure, client_id, deadline, mark: String::new() };
         dial.tls()?;
         dial.password()?;
         Ok(dial)
+    }
+
+    /// Shows this mark to the other side.
+    pub(super) fn marked(self, mark: &str) -> Self {
+        Self { mark: mark.to_owned(), ..self }
     }
 
     fn tls(&self) -> Result<Option<(TlsConnector, ServerName)>, (&'static str, String)> {

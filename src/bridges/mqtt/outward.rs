@@ -4,11 +4,14 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use codec::{Packet, Publish, PublishFrame, reason};
 use gateway_core::{Properties, QoS, clock};
-use tokio::time::timeout;
+use tokio::{
+    select,
+    time::{Instant, sleep_until, timeout},
+};
 
 use super::{
     Dial,
-    link::{BrokerLink, Wish},
+    link::{BrokerLink, STEADY, Wish},
 };
 use crate::bridges::{
     MARK, has_mark,
@@ -23,12 +26,12 @@ pub(in crate::bridges) struct MqttOut {
     dial: Dial,
     status: Arc<Status>,
     link: Option<BrokerLink>,
+    /// Time at which the connection counts as up; `None` once it does.
+    steady: Option<Instant>,
     /// Tells which message the broker ends connections for.
     search: PoisonSearch,
     /// The last packet id.
     last: u16,
-    /// The number of this gateway.
-    mark: String,
 }
 
 /// The broker sends acknowledgements, and nothing long.
@@ -37,9 +40,8 @@ const WISH: Wish = Wish { keeps: None, receive_maximum: 16, max_packet: 64 << 10
 const AHEAD: usize = 64 << 10;
 
 impl MqttOut {
-    /// `mark` is the number of this gateway.
-    pub(in crate::bridges) fn new(dial: Dial, status: Arc<Status>, mark: String) -> Self {
-        Self { dial, status, link: None, search: PoisonSearch::default(), last: 0, mark }
+    pub(in crate::bridges) fn new(dial: Dial, status: Arc<Status>) -> Self {
+        Self { dial, status, link: None, steady: None, search: PoisonSearch::default(), last: 0 }
     }
 }
 
@@ -66,12 +68,23 @@ impl Out for MqttOut {
     }
 
     async fn idle(&mut self) -> Result<(), BridgeFailure> {
-        let Some(link) = &mut self.link else {
-            self.link = Some(BrokerLink::open(&self.dial, WISH).await?);
-            return Ok(());
+        let link = match &mut self.link {
+            Some(link) => link,
+            None => {
+                let link = BrokerLink::open(&self.dial, WISH).await?;
+                self.steady = Some(Instant::now() + STEADY);
+                self.link.insert(link)
+            }
         };
         loop {
-            link.step().await?;
+            let steady = self.steady.unwrap_or_else(Instant::now);
+            select! {
+                step = link.step() => step?,
+                () = sleep_until(steady), if self.steady.is_some() => {
+                    self.steady = None;
+                    return Ok(());
+                }
+            }
             while let Some(packet) = link.take()? {
                 link.read(&packet)?;
             }
@@ -165,8 +178,9 @@ impl MqttOut {
 
     fn put(&self, link: &mut BrokerLink, item: &BridgeItem, id: u16, qos: QoS) -> Put {
         let message = item.message();
-        if has_mark(message.properties.as_deref(), &self.mark) {
-            // It went out here before, and came back.
+        let has = |mark: &str| has_mark(message.properties.as_deref(), mark);
+        if has(&self.dial.mark) || link.mark().is_some_and(has) {
+            // Sent before, and back again; or received from the gateway on the other side.
             self.status.looped();
             return Put::Passed;
         }
@@ -179,7 +193,7 @@ impl MqttOut {
         let is_v5 = link.protocol().is_v5();
         let properties = is_v5.then(|| {
             let mut properties = message.properties.as_deref().cloned().unwrap_or_default();
-            properties.user.push((MARK.to_owned(), self.mark.clone()));
+            properties.user.push((MARK.to_owned(), self.dial.mark.clone()));
             Arc::<Properties>::new(properties)
         });
         let expiry = item.left(clock::now()).filter(|_| is_v5);

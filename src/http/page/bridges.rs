@@ -156,7 +156,7 @@ fn failures(bridge: &v1::Bridge) -> String {
     if words.is_empty() { "none since the start".to_owned() } else { words }
 }
 
-/// How many messages were refused, by reason, in brackets.
+/// Counts of refused messages by reason, in brackets.
 fn refusals(bridge: &v1::Bridge) -> String {
     let words = counts(&bridge.refusals);
     if words.is_empty() { words } else { format!(" ({words})") }

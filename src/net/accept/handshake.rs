@@ -237,6 +237,7 @@ async fn admit(
             non_broker: shared.broker.is_non_broker(),
             assigned_id: &assigned_id,
             response_information: &shared.response_information,
+            bridge_mark: &shared.bridge_mark,
         },
     )?;
     let certificate = wire.certificate();

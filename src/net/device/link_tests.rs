@@ -42,7 +42,8 @@ pub(in crate::net) fn shared() -> Arc<Shared> {
 
 pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
     let broker = Broker::new(BrokerConfig { limits: Arc::new(limits), ..BrokerConfig::default() });
-    Shared::new(broker, Arc::new(AllowAll), None, crate::abuse::AbuseGuard::idle(), String::new())
+    let guard = crate::abuse::AbuseGuard::idle();
+    Shared::new(broker, Arc::new(AllowAll), None, guard, String::new(), String::new())
 }
 
 /// What a CONNECT does before it attaches: the device and the epoch.

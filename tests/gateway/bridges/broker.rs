@@ -30,8 +30,17 @@ impl Broker {
         Self::start_with(None)
     }
 
+    /// Starts one with these lines in its configuration, such as a `connection` of its own.
+    pub(super) fn start_configured(lines: &str) -> Option<Self> {
+        Self::start_in(None, lines)
+    }
+
     /// Also with TLS for those who show a certificate, by the papers in this folder.
     pub(super) fn start_with(papers: Option<&Path>) -> Option<Self> {
+        Self::start_in(papers, "")
+    }
+
+    fn start_in(papers: Option<&Path>, lines: &str) -> Option<Self> {
         let program = program();
         if !need("mosquitto", program.is_some()) {
             return None;
@@ -51,6 +60,7 @@ impl Broker {
                  keyfile {papers}/server.key\nrequire_certificate true\n"
             );
         }
+        config += lines;
         fs::write(dir.path().join("mosquitto.conf"), config).expect("write its configuration");
         let child = run(&program, &dir);
         let broker = Self { child, dir, port, tls_port };

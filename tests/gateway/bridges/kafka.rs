@@ -95,7 +95,7 @@ fn only_a_record_that_kafka_refuses_alone_becomes_a_dead_letter() {
             assert_eq!(devices.each_mut().map(Client::ping), [const { Vec::new() }; 3]);
         }
     }
-    // Without the second level there is no key, which this topic wants.
+    // Lacks the second level, and so the key that this topic wants.
     for number in 0..100 {
         let topic = if number == 50 { "compact" } else { "compact/k" };
         devices[0].publish_acked(topic, number.to_string().as_bytes(), false);

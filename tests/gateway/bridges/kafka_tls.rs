@@ -40,6 +40,10 @@ fn kafka_by_tls_is_reached_as_soon_as_the_password_is_right() {
         let server = Server::start_with(&[], &config);
         until(|| server.metric("gateway_bridge_failures_total") > 2);
         assert_eq!(server.metric("gateway_bridge_up"), 0, "{mechanism}: with the wrong password");
+        for direction in ["out", "in"] {
+            let label = format!("direction=\"{direction}\",reason=\"denied\"");
+            until(|| server.metric_of("gateway_bridge_failures_total", &label) > 0);
+        }
         fs::write(at("password"), "secret\n").expect("write");
         until(|| server.metric("gateway_bridge_up") == 2);
         let mut device = Client::connect(server.ports.tcp, Protocol::V5, "d1");
@@ -52,4 +56,29 @@ fn kafka_by_tls_is_reached_as_soon_as_the_password_is_right() {
         // On a busy machine a read may time out before the first record.
         until(|| kafka.values("out") == [("d1".to_owned(), vec![8])].into());
     }
+}
+
+/// The failure: a certificate that does not verify shows only that nobody answers.
+#[test]
+fn a_kafka_of_another_ca_is_told_with_its_reason() {
+    let (folder, other) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
+    papers::write(folder.path());
+    papers::write(other.path());
+    fs::write(folder.path().join("password"), "secret\n").expect("write");
+    let Some(kafka) = Kafka::start_with(Some(folder.path().to_owned())) else { return };
+    let at = |name: &str| folder.path().join(name).display().to_string();
+    let config = format!(
+        "[bridges.lake]\ntopics = [\"x\"]\nretry_max = \"1s\"\n[bridges.lake.kafka]\n\
+         brokers = [\"127.0.0.1:{}\"]\ntls = true\nca = \"{}\"\ncert = \"{}\"\ncert_key = \"{}\"\n\
+         username = \"bridge\"\npassword_file = \"{}\"\n",
+        kafka.port + 2,
+        other.path().join("ca.pem").display(),
+        at("client.crt"),
+        at("client.key"),
+        at("password")
+    );
+    let server = Server::start_with(&[], &config);
+    let shown = || server.http_get("/v1/bridges").expect("an answer");
+    until(|| shown().contains("\"BRIDGE_STATE_DOWN\""));
+    assert!(shown().contains("certificate verify failed"), "{}", shown());
 }

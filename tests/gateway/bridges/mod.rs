@@ -10,10 +10,12 @@ mod kafka;
 mod kafka_in;
 #[cfg(feature = "kafka")]
 mod kafka_tls;
+mod loops;
 mod mosquitto;
 mod papers;
 mod poison;
 mod scripted;
+mod trouble;
 mod webhook;
 
 use crate::support::Server;

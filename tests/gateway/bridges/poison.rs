@@ -27,7 +27,7 @@ fn config(broker: &ScriptedBroker, level: &str) -> String {
 /// The failure: one message ends each connection on which it is sent, and everything behind it waits for ever. The messages are all
 /// of one device, and the bad ones are next to each other.
 #[test]
-fn a_message_that_ends_connections_becomes_a_dead_letter_and_the_rest_arrives() {
+fn a_message_that_ends_connections_stops_no_others() {
     for (answer, level, protocol, reason) in [
         (Answer::Close, "5", Protocol::V5, "closed"),
         (Answer::Close, "3.1.1", Protocol::V4, "closed"),

@@ -17,7 +17,7 @@ use parking_lot::Mutex;
 
 use crate::client::{Client, decoded};
 
-/// What the broker does with a PUBLISH.
+/// Answer of the broker to a PUBLISH.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Answer {
     /// PUBACK with success.
@@ -28,6 +28,15 @@ pub(super) enum Answer {
     Disconnect(u8),
     /// Nothing, for ever.
     Ignore,
+}
+
+/// Packet of the bridge after which each connection ends.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) enum EndsAfter {
+    #[default]
+    Nothing,
+    Connect,
+    Subscribe,
 }
 
 type Script = dyn Fn(&str, &[u8]) -> Answer + Send + Sync;
@@ -44,6 +53,9 @@ struct Seen {
     /// Payloads that were taken, in order, without those that came again.
     taken: Mutex<(BTreeSet<Vec<u8>>, Vec<String>)>,
     connects: AtomicUsize,
+    /// The user property of each CONNECT that names a gateway.
+    marks: Mutex<Vec<String>>,
+    ends: EndsAfter,
 }
 
 impl ScriptedBroker {
@@ -51,13 +63,29 @@ impl ScriptedBroker {
         protocol: Protocol,
         script: impl Fn(&str, &[u8]) -> Answer + Send + Sync + 'static,
     ) -> Self {
+        Self::start_with(protocol, EndsAfter::Nothing, Box::new(script))
+    }
+
+    /// Takes every message.
+    pub(super) fn of_takers(protocol: Protocol) -> Self {
+        Self::start(protocol, |_, _| Answer::Take)
+    }
+
+    /// Lets the bridge in, and ends each connection.
+    pub(super) fn ending(protocol: Protocol, ends: EndsAfter) -> Self {
+        Self::start_with(protocol, ends, Box::new(|_, _| Answer::Take))
+    }
+
+    fn start_with(protocol: Protocol, ends: EndsAfter, script: Box<Script>) -> Self {
         let socket = TcpListener::bind("127.0.0.1:0").expect("bind");
         let port = socket.local_addr().expect("an address").port();
         let seen = Arc::new(Seen {
             protocol,
-            script: Box::new(script),
+            script,
             taken: Mutex::default(),
             connects: AtomicUsize::new(0),
+            marks: Mutex::default(),
+            ends,
         });
         let seeing = Arc::clone(&seen);
         thread::spawn(move || {
@@ -71,6 +99,10 @@ impl ScriptedBroker {
 
     pub(super) fn taken(&self) -> Vec<String> {
         self.seen.taken.lock().1.clone()
+    }
+
+    pub(super) fn marks(&self) -> Vec<String> {
+        self.seen.marks.lock().clone()
     }
 
     pub(super) fn connects(&self) -> usize {
@@ -88,17 +120,19 @@ fn serve(seen: &Seen, stream: TcpStream) {
     };
     while let Some(bytes) = peer.next_bytes() {
         let goes_on = match decoded(&bytes, seen.protocol) {
-            Packet::Connect(_) => {
+            Packet::Connect(connect) => {
                 seen.connects.fetch_add(1, Relaxed);
-                answer(&Packet::ConnAck(Box::default()))
+                let mark = connect.user.into_iter().find(|(name, _)| name == "mqtt-server-bridge");
+                seen.marks.lock().extend(mark.map(|(_, value)| value));
+                answer(&Packet::ConnAck(Box::default())) && seen.ends != EndsAfter::Connect
             }
             Packet::PingReq => answer(&Packet::PingResp),
-            Packet::Subscribe(subscribe) => answer(&Packet::SubAck(SubAck {
-                packet_id: subscribe.packet_id,
-                codes: vec![1; subscribe.filters.len()],
-                reason_string: None,
-                user: Vec::new(),
-            })),
+            Packet::Subscribe(subscribe) => {
+                let packet_id = subscribe.packet_id;
+                let codes = vec![1; subscribe.filters.len()];
+                answer(&Packet::SubAck(SubAck { packet_id, codes, reason_string: None, user: Vec::new() }))
+                    && seen.ends != EndsAfter::Subscribe
+            }
             Packet::Publish(publish) => match (seen.script)(publish.topic, publish.payload) {
                 Answer::Take => {
                     let mut taken = seen.taken.lock();
@@ -122,6 +156,6 @@ fn serve(seen: &Seen, stream: TcpStream) {
             break;
         }
     }
-    // What was written before still arrives.
+    // Lets answers that were written still arrive.
     let _ = ending.shutdown(Shutdown::Write);
 }

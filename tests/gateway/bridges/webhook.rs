@@ -166,7 +166,7 @@ fn a_poisoned_message_becomes_a_dead_letter_and_the_rest_arrives() {
 /// The failures: a service that fails on one message gets it for ever, with all that is behind it; the message does not say how often
 /// it has been tried.
 #[test]
-fn a_message_that_crashes_the_service_becomes_a_dead_letter_and_the_rest_arrives() {
+fn a_message_that_crashes_the_service_stops_no_others() {
     let (service, dir) = (Service::start(), tempfile::tempdir().expect("a directory"));
     service.feel(Mood::Crashing);
     let config = service.config(&dir.path().join("secret")).replace("\"1s\"", "\"200ms\"");
@@ -226,7 +226,16 @@ fn a_service_that_asks_for_time_gets_it() {
     drop(server);
 }
 
-/// The failure: a bridge that cannot work is found out when the first message is to go.
+/// A bridge to a broker.
+fn mqtt(name: &str, direction: &str, topic: &str, level: &str, more: &str) -> String {
+    format!(
+        "[bridges.{name}]\ndirection = \"{direction}\"\ntopics = [\"{topic}\"]\n{more}\n\
+         [bridges.{name}.mqtt]\nurl = \"mqtt://h\"\nlevel = \"{level}\"\n"
+    )
+}
+
+/// The failures: a bridge that cannot work is found out when the first message is to go; messages go round, or come twice, since
+/// nothing in them tells that they were here.
 #[test]
 fn a_bridge_that_cannot_work_is_refused_before_any_port_opens() {
     for (config, key) in [
@@ -244,6 +253,26 @@ fn a_bridge_that_cannot_work_is_refused_before_any_port_opens() {
         ("[bridges.a.mqtt]\nurl = \"h:1883\"\n", "bridges.a.mqtt.url"),
         ("[bridges.A.mqtt]\nurl = \"mqtt://h\"\n", "bridges"),
         ("[store]\nenabled = false\n[bridges.a.mqtt]\nurl = \"mqtt://h\"\n", "bridges.a"),
+        (
+            &format!("{}{}", mqtt("a", "in", "x/#", "3.1.1", ""), mqtt("b", "in", "x/+", "5", "")),
+            "bridges.a.topics",
+        ),
+        (
+            &format!(
+                "{}{}",
+                mqtt("a", "out", "x/#", "5", "include_backends = true"),
+                mqtt("b", "in", "#", "3.1.1", "")
+            ),
+            "bridges.a.include_backends",
+        ),
+        (
+            &format!(
+                "non_broker = true\n{}{}",
+                mqtt("a", "out", "x/#", "3.1.1", ""),
+                mqtt("b", "in", "x/1", "3.1.1", "")
+            ),
+            "bridges.a.mqtt.level",
+        ),
     ] {
         let dir = tempfile::tempdir().expect("a directory");
         std::fs::write(dir.path().join("c.toml"), config).expect("write");

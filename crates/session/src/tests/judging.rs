@@ -13,7 +13,8 @@ fn connect() -> Connect {
 
 fn policy(limits: &Limits) -> ConnectPolicy<'_> {
     let response_information = "devices/{client_id}";
-    ConnectPolicy { limits, non_broker: true, assigned_id: &|| "made".to_owned(), response_information }
+    let assigned_id = &|| "made".to_owned();
+    ConnectPolicy { limits, non_broker: true, assigned_id, response_information, bridge_mark: "0123" }
 }
 
 /// [MQTT-3.1.2-28], and no client is told a topic that is not its own.
@@ -179,4 +180,18 @@ fn a_subscribe_for_what_is_switched_off_is_an_error_in_5_0_only() {
         assert_eq!(check(Protocol::V4, filter, None, &off), Ok(()), "{filter}");
     }
     assert_eq!(check(Protocol::V5, "a", None, &off), Ok(()));
+}
+
+/// Clients that are no bridges are not told which gateway it is.
+#[test]
+fn only_a_bridge_is_told_the_mark_of_the_gateway() {
+    let limits = Limits::default();
+    let mark = |value: &str| (gateway_core::BRIDGE_MARK.to_owned(), value.to_owned());
+    let told = |user, protocol| {
+        let connect = Connect { user, protocol, ..connect() };
+        evaluate_connect(&connect, &policy(&limits)).unwrap().connack.user
+    };
+    assert_eq!(told(vec![mark("4567")], Protocol::V5), [mark("0123")]);
+    assert_eq!(told(Vec::new(), Protocol::V5), []);
+    assert_eq!(told(vec![mark("4567")], Protocol::V4), []);
 }
