@@ -15,6 +15,8 @@ use super::{
     publish::{put_message_properties, set_message_property},
 };
 
+/// Bit of the protocol level of MQTT 3: the client is a bridge.
+const BRIDGE: u8 = 0x80;
 const CLEAN_START: u8 = 0x02;
 const WILL: u8 = 0x04;
 const WILL_RETAIN: u8 = 0x20;
@@ -24,12 +26,13 @@ const USERNAME: u8 = 0x80;
 /// Decodes a CONNECT of any level. The caller has seen that it is one.
 pub fn decode_connect(frame: &Frame<'_>) -> Result<Connect, DecodeError> {
     let mut reader = Reader::new(frame.body);
-    let protocol = read_protocol(&mut reader)?;
+    let (protocol, bridge) = read_protocol(&mut reader)?;
     check_header_flags(1, frame.first & 0x0f, protocol)?;
     frame.check_length(protocol)?;
     let flags = reader.u8()?;
     check_flags(flags, protocol)?;
     let mut connect = Connect::new(protocol, String::new());
+    connect.bridge = bridge;
     connect.clean_start = flags & CLEAN_START != 0;
     connect.keep_alive = reader.u16()?;
     if protocol.is_v5() {
@@ -56,14 +59,15 @@ pub fn decode_connect(frame: &Frame<'_>) -> Result<Connect, DecodeError> {
     Ok(connect)
 }
 
-/// Protocol name and level [MQTT-3.1.2-1] [MQTT-3.1.2-2].
-fn read_protocol(reader: &mut Reader<'_>) -> Result<Protocol, DecodeError> {
+/// Protocol name and level [MQTT-3.1.2-1] [MQTT-3.1.2-2], and whether the level has the bridge bit.
+fn read_protocol(reader: &mut Reader<'_>) -> Result<(Protocol, bool), DecodeError> {
     let name = reader.binary()?;
     let level = reader.u8()?;
-    match (name, level) {
-        (b"MQTT", 5) => Ok(Protocol::V5),
-        (b"MQTT", 4) => Ok(Protocol::V4),
-        (b"MQIsdp", 3) => Ok(Protocol::V3),
+    let bridge = level & BRIDGE != 0;
+    match (name, level & !BRIDGE) {
+        (b"MQTT", 5) if !bridge => Ok((Protocol::V5, false)),
+        (b"MQTT", 4) => Ok((Protocol::V4, bridge)),
+        (b"MQIsdp", 3) => Ok((Protocol::V3, bridge)),
         _ => {
             let name_ok = name == b"MQTT" || name == b"MQIsdp";
             Err(DecodeError::UnsupportedProtocol { name_ok, level })
@@ -147,7 +151,8 @@ fn read_will(reader: &mut Reader<'_>, flags: u8, protocol: Protocol) -> Result<C
 pub(super) fn put_connect(connect: &Connect, out: &mut Vec<u8>) {
     let protocol = connect.protocol;
     put_str(if protocol == Protocol::V3 { "MQIsdp" } else { "MQTT" }, out);
-    out.push(protocol as u8);
+    let bit = if connect.bridge && !protocol.is_v5() { BRIDGE } else { 0 };
+    out.push(protocol as u8 | bit);
     // [MQTT-3.1.2-22]
     let password = connect.password.as_deref().filter(|_| protocol.is_v5() || connect.username.is_some());
     let mut flags = 0;

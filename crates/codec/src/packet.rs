@@ -46,6 +46,9 @@ pub enum Packet<'a> {
 pub struct Connect {
     /// Protocol level.
     pub protocol: Protocol,
+    /// v3: the client is the bridge of another broker. Mosquitto's bridges set the highest bit of the level for that; no
+    /// specification has it.
+    pub bridge: bool,
     /// Clean Start (v3: Clean Session).
     pub clean_start: bool,
     /// Keep alive in seconds, 0 is none.
@@ -83,6 +86,7 @@ impl Connect {
     pub fn new(protocol: Protocol, client_id: impl Into<String>) -> Self {
         Self {
             protocol,
+            bridge: false,
             clean_start: true,
             keep_alive: 0,
             client_id: client_id.into(),

@@ -5,7 +5,10 @@ use std::sync::Arc;
 use codec::{ConnAck, Connect, reason};
 use gateway_core::{BRIDGE_MARK, ClientId, Protocol, QoS, limits::Limits};
 
-use super::{LinkParams, inbound::may_publish_to};
+use super::{
+    LinkParams,
+    inbound::{fits, is_connection_state, may_publish_to},
+};
 
 /// What the decision depends on besides the packet.
 pub struct ConnectPolicy<'a> {
@@ -109,7 +112,8 @@ fn client_id(
 
 fn check_will(connect: &Connect, limits: &Limits) -> Result<(), ConnectRefused> {
     let Some(will) = &connect.will else { return Ok(()) };
-    if !may_publish_to(&will.topic, limits) {
+    let is_state = is_connection_state(&will.topic) && fits(&will.topic, limits);
+    if !is_state && !may_publish_to(&will.topic, limits) {
         return Err(ConnectRefused(Some(reason::TOPIC_NAME_INVALID)));
     }
     if will.qos as u8 > limits.max_qos {

@@ -452,7 +452,7 @@ async fn open(
         Arc::clone(&device),
         opened.epoch,
         io,
-        Inbound::new(connect.protocol, expiry),
+        Inbound::new(connect.protocol, expiry).for_client(&connect),
         permissions,
         listener.durability,
         wire.plain,

@@ -3,6 +3,7 @@
 mod broker;
 #[cfg(feature = "kafka")]
 mod cluster;
+mod incoming;
 mod inward;
 #[cfg(feature = "kafka")]
 mod kafka;

@@ -11,8 +11,8 @@ use std::{
 };
 
 use gateway_core::{
-    DropReason, Durability, Effort, Message, Offer, Outcome, QueueId, SharedMessage, Timestamp, clock,
-    metrics::count,
+    ClientId, DropReason, Durability, Effort, Message, Offer, Outcome, QueueId, SharedMessage, Timestamp,
+    clock, metrics::count,
 };
 use store::{BoxFuture, LoadedRetained, StoreError};
 
@@ -32,6 +32,8 @@ pub struct RetainedCursor {
     /// Messages it may still yield.
     left: usize,
     options: Options,
+    /// The subscriber, if it wants none of its own messages.
+    foreign_to: Option<ClientId>,
     /// Subscription identifier, 0 for none.
     id: [u32; 1],
     done: bool,
@@ -42,13 +44,14 @@ pub struct RetainedCursor {
 }
 
 impl RetainedCursor {
-    /// `limit` 0 is none.
-    pub(crate) fn new(filter: &str, options: Options, id: u32, limit: usize) -> Self {
+    /// Makes a cursor for the client `own`; `limit` 0 is none.
+    pub(crate) fn new(filter: &str, options: Options, own: &ClientId, id: u32, limit: usize) -> Self {
         Self {
             filter: Box::from(filter),
             position: None,
             left: if limit == 0 { usize::MAX } else { limit },
             options,
+            foreign_to: options.no_local().then(|| own.clone()),
             id: [id],
             done: false,
             found: VecDeque::new(),
@@ -65,6 +68,28 @@ impl RetainedCursor {
     /// visited: `Some(None)` means "call again". Pending while messages are read from disk. What cannot be read is left
     /// out and counted, and the replay continues after it.
     pub fn poll_next(
+        &mut self,
+        broker: &Broker,
+        now: Timestamp,
+        scan: &mut usize,
+        cx: &mut Context<'_>,
+    ) -> Poll<Option<Option<Arc<SharedMessage>>>> {
+        loop {
+            let next = self.poll_any(broker, now, scan, cx);
+            // A subscription with No Local gets no message back, retained or not [MQTT-3.8.3-3].
+            match (&next, &self.foreign_to) {
+                (Poll::Ready(Some(Some(message))), Some(own)) if message.client_id.as_ref() == Some(own) => {
+                    if *scan == 0 {
+                        return Poll::Ready(Some(None));
+                    }
+                }
+                _ => return next,
+            }
+        }
+    }
+
+    /// Polls like [`Self::poll_next`], with the client's own messages.
+    fn poll_any(
         &mut self,
         broker: &Broker,
         now: Timestamp,
@@ -109,7 +134,7 @@ impl RetainedCursor {
                 Some(Scanned::End) => return Poll::Ready(None),
             }
             self.reading = Some(Box::pin(retained.load(FoundTopic::to_read(&self.found))));
-            return self.poll_next(broker, now, scan, cx);
+            return self.poll_any(broker, now, scan, cx);
         }
     }
 

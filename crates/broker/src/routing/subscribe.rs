@@ -173,8 +173,9 @@ impl Broker {
                 1 => !existed,
                 _ => false,
             };
+        let limit = limits.retained_per_subscribe;
         let replay =
-            replays.then(|| RetainedCursor::new(request.filter, options, id, limits.retained_per_subscribe));
+            replays.then(|| RetainedCursor::new(request.filter, options, core.client_id(), id, limit));
         let group = inner.index.groups_of(&[reference]).pop();
         let group_queue = group.as_ref().is_some_and(|group| group.has_queued());
         Ok(Subscribed { qos, existed, replay, group_queue, members: group.map_or(0, |group| group.len()) })

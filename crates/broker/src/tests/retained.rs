@@ -298,3 +298,22 @@ fn a_start_keeps_no_large_message_in_memory() {
     assert_eq!((shelf.references("a"), shelf.references("b")), (1, 2));
     assert_eq!(get(&bench, "a").unwrap().payload, long("a"));
 }
+
+/// The failure: a bridge gets its own retained messages back with each subscription.
+#[test]
+fn no_local_keeps_own_retained_messages_back() {
+    let mut bench = Bench::new(Limits::default());
+    let (me, other) = (bench.device("me"), bench.device("other"));
+    bench.publish_from(&me, "t/mine", "x", true);
+    bench.publish_from(&other, "t/other", "x", true);
+    for (no_local, expected) in [(true, &["t/other"][..]), (false, &["t/mine", "t/other"])] {
+        let wanted = SubscribeRequest { no_local, ..request("t/#") };
+        let cursor = bench.try_subscribe(&me, &wanted).unwrap().replay.unwrap();
+        let mut topics = replay(&bench, cursor).0;
+        topics.sort();
+        assert_eq!(topics, expected, "no_local {no_local}");
+    }
+    let wanted = SubscribeRequest { no_local: true, ..request("t/mine") };
+    let cursor = bench.try_subscribe(&me, &wanted).unwrap().replay.unwrap();
+    assert_eq!(replay(&bench, cursor).0, Vec::<String>::new(), "without a wildcard");
+}

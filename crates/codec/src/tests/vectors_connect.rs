@@ -18,7 +18,10 @@ const ROWS: &[ConnectVector] = &[
     ("0004'MQTT' 06 02 003c 00 0001'c'", 0x84, "MQTT-3.1.2-2"),
     ("0004'MQTT' 03 02 003c 0001'c'", 0x84, "MQTT-3.1.2-2"),
     ("0006'MQIsdp' 04 02 003c 0001'c'", 0x84, "MQTT-3.1.2-2"),
-    ("0004'MQTT' 84 02 003c 0001'c'", 0x84, "MQTT-3.1.2-2: bridge bit"),
+    ("0004'MQTT' 84 02 003c 0001'c'", 0, "3.1.1: bridge bit"),
+    ("0006'MQIsdp' 83 02 003c 0001'c'", 0, "3.1: bridge bit"),
+    ("0004'MQTT' 85 02 003c 00 0001'c'", 0x84, "MQTT-3.1.2-2: bridge bit of 5.0"),
+    ("0004'MQTT' 83 02 003c 0001'c'", 0x84, "MQTT-3.1.2-2: bridge bit, level of 3.1"),
     ("0004'MQT'", 0x81, "name cut"),
     ("0004'MQTT'", 0x81, "no level"),
     ("ffff", 0x81, "length beyond the packet"),
@@ -132,11 +135,30 @@ fn a_connect_of_5_0_has_its_remaining_length_in_the_shortest_form() {
 fn an_unsupported_level_is_told_apart_from_an_unknown_name() {
     let cases = [
         ("0004'MQTT' 06", DecodeError::UnsupportedProtocol { name_ok: true, level: 6 }),
-        ("0004'MQTT' 84", DecodeError::UnsupportedProtocol { name_ok: true, level: 0x84 }),
+        ("0004'MQTT' 85", DecodeError::UnsupportedProtocol { name_ok: true, level: 0x85 }),
         ("0003'foo' 04", DecodeError::UnsupportedProtocol { name_ok: false, level: 4 }),
     ];
     for (body, expected) in cases {
         assert_eq!(decode_connect(&connect_frame(&hex(body))), Err(expected), "{body}");
+    }
+}
+
+/// A Mosquitto with a `connection` block could not connect; and a client without the bit must not count as a bridge.
+#[test]
+fn the_bridge_bit_of_mqtt_3_is_read_and_written() {
+    for (body, bridge) in [
+        ("0004'MQTT' 84 02 003c 0001'c'", true),
+        ("0006'MQIsdp' 83 02 003c 0001'c'", true),
+        ("0004'MQTT' 04 02 003c 0001'c'", false),
+        ("0006'MQIsdp' 03 02 003c 0001'c'", false),
+    ] {
+        let bytes = hex(body);
+        let connect = decode_connect(&connect_frame(&bytes)).expect("valid");
+        assert_eq!(connect.bridge, bridge, "{body}");
+        let protocol = connect.protocol;
+        let mut written = Vec::new();
+        encode(&Packet::Connect(Box::new(connect)), protocol, &mut written);
+        assert_eq!(written[2..], bytes, "{body}");
     }
 }
 

@@ -62,6 +62,9 @@ impl Inbound {
         let most = QoS::from_bits(limits.max_qos).unwrap_or(QoS::ExactlyOnce);
         for wanted in &mut subscribe.filters {
             wanted.qos = wanted.qos.min(most);
+            if let Some(bridge) = self.bridge.as_ref().filter(|_| !self.protocol.is_v5()) {
+                bridge.adapt(wanted);
+            }
         }
         Ok(Filters::new(subscribe.packet_id, subscribe.id, subscribe.filters))
     }

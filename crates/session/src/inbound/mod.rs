@@ -4,21 +4,24 @@
 //! connection's owner: route a message, subscribe to filters, answer, end. It needs no socket, broker or clock. The other
 //! half of the session, which other threads deliver into, is the owner's: it is reached through [`Owner::outbound`].
 
+mod bridge;
 mod filters;
 mod publish;
 
 use std::sync::Arc;
 
-use codec::{AckKind, DecodeError, Disconnect, Frame, Packet, Publish, SubscribeFilter, reason};
+use codec::{AckKind, Connect, DecodeError, Disconnect, Frame, Packet, Publish, SubscribeFilter, reason};
 use gateway_core::{Commit, Effort, Protocol, Timestamp, limits::Limits, metrics::count};
 
+use self::bridge::BridgePeer;
 use super::{Enhanced, Env, Outbound, Presented, WrongStep, alias::InboundAliases};
 
+pub(super) use bridge::is_connection_state;
 pub use filters::Filters;
 pub use publish::Incoming;
-pub(super) use publish::may_publish_to;
 #[cfg(test)]
 pub(super) use publish::{PublishError, PublishRefusal, refusal};
+pub(super) use publish::{fits, may_publish_to};
 
 /// PUBACK packets that are handled under one lock: deliveries to the session wait for them.
 const ACKS_PER_LOCK: usize = 16;
@@ -126,12 +129,20 @@ pub struct Inbound {
     /// Session expiry granted at CONNECT, seconds.
     expiry: u32,
     aliases: Option<Box<InboundAliases>>,
+    /// The client is a bridge, or has a will like one.
+    bridge: Option<Box<BridgePeer>>,
 }
 
 impl Inbound {
     /// For a new connection of a session with this expiry, in seconds.
     pub fn new(protocol: Protocol, expiry: u32) -> Self {
-        Self { protocol, expiry, aliases: None }
+        Self { protocol, expiry, aliases: None, bridge: None }
+    }
+
+    /// Gives the client what it may have as a bridge, if its CONNECT says that it is one.
+    #[must_use]
+    pub fn for_client(self, connect: &Connect) -> Self {
+        Self { bridge: BridgePeer::of(connect), ..self }
     }
 
     /// Protocol level.

@@ -186,7 +186,8 @@ impl Inbound {
             None => None,
             Some(alias) => self.resolve(alias, publish.topic, limits)?,
         };
-        if !may_publish_to(topic.as_deref().unwrap_or(publish.topic), limits) {
+        let name = topic.as_deref().unwrap_or(publish.topic);
+        if !may_publish_to(name, limits) && !self.may_write_state(name, limits) {
             return Err(PublishError::Refused(reason::TOPIC_NAME_INVALID));
         }
         let claims_text = publish.properties.as_ref().is_some_and(|p| p.payload_format == Some(1));
@@ -194,6 +195,12 @@ impl Inbound {
             return Err(PublishError::Refused(reason::PAYLOAD_FORMAT_INVALID));
         }
         Ok(topic)
+    }
+
+    /// Returns whether the client is a bridge that may tell its state on this topic.
+    #[cold]
+    fn may_write_state(&mut self, topic: &str, limits: &Limits) -> bool {
+        fits(topic, limits) && self.bridge.as_mut().is_some_and(|bridge| bridge.may_write(topic))
     }
 
     fn resolve(
@@ -247,7 +254,12 @@ pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> PublishRefusal 
 
 /// Whether the gateway takes messages for this topic name, which is well formed, from a client: in a PUBLISH or as its will.
 pub(crate) fn may_publish_to(topic: &str, limits: &Limits) -> bool {
+    fits(topic, limits) && !topic.starts_with("$SYS/")
+}
+
+/// Returns whether a topic name is within the limits.
+pub(crate) fn fits(topic: &str, limits: &Limits) -> bool {
     // A topic has at most one level more than bytes: most are too short to have too many.
     let few_levels = topic.len() < limits.max_topic_levels || level_count(topic) <= limits.max_topic_levels;
-    topic.len() <= limits.max_topic_bytes && few_levels && !topic.starts_with("$SYS/")
+    topic.len() <= limits.max_topic_bytes && few_levels
 }

@@ -195,3 +195,39 @@ fn only_a_bridge_is_told_the_mark_of_the_gateway() {
     assert_eq!(told(Vec::new(), Protocol::V5), []);
     assert_eq!(told(vec![mark("4567")], Protocol::V4), []);
 }
+
+/// The failures: a Mosquitto cannot say that its bridge is connected; or whoever sets the bit writes to `$SYS` as it likes.
+#[test]
+fn a_bridge_writes_one_connection_state_and_nothing_else_of_sys() {
+    let limits = Limits::default();
+    let state = |name: &str| format!("$SYS/broker/connection/{name}/state");
+    let client = |protocol, bridge, will: Option<&str>| {
+        let will = will.map(|topic| codec::ConnectWill {
+            topic: topic.to_owned(),
+            payload: bytes::Bytes::new(),
+            qos: QoS::AtLeastOnce,
+            retain: true,
+            delay: 0,
+            expiry: None,
+            properties: None,
+        });
+        Connect { bridge, will, protocol, ..connect() }
+    };
+    let allowed = |connect: &Connect, topics: &[&str]| -> Vec<bool> {
+        let mut inbound = Inbound::new(connect.protocol, 0).for_client(connect);
+        topics.iter().map(|topic| inbound.check_publish(&publish(topic), &limits).is_ok()).collect()
+    };
+    let (one, other) = (state("one"), state("other"));
+    let topics = [&*one, &*other, &*one, "$SYS/broker/version", "$SYS/broker/connection//state", "t"];
+    let own = [true, false, true, false, false, true];
+    assert_eq!(allowed(&client(Protocol::V4, true, None), &topics), own, "the first");
+    assert_eq!(allowed(&client(Protocol::V4, true, Some(&one)), &topics), own);
+    assert_eq!(allowed(&client(Protocol::V5, false, Some(&one)), &topics), own, "that of the will");
+    let none = [false, false, false, false, false, true];
+    assert_eq!(allowed(&client(Protocol::V4, false, None), &topics), none);
+    assert_eq!(allowed(&client(Protocol::V5, false, Some("t")), &topics), none);
+    for (topic, may) in [(&*one, true), ("$SYS/broker/version", false)] {
+        let connect = client(Protocol::V4, false, Some(topic));
+        assert_eq!(evaluate_connect(&connect, &policy(&limits)).is_ok(), may, "a will on {topic}");
+    }
+}
