@@ -1,4 +1,4 @@
-//! Compiles the protos without protoc: the traits of the services, over the messages of crate `mqtt-gateway-api`. Hot streams
+//! Compiles the protos without protoc: the traits of the services, over the messages of crate `mqtt-gateway-api`. Most streams
 //! answer with bytes that are encoded already (`RawMessage`) instead of generated structs.
 
 use std::{env, error::Error, fs, path::PathBuf};
@@ -19,10 +19,14 @@ const PROTOS: [&str; 12] = [
     "rpcserver/rpcserver.proto",
 ];
 
-/// Response messages that the gateway encodes by hand.
-const RAW: [&str; 4] = [
+/// Response messages that the gateway encodes itself: by hand, or before they wait for their reader.
+const RAW: [&str; 8] = [
     ".gateway.v1.SubscribeResponse",
     ".gateway.v1.WatchLatestResponse",
+    ".gateway.v1.WatchEventsResponse",
+    ".gateway.v1.WatchShadowResponse",
+    ".gateway.v1.WatchCommandResponse",
+    ".gateway.v1.TracePacketsResponse",
     ".gateway.v1.ConsumeResponse",
     ".rpcserver.PublishedPacket",
 ];

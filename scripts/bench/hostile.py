@@ -5,9 +5,11 @@ a pair exchanges 100 messages/s, idle clients keep alive and new ones connect. T
 the measure is what ten plain publishers cost the bystanders, and for memory the configured budget.
 """
 
+import http.client
 import json
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ GAP_MS = 250
 # Nor for longer than so many times what ten plain publishers do; gaps below FLOOR_MS are not told apart.
 TIMES_FLOOD = 3
 FLOOR_MS = 50
+# A page, or an answer about health, comes within this.
+HTTP_MS = 1_000
 # Beyond the budget memory may grow by so much.
 SLACK_MIB = 64
 BUDGETS_MIB = (192, 1024)
@@ -26,13 +30,14 @@ BUDGETS_MIB = (192, 1024)
 
 @dataclass(frozen=True)
 class Mix:
-    """`mixes` for mqload; `grpc` are the arguments of a grpcload that attacks meanwhile."""
+    """`mixes` for mqload; `grpc` are the arguments of a grpcload that attacks meanwhile; with `http` pages are read meanwhile."""
 
     name: str
     title: str
     mixes: str = ""
     grpc: tuple = ()
     args: tuple = ()
+    http: bool = False
 
 
 WORK = [
@@ -72,6 +77,7 @@ WORK = [
     Mix("shadow", "updates of ten shadows, 6 KB of JSON each"),
     Mix("command-reply", "replies to commands that nobody sent"),
     Mix("http", "ten clients of the HTTP API"),
+    Mix("page-seats", "1,000 forms of logins to the web page that never come", http=True),
     Mix("grpc-batch", "gRPC batches of 10,000 messages", "quiet", ("batch",)),
 ]
 MEMORY = [
@@ -89,6 +95,11 @@ MEMORY = [
     Mix("mem-retained", "1,200 retained messages of 1 MB"),
     Mix("mem-http-bodies", "64 unfinished bodies of 1 MB over HTTP"),
     Mix("mem-http-streams", "50 streams over HTTP that are not read"),
+    Mix("mem-selections", "gRPC streams of 1,000 devices each", "quiet", ("streams", "--kind", "shadows")),
+    Mix(
+        "mem-unread-streams", "500 gRPC streams of everything that are not read, beside ten publishers", "flood",
+        ("streams", "--kind", "messages", "--connections", "10", "--streams", "50"),
+    ),
     Mix("mem-grpc", "unfinished gRPC requests of 4 MB", "quiet", ("hold", "--connections", "10", "--calls", "100")),
     Mix(
         "mem-all", "frames, CONNECTs, wills, filters, pings, slow subscribers and gRPC together",
@@ -97,6 +108,38 @@ MEMORY = [
     ),
 ]
 KINDS = {"hostile": WORK, "memory": MEMORY}
+
+
+class Reader:
+    """Reads a page and asks for health, one after the other, until it is stopped: the slowest answer, and how many were none."""
+
+    PATHS = ("/healthz", "/page/")
+
+    def __init__(self, port):
+        self.port, self.slowest, self.failed, self.answers = port, 0.0, 0, 0
+        self.stopped = threading.Event()
+        self.thread = threading.Thread(target=self.run, daemon=True)
+        self.thread.start()
+
+    def run(self):
+        while not self.stopped.wait(0.05):
+            path = self.PATHS[self.answers % len(self.PATHS)]
+            began = time.monotonic()
+            try:
+                connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=10)
+                connection.request("GET", path, headers={"Connection": "close"})
+                good = connection.getresponse().status == 200
+                connection.close()
+            except (OSError, http.client.HTTPException):
+                good = False
+            self.answers += 1
+            self.failed += not good
+            self.slowest = max(self.slowest, 1000 * (time.monotonic() - began))
+
+    def stop(self):
+        self.stopped.set()
+        self.thread.join()
+        return {"http_ms": self.slowest, "http_failed": self.failed, "http_answers": self.answers}
 
 
 class Hostile:
@@ -132,9 +175,11 @@ class Hostile:
                     pinned(self.bench.load_cpu, ["nice", "-n", "10", str(self.bench.tools / rpc[0]), *rpc[1:]]),
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 )
+            reader = Reader(running.ports["http"]) if mix.http else None
             out, err = main.communicate()
+            read = reader.stop() if reader else {}
             try:
-                report = json.loads(out)
+                report = json.loads(out) | read
             except json.JSONDecodeError:
                 report = {"error": err.strip()[-200:]}
             if running.process.poll() is not None:
@@ -172,6 +217,8 @@ def work_row(mix, report, flood):
         problems.append(f"over {TIMES_FLOOD} x flood")
     if closed or failed or report["refused"] or report["undelivered"]:
         problems.append("others harmed")
+    if report.get("http_failed") or report.get("http_ms", 0) > HTTP_MS:
+        problems.append(f"pages: {report['http_failed']} failed, slowest {report['http_ms']:.0f} ms")
     text = [
         f"`{mix.name}`", mix.title, f"{gap:.0f}" + (" +" if report["undelivered"] else ""),
         f"{milliseconds(report, 'latency_us', 'p50'):.1f}", f"{milliseconds(report, 'latency_us', 'p99'):.0f}",

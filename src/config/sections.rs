@@ -175,6 +175,8 @@ pub struct Grpc {
     pub default_deadline: Span,
     /// Streams at once in the process.
     pub max_streams: u32,
+    /// Streams at once of one caller; 0 for no limit of its own.
+    pub max_streams_per_caller: u32,
     /// Connections at once; for one more the oldest that never made a call is closed, or it is refused.
     pub max_connections: u32,
     /// The same from one address; 0 for no limit of its own.
@@ -187,6 +189,8 @@ pub struct Grpc {
     pub max_calls_per_connection: u32,
     /// Calls and streams at once in the process; more are answered RESOURCE_EXHAUSTED.
     pub max_calls: u32,
+    /// Calls and streams at once of one caller; 0 for no limit of its own.
+    pub max_calls_per_caller: u32,
     /// Idempotency keys of messages that are remembered; the oldest go.
     pub idempotency_keys: u32,
     /// For how long they are.
@@ -211,12 +215,14 @@ impl Default for Grpc {
             require_client_cert: false,
             default_deadline: Span(Duration::from_secs(30)),
             max_streams: 10_000,
+            max_streams_per_caller: 5_000,
             max_connections: 1_000,
             max_connections_per_address: 500,
             max_handshakes: 100,
             handshake_timeout: Span(Duration::from_secs(10)),
             max_calls_per_connection: 1_000,
             max_calls: 20_000,
+            max_calls_per_caller: 10_000,
             idempotency_keys: 100_000,
             idempotency_time: Span(Duration::from_mins(10)),
             scheduled_messages: 100_000,
@@ -251,8 +257,12 @@ pub struct Http {
     pub max_connections: usize,
     /// Connections at once with a request to the API.
     pub max_requests: usize,
+    /// The same of one caller; 0 for no limit of its own.
+    pub max_requests_per_caller: usize,
     /// Connections at once whose answer is a stream of events.
     pub max_streams: usize,
+    /// The same of one caller; 0 for no limit of its own.
+    pub max_streams_per_caller: usize,
     /// Most bytes of a request's body.
     pub max_body: ByteSize,
     /// Time for a request's body, or 64 KiB of it.
@@ -278,7 +288,9 @@ impl Default for Http {
             plaintext_tokens: false,
             max_connections: 64,
             max_requests: 256,
+            max_requests_per_caller: 128,
             max_streams: 256,
+            max_streams_per_caller: 128,
             max_body: ByteSize(1 << 20),
             body_timeout: seconds,
             cors_origins: Vec::new(),

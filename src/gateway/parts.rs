@@ -500,23 +500,27 @@ fn book_options(config: &Config) -> BookOptions {
     }
 }
 
+/// A limit of which 0 is none.
+fn or_no_limit(most: u32) -> usize {
+    if most == 0 { usize::MAX } else { most as usize }
+}
+
 fn grpc_config(config: &Config) -> grpc::GrpcConfig {
     grpc::GrpcConfig {
         wait_timeout: config.grpc.default_deadline.0,
         max_streams: config.grpc.max_streams as usize,
+        max_streams_per_caller: or_no_limit(config.grpc.max_streams_per_caller),
         max_keys: config.grpc.idempotency_keys as usize,
         key_time: config.grpc.idempotency_time.0,
         max_scheduled: config.grpc.scheduled_messages as usize,
         scheduled_bytes: config.grpc.scheduled_bytes.0,
         max_connections: config.grpc.max_connections as usize,
-        max_connections_per_address: match config.grpc.max_connections_per_address {
-            0 => usize::MAX,
-            most => most as usize,
-        },
+        max_connections_per_address: or_no_limit(config.grpc.max_connections_per_address),
         max_handshakes: config.grpc.max_handshakes as usize,
         handshake_timeout: config.grpc.handshake_timeout.0,
         max_calls_per_connection: config.grpc.max_calls_per_connection,
         max_calls: config.grpc.max_calls,
+        max_calls_per_caller: or_no_limit(config.grpc.max_calls_per_caller),
         keepalive_interval: config.grpc.keepalive_interval.0,
         keepalive_timeout: config.grpc.keepalive_timeout.0,
         groups: config.groups,

@@ -53,7 +53,9 @@ pub(super) async fn run_http(
 ) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     let asks = backends.is_on();
-    let page = page.map(|local| http::page::router(local, broker.account(), asks, drain.clone()));
+    let account = Arc::clone(broker.account());
+    let body_timeout = config.http.body_timeout.0;
+    let page = page.map(|local| http::page::router(local, &account, asks, body_timeout, drain.clone()));
     let pages = Pages {
         authorize: Arc::new(move |authorization, peer| {
             backends.may_read_metrics(authorization, peer).map_err(|denied| match denied {
@@ -81,16 +83,23 @@ pub(super) async fn run_http(
     let limits = HttpLimits {
         max_connections: config.http.max_connections,
         max_requests: config.http.max_requests,
+        max_requests_per_caller: or_no_limit(config.http.max_requests_per_caller),
         max_streams: config.http.max_streams,
+        max_streams_per_caller: or_no_limit(config.http.max_streams_per_caller),
         header_timeout: config.http.header_timeout.0,
         write_timeout: config.http.write_timeout.0,
     };
     let json = json.iter().map(http::Json::router);
     let site = Site { pages, more: json.chain(page).collect() };
-    http::serve(socket, tls, site, limits, async move {
+    http::serve(socket, tls, site, limits, account, async move {
         let _ = stop.wait_for(|stop| *stop).await;
     })
     .await;
+}
+
+/// A limit of which 0 is none.
+fn or_no_limit(most: usize) -> usize {
+    if most == 0 { usize::MAX } else { most }
 }
 
 /// How often the clocks are saved.

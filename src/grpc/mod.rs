@@ -78,7 +78,11 @@ use crate::{backends::Backends, reload::Reloads};
 
 pub use self::messages::convert::fuzz_convert;
 pub(crate) use self::{
-    server::{accept::GrpcTls, local::Local},
+    server::{
+        accept::GrpcTls,
+        callers::{CallerKey, NoPlace, Places},
+        local::Local,
+    },
     services::{operations::Operated, state::LatestValues},
 };
 
@@ -121,8 +125,12 @@ pub(crate) struct GrpcConfig {
     pub max_calls_per_connection: u32,
     /// The same in all.
     pub max_calls: u32,
+    /// The same of one caller.
+    pub max_calls_per_caller: usize,
     /// Streams (Subscribe, Watch..., PublishStream) at once in all. Each may buffer `limits.stream_buffer`.
     pub max_streams: usize,
+    /// The same of one caller.
+    pub max_streams_per_caller: usize,
     /// How long a publish waits for SENT or ACKED when the call has no deadline.
     pub wait_timeout: Duration,
     /// Idempotency keys that are remembered at once, and for how long.
@@ -141,6 +149,18 @@ pub(crate) struct GrpcConfig {
     pub groups: crate::config::Groups,
 }
 
+impl GrpcConfig {
+    /// Calls at once.
+    fn calls(&self) -> Places {
+        Places { most: self.max_calls as usize, per_caller: self.max_calls_per_caller }
+    }
+
+    /// Streams at once.
+    fn streams(&self) -> Places {
+        Places { most: self.max_streams, per_caller: self.max_streams_per_caller }
+    }
+}
+
 impl Default for GrpcConfig {
     fn default() -> Self {
         Self {
@@ -151,7 +171,9 @@ impl Default for GrpcConfig {
             handshake_timeout: Duration::from_secs(10),
             max_calls_per_connection: 1_000,
             max_calls: 20_000,
+            max_calls_per_caller: usize::MAX,
             max_streams: 1_000,
+            max_streams_per_caller: usize::MAX,
             wait_timeout: Duration::from_secs(10),
             max_keys: 100_000,
             key_time: Duration::from_mins(10),
@@ -254,7 +276,7 @@ impl Api {
     ) -> Result<Self, GrpcError> {
         let keys = open_keys(&config, &hooks, &broker, &shutdown).await?;
         let schedule = open_schedule(&config, &hooks, &broker, &shutdown).await?;
-        let streams = Arc::new(Streams::new(config.max_streams));
+        let streams = Arc::new(Streams::new(config.streams(), Arc::clone(broker.account())));
         let walk = Arc::new(Semaphore::new(1));
         let context =
             Context { broker, keys, schedule, walk, config, hooks, streams, shutdown: shutdown.clone() };
@@ -267,7 +289,7 @@ impl Api {
         Ok(Self {
             limit: call_limit(&config, &account, bounds),
             account,
-            access: Access(Arc::clone(&hooks.backends)),
+            access: Access::new(Arc::clone(&hooks.backends), config.calls()),
             routes,
             health: Health::new(reporter, needs(&hooks)),
             streams,
@@ -422,9 +444,11 @@ fn routes(context: &Context, health: &HealthReporter) -> Result<Routes, GrpcErro
             )
         };
     }
+    // Names are short, and a request is in its answer.
+    const NAMES: usize = 4 << 10;
     Ok(Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())))
-        .add_service(reflection().build_v1()?)
-        .add_service(reflection().build_v1alpha()?)
+        .add_service(reflection().build_v1()?.max_decoding_message_size(NAMES))
+        .add_service(reflection().build_v1alpha()?.max_decoding_message_size(NAMES))
         .add_service(service!(PublisherServer, PublisherService))
         .add_service(service!(SubscriberServer, SubscriberService))
         .add_service(service!(StateServer, StateService))

@@ -47,8 +47,8 @@ pub(super) enum Error {
     MemoryBudget,
     #[error("the store of sessions and queues does not take more now")]
     StoreRefused,
-    #[error("too many streams")]
-    TooManyStreams,
+    #[error("too many streams at once {0}")]
+    TooManyStreams(&'static str),
     #[error("too many calls at once {0}")]
     TooManyCalls(&'static str),
     #[error("too many devices are traced, switch some off")]
@@ -217,7 +217,7 @@ impl Error {
             Self::QueueFull
             | Self::MemoryBudget
             | Self::StoreRefused
-            | Self::TooManyStreams
+            | Self::TooManyStreams(_)
             | Self::TooManyCalls(_)
             | Self::TooManyTraces
             | Self::TooManyBans
@@ -262,7 +262,7 @@ impl Error {
             Self::QueueFull => "QUEUE_FULL",
             Self::MemoryBudget => "MEMORY_BUDGET",
             Self::StoreRefused => "STORE_REFUSED",
-            Self::TooManyStreams => "TOO_MANY_STREAMS",
+            Self::TooManyStreams(_) => "TOO_MANY_STREAMS",
             Self::TooManyCalls(_) => "TOO_MANY_CALLS",
             Self::TooManyTraces => "TOO_MANY_TRACES",
             Self::SlowConsumer => "SLOW_CONSUMER",
@@ -323,7 +323,7 @@ impl Error {
             Self::QueueFull
             | Self::MemoryBudget
             | Self::StoreRefused
-            | Self::TooManyStreams
+            | Self::TooManyStreams(_)
             | Self::TooManyCalls(_)
             | Self::StoreUnavailable => Some(Duration::from_secs(1)),
             Self::Command { why, .. } if commands::code(*why) == Code::ResourceExhausted => {
@@ -492,7 +492,7 @@ mod tests {
             (Error::QueueFull, Code::ResourceExhausted, "QUEUE_FULL"),
             (Error::MemoryBudget, Code::ResourceExhausted, "MEMORY_BUDGET"),
             (Error::StoreRefused, Code::ResourceExhausted, "STORE_REFUSED"),
-            (Error::TooManyStreams, Code::ResourceExhausted, "TOO_MANY_STREAMS"),
+            (Error::TooManyStreams("in all"), Code::ResourceExhausted, "TOO_MANY_STREAMS"),
             (Error::TooManyCalls("in all"), Code::ResourceExhausted, "TOO_MANY_CALLS"),
             (Error::TooManyTraces, Code::ResourceExhausted, "TOO_MANY_TRACES"),
             (Error::SlowConsumer, Code::ResourceExhausted, "SLOW_CONSUMER"),

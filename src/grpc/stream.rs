@@ -2,12 +2,13 @@
 //! task that serves the stream.
 //!
 //! Messages are encoded once, under the buffer's lock, straight into the batch that goes out. Invariants: a
-//! stream never blocks or slows a publisher; its buffer never exceeds its cap in bytes and is charged to
-//! the process-wide memory budget; every message it loses is counted and, in the stream, a `Gap` stands where it
+//! stream never blocks or slows a publisher; its buffer never exceeds its cap in bytes and is charged, with what
+//! the stream was asked for, to the process-wide memory budget; every message it loses is counted and, in the stream, a `Gap` stands where it
 //! would have been.
 
 mod buffer;
 mod open;
+mod queue;
 mod target;
 
 use std::{
@@ -25,9 +26,10 @@ use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_stream::Stream;
 use tonic::Status;
 
-use super::{messages::encode, now, server::access::Call, status::Error};
+use super::{messages::encode, now, status::Error};
 
-pub(super) use open::{Backlog, OpenStream, StreamSlot, Streams};
+pub(super) use open::{Backlog, OpenStream, StreamSlot, Streams, size_of_filters, size_of_names};
+pub(super) use queue::{ResponseQueue, ResponseSender, StreamEnd, responses};
 pub(super) use target::{SlowPolicy, StreamOptions, StreamTake, StreamTarget};
 
 /// A response that is encoded already; takes the place of the generated type on the server's side.
@@ -153,17 +155,17 @@ pub(super) struct Pace {
 }
 
 impl Subscription {
-    /// Registers `target` with the broker for `filters`, for a call.
+    /// Registers `target` with the broker for `filters`, in the place of `slot`.
     pub(super) fn attach(
         broker: &Broker,
-        (streams, call): (&Arc<Streams>, &Arc<Call>),
+        slot: StreamSlot,
         target: Arc<StreamTarget>,
         filters: &[String],
         pace: Pace,
-    ) -> Result<Self, Error> {
-        let slot = streams.open_with(call, &target, filters)?;
+    ) -> Self {
+        slot.feeds(&target, filters);
         let handle = broker.attach_stream(target.clone(), filters);
-        Ok(Self::new(target, Some(handle), slot, pace))
+        Self::new(target, Some(handle), slot, pace)
     }
 
     fn new(target: Arc<StreamTarget>, handle: Option<StreamHandle>, slot: StreamSlot, pace: Pace) -> Self {

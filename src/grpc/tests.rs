@@ -30,6 +30,11 @@ fn met(latest: Option<watch::Receiver<Condition>>) -> Needs {
     Needs { latest: Some(latest), groups: Some(Arc::clone(&there)), shadows: Some(there), commands: Some(()) }
 }
 
+/// One stream at once.
+fn streams(account: &Arc<Account>) -> Arc<Streams> {
+    Arc::new(Streams::new(Places { most: 1, per_caller: 1 }, Arc::clone(account)))
+}
+
 async fn start(tls: Option<server::accept::SharedTls>, config: GrpcConfig) -> Running {
     start_with(tls, config, None).await
 }
@@ -45,12 +50,12 @@ async fn start_with(
     let health = HealthReporter::new();
     let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
     let health = Health::new(health, met(latest));
-    let streams = Arc::new(Streams::new(1));
     let account = Arc::new(Account::new(64 << 20));
+    let streams = streams(&account);
     let bounds = RequestBounds { message: config.max_message_bytes, timeout: Duration::from_secs(30) };
     let limit = call_limit(&config, &account, bounds);
     let tls = tls.map(|settings| GrpcTls { settings, revocations: None });
-    let access = Access(Arc::new(Backends::open(&Default::default()).unwrap()));
+    let access = Access::new(Arc::new(Backends::open(&Default::default()).unwrap()), config.calls());
     let api = Api { config, account, limit, access, routes, health, streams, shutdown };
     let server = tokio::spawn(api.serve(listener, tls));
     Running { port, stop, server }
@@ -352,11 +357,11 @@ async fn a_call_inside_the_process_is_let_in_by_the_same_layers() {
     let api = Api {
         config: GrpcConfig::default(),
         limit: CallLimit::new(1, 1, Arc::clone(&account), bounds),
+        streams: streams(&account),
         account,
-        access: Access(Arc::new(Backends::open(&config).unwrap())),
+        access: Access::new(Arc::new(Backends::open(&config).unwrap()), GrpcConfig::default().calls()),
         routes,
         health: Health::new(health, met(None)),
-        streams: Arc::new(Streams::new(1)),
         shutdown: watch::channel(false).1,
     };
     let local = api.local().on_behalf_of(([127, 0, 0, 1], 1).into());

@@ -2,6 +2,7 @@
 //!
 //! ```text
 //! server          connections, their bounds, who may ask
+//! client          strangers, and what credentials change
 //! seats           kinds of requests, none of which keeps another waiting
 //! held            what requests, answers and logins hold of the memory account
 //! pages           /metrics, /healthz, /readyz
@@ -12,6 +13,7 @@
 //!
 //! Knows the door of connections, and the gRPC API as a client does; what pages show is given to it by the wiring.
 
+mod client;
 mod held;
 mod json;
 pub(crate) mod page;

@@ -1,7 +1,8 @@
 //! Serves a [`Site`] over HTTP/1.1, with TLS or without.
 //!
-//! axum answers the requests. Accepting is ours, since a connection that does not send or does not read keeps its
-//! place only until another needs it, and no [kind of request](RequestKind) ever keeps another from being answered.
+//! axum answers the requests. Accepting is ours, since a connection that does not send, does not read or has shown no
+//! credentials keeps its place only until another needs it, and no [kind of request](RequestKind) ever keeps another from
+//! being answered.
 
 use std::{
     future::Future,
@@ -19,6 +20,7 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
+use broker::Account;
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 use hyper::{
     body::Incoming,
@@ -29,11 +31,10 @@ use hyper_util::{
     rt::{TokioIo, TokioTimer},
     service::TowerToHyperService,
 };
-use parking_lot::Mutex;
 use tokio::{
     io::{AsyncRead, AsyncWrite},
     net::{TcpListener, TcpStream},
-    sync::{OwnedSemaphorePermit, watch},
+    sync::watch,
     task::JoinSet,
     time::timeout,
 };
@@ -41,9 +42,11 @@ use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
 use super::{
-    Site, json,
+    Site,
+    client::{ENCRYPTED, HttpClient, NoSeat, PLAIN, StrangerCharge, Strangers},
+    json,
     pages::{Authorize, Denied},
-    seats::{Known, RequestKind, Seats},
+    seats::{RequestKind, Seats},
     write_timeout::WriteTimeout,
 };
 use crate::{
@@ -58,8 +61,12 @@ pub(crate) struct HttpLimits {
     pub max_connections: usize,
     /// Connections at once with a request to the API.
     pub max_requests: usize,
+    /// The same of one caller.
+    pub max_requests_per_caller: usize,
     /// Connections at once whose answer is a stream.
     pub max_streams: usize,
+    /// The same of one caller.
+    pub max_streams_per_caller: usize,
     /// Time for a request's header, also between requests.
     pub header_timeout: Duration,
     /// How long a client may read nothing of an answer before its connection ends.
@@ -72,7 +79,9 @@ impl Default for HttpLimits {
         Self {
             max_connections: 64,
             max_requests: 256,
+            max_requests_per_caller: 128,
             max_streams: 256,
+            max_streams_per_caller: 128,
             header_timeout: seconds,
             write_timeout: seconds,
         }
@@ -83,6 +92,8 @@ impl Default for HttpLimits {
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Sockets that may wait for a place, as a multiple of the places.
 const LOBBY: usize = 4;
+/// Connections beyond the seats, so that strangers find places while all seats are kept.
+const STRANGERS: usize = 256;
 
 /// Where a request comes from, among its extensions.
 #[derive(Debug, Clone, Copy)]
@@ -98,31 +109,36 @@ struct Server {
     router: TowerToHyperService<Router>,
     limits: HttpLimits,
     seats: Seats,
+    account: Arc<Account>,
     /// Whether only this machine can connect: then requests must name it as their host.
     loopback: bool,
     stopped: watch::Receiver<bool>,
 }
 
 /// Serves until `shutdown` ends, then lets the requests under way finish. Dropped, it ends them. `tls` is looked at for each
-/// connection.
+/// connection. What connections hold is charged to `account`.
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsHandle>,
     site: Site,
     limits: HttpLimits,
+    account: Arc<Account>,
     shutdown: impl Future<Output = ()>,
 ) {
     let (stop, stopped) = watch::channel(false);
     let seats = Seats::new(&limits);
-    let places = seats.places();
+    let places = seats.places().saturating_add(STRANGERS);
     let server = Arc::new(Server {
         authorize: Arc::clone(&site.pages.authorize),
         router: TowerToHyperService::new(site.router()),
         limits,
         seats,
+        account,
         loopback: listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()),
         stopped,
     });
+    let strangers =
+        Strangers::new(Arc::clone(&server.account), if tls.is_some() { ENCRYPTED } else { PLAIN });
     let patience = PATIENCE.min(limits.header_timeout / 2);
     let door = Door::alone(DoorBounds { handshakes: places, patience, ..DoorBounds::default() });
     let mut lobby = Lobby::new(places.saturating_mul(LOBBY));
@@ -148,10 +164,18 @@ pub(crate) async fn serve(
             }
             None => {}
         }
-        while let Some(((stream, peer), entered)) = lobby.next(|address| door.enter(address)) {
+        let enter = |address| {
+            if strangers.are_too_many() {
+                count(|c| c.memory_unauthenticated.add(1));
+                door.shed();
+            }
+            door.enter(address)
+        };
+        while let Some(((stream, peer), entered)) = lobby.next(enter) {
             if let Ok((seat, guest)) = entered {
                 let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.load_full()));
-                connections.spawn(open(Arc::clone(&server), stream, tls, peer, seat, guest));
+                let entrant = Entrant { peer, seat, guest, charge: strangers.enter() };
+                connections.spawn(open(Arc::clone(&server), stream, tls, entrant));
             }
         }
     }
@@ -161,26 +185,28 @@ pub(crate) async fn serve(
     let _ = timeout(limits.header_timeout, finished).await;
 }
 
-/// One connection, with TLS first where there is.
-async fn open(
-    server: Arc<Server>,
-    stream: TcpStream,
-    tls: Option<TlsAcceptor>,
+/// Who has come through the door, with what it has there.
+struct Entrant {
     peer: SocketAddr,
     seat: Seat,
     guest: Guest,
-) {
+    charge: StrangerCharge,
+}
+
+/// One connection, with TLS first where there is.
+async fn open(server: Arc<Server>, stream: TcpStream, tls: Option<TlsAcceptor>, entrant: Entrant) {
     let stream = WriteTimeout::new(stream, server.limits.write_timeout);
-    let Some(acceptor) = tls else { return run(&server, stream, peer, false, seat, guest).await };
+    let Some(acceptor) = tls else { return run(&server, stream, false, entrant).await };
     let handshake = pin!(timeout(server.limits.header_timeout, acceptor.accept(stream)));
-    let shaken = guest.attend(handshake).await;
+    let shaken = entrant.guest.attend(handshake).await;
     count(|c| match &shaken {
         Some(Ok(Ok(_))) => c.handshake_tls_ok.add(1),
         Some(_) => c.handshake_tls_failed.add(1),
         None => c.http_refused_silent.add(1),
     });
+    let peer = entrant.peer;
     match shaken {
-        Some(Ok(Ok(stream))) => run(&server, stream, peer, true, seat, guest).await,
+        Some(Ok(Ok(stream))) => run(&server, stream, true, entrant).await,
         Some(Ok(Err(error))) => {
             let listener = "http";
             info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener, reason = %error, "TLS handshake failed");
@@ -196,40 +222,28 @@ async fn open(
 async fn run(
     server: &Server,
     stream: impl AsyncRead + AsyncWrite + Unpin,
-    peer: SocketAddr,
     encrypted: bool,
-    seat: Seat,
-    guest: Guest,
+    Entrant { peer, seat, guest, charge }: Entrant,
 ) {
-    let held = Mutex::new(None);
-    let service = service_fn(async |mut request: Request<Incoming>| {
-        match server.refusal(&request, peer.ip(), &held) {
+    let client = Arc::new(HttpClient::new(guest, peer, Arc::clone(&server.account), charge));
+    let service =
+        service_fn(async |mut request: Request<Incoming>| match server.refusal(&request, &client) {
             Some(refusal) => Ok(refusal),
             None => {
-                // What it does is bounded by its seat and its own deadlines from now on.
-                let kind = held.lock().as_ref().map(|(kind, _)| *kind);
-                if matches!(
-                    kind,
-                    Some(RequestKind::Api | RequestKind::Stream | RequestKind::Screen | RequestKind::Live)
-                ) {
-                    guest.heard();
-                }
                 request.extensions_mut().insert(Peer(peer));
                 if encrypted {
                     request.extensions_mut().insert(Encrypted);
                 }
-                let known = Known::default();
-                request.extensions_mut().insert(known.clone());
+                request.extensions_mut().insert(Arc::clone(&client));
                 let mut response = server.router.call(request).await;
                 if let Ok(response) = &mut response
-                    && kind.is_some_and(|kind| kind.leaves(&known))
+                    && client.leaves()
                 {
                     response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
                 }
                 response
             }
-        }
-    });
+        });
     let mut connection = pin!(
         http1::Builder::new()
             .timer(TokioTimer::new())
@@ -247,7 +261,12 @@ async fn run(
             }
         }
     });
-    match guest.attend(served).await {
+    let ended = tokio::select! {
+        biased;
+        ended = client.guest().attend(served) => ended,
+        () = client.lost() => None,
+    };
+    match ended {
         Some(Ok(())) => {}
         Some(Err(error)) => {
             count(|c| c.http_failed.add(1));
@@ -262,14 +281,9 @@ async fn run(
 }
 
 impl Server {
-    /// Takes a seat among those who read pages or among those who ask for health; `Some` if it may not have one. The
-    /// seat stays in `held` until the connection's next request, since the client has yet to read the answer.
-    fn refusal<B>(
-        &self,
-        request: &Request<B>,
-        peer: IpAddr,
-        held: &Mutex<Option<(RequestKind, OwnedSemaphorePermit)>>,
-    ) -> Option<Response> {
+    /// Takes a seat among those who ask for the same kind of thing; `Some` if it may not have one. The client has it until the
+    /// connection's next request, since it has yet to read the answer.
+    fn refusal<B>(&self, request: &Request<B>, client: &HttpClient) -> Option<Response> {
         let refuse = |status, why: &'static str| Some((status, [(CONNECTION, "close")], why).into_response());
         if self.loopback && !names_this_machine(request) {
             let why = "this page is for this machine only: ask for localhost, 127.0.0.1 or [::1]\n";
@@ -278,7 +292,7 @@ impl Server {
         let kind = RequestKind::of(request.uri().path());
         // What the API shows to whom is the API's own matter.
         if kind == RequestKind::Page {
-            match self.authorized(request, peer) {
+            match self.authorized(request, client.peer().ip()) {
                 Ok(()) => {}
                 Err(Denied::Unknown) => {
                     let headers = [(CONNECTION, "close"), (WWW_AUTHENTICATE, "Bearer")];
@@ -290,17 +304,24 @@ impl Server {
                 }
             }
         }
-        let mut held = held.lock();
-        *held = None;
-        *held = self.seats.take(kind).map(|seat| (kind, seat));
-        if held.is_none() {
+        if !client.sit(&self.seats, kind) {
             count(|c| c.http_refused_busy.add(1));
             if matches!(kind, RequestKind::Api | RequestKind::Stream) {
                 return Some(json::busy());
             }
             return refuse(StatusCode::SERVICE_UNAVAILABLE, "too many connections read this\n");
         }
-        None
+        // Nobody else gets this far.
+        let kept = if kind == RequestKind::Page { client.keep_at_address() } else { Ok(()) };
+        match kept {
+            Ok(()) => None,
+            Err(NoSeat::Share) => {
+                refuse(StatusCode::TOO_MANY_REQUESTS, "too many connections of yours read this\n")
+            }
+            Err(NoSeat::Memory) => {
+                refuse(StatusCode::SERVICE_UNAVAILABLE, "the gateway's memory budget is used up\n")
+            }
+        }
     }
 }
 
@@ -363,7 +384,9 @@ mod tests {
         };
         let (stop, stopped) = oneshot::channel();
         let site = Site { pages, more: Vec::new() };
-        let task = tokio::spawn(serve(listener, None, site, limits, async { stopped.await.unwrap_or(()) }));
+        let account = Arc::new(Account::new(1 << 30));
+        let stopped = async { stopped.await.unwrap_or(()) };
+        let task = tokio::spawn(serve(listener, None, site, limits, account, stopped));
         Server { addr, ready, stop: Some(stop), task }
     }
 

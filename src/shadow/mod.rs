@@ -23,8 +23,8 @@ mod watching;
 
 use std::{sync::Arc, time::Duration};
 
-use broker::{Account, Broker, Turn, is_one_level};
-use gateway_core::{ClientId, Message, Origin, QoS, Timestamp, clock, metrics::count};
+use broker::{Broker, Turn, is_one_level};
+use gateway_core::{Budget, ClientId, Message, Origin, QoS, Timestamp, clock, metrics::count};
 use shadow::{AnswerContext, Limits, Patch, Rejection, ShadowTopics, Snapshot, State, Update};
 use store::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore, StoreError};
 use tokio::{runtime::Handle, time::timeout};
@@ -148,13 +148,14 @@ impl Shadows {
         Ok((shadows?, last))
     }
 
-    /// Changes from now on. Start to watch, then list: what the list missed is among the changes.
+    /// Changes from now on; those that wait are charged to `budget`. Start to watch, then list: what the list missed is among
+    /// the changes.
     pub(crate) fn watch(
         &self,
-        account: &Arc<Account>,
+        budget: Arc<dyn Budget + Send + Sync>,
         wants: impl Fn(&Shadow) -> bool + Send + Sync + 'static,
     ) -> Watch {
-        Watchers::add(&self.watchers, account, Box::new(wants))
+        Watchers::add(&self.watchers, budget, Box::new(wants))
     }
 
     /// Changes the shadow, in its turn after what was asked for the device before. Goes on if it is cancelled.

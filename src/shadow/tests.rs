@@ -71,6 +71,27 @@ impl Bench {
     fn held(&self) -> usize {
         self.broker.account().held(broker::MemoryKind::Shadows)
     }
+
+    /// What watchers hold, with what else is held for shadows.
+    fn budget(&self) -> Arc<OfShadows> {
+        Arc::new(OfShadows(Arc::clone(self.broker.account())))
+    }
+}
+
+struct OfShadows(Arc<broker::Account>);
+
+impl Budget for OfShadows {
+    fn charge(&self, held: usize, bytes: usize) -> bool {
+        self.0.charge(broker::MemoryKind::Shadows, held, bytes)
+    }
+
+    fn force(&self, bytes: usize) {
+        self.0.force(broker::MemoryKind::Shadows, bytes);
+    }
+
+    fn release(&self, bytes: usize) {
+        self.0.release(broker::MemoryKind::Shadows, bytes);
+    }
 }
 
 fn key(device: &str) -> ShadowKey {
@@ -171,7 +192,7 @@ async fn a_backend_that_gives_up_has_its_update_made_all_the_same() {
     bench.store.hold(true);
     let update = bench.shadows.update(&bench.broker, key("d"), desire("{\"a\":1}"));
     assert!(timeout(Duration::from_millis(1), update).await.is_err());
-    let mut watch = bench.shadows.watch(bench.broker.account(), |_| true);
+    let mut watch = bench.shadows.watch(bench.budget(), |_| true);
     bench.store.hold(false);
     let changes = timeout(LONG, watch.next()).await.unwrap();
     assert!(matches!(&changes[..], [ShadowChange::Shadow(shadow)] if shadow.version == 1));
@@ -197,7 +218,7 @@ async fn two_who_change_the_same_shadow_at_once_lose_nothing() {
 #[tokio::test]
 async fn a_watcher_that_does_not_read_holds_only_the_newest_of_each() {
     let bench = Bench::new();
-    let mut watch = bench.shadows.watch(bench.broker.account(), |shadow| shadow.device.as_str() != "c");
+    let mut watch = bench.shadows.watch(bench.budget(), |shadow| shadow.device.as_str() != "c");
     for round in 1..=50 {
         for device in ["b", "a", "c"] {
             let update = desire(&format!("{{\"v\":{round}}}"));
@@ -227,7 +248,7 @@ async fn a_watcher_that_does_not_read_holds_only_the_newest_of_each() {
 #[tokio::test]
 async fn what_a_watcher_takes_is_on_the_account_until_it_is_sent() {
     let bench = Bench::new();
-    let mut watch = bench.shadows.watch(bench.broker.account(), |_| true);
+    let mut watch = bench.shadows.watch(bench.budget(), |_| true);
     let devices = 100;
     let value = format!("{{\"a\":\"{}\"}}", "x".repeat(7_000));
     for device in 0..devices {
@@ -251,7 +272,7 @@ async fn what_a_watcher_takes_is_on_the_account_until_it_is_sent() {
 async fn a_watcher_is_told_what_it_missed_for_want_of_memory() {
     let limits = BrokerLimits { memory_budget: ByteSize(64 << 20), ..BrokerLimits::default() };
     let bench = Bench::with(limits);
-    let mut watch = bench.shadows.watch(bench.broker.account(), |_| true);
+    let mut watch = bench.shadows.watch(bench.budget(), |_| true);
     let share = bench.broker.account().share(broker::MemoryKind::Shadows);
     let value = format!("{{\"a\":\"{}\"}}", "x".repeat(7_000));
     let devices = share / 7_000 + 50;

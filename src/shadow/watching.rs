@@ -9,8 +9,7 @@ use std::{
 };
 
 use ahash::RandomState;
-use broker::{Account, Charge, MemoryKind};
-use gateway_core::{ClientId, metrics::count};
+use gateway_core::{Budget, ClientId, metrics::count};
 use hashbrown::{HashMap, hash_map::Entry};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
@@ -56,7 +55,7 @@ struct PendingChanges {
     order: BTreeMap<u64, Name>,
     next: u64,
     /// Of what waits, and of what was taken last.
-    charge: Charge,
+    charge: WatchCharge,
     taken: usize,
     missed: u64,
 }
@@ -69,9 +68,34 @@ struct Newest {
     bytes: usize,
 }
 
+/// What a watcher holds of the budget of whom it watches for; given back on drop.
+struct WatchCharge {
+    budget: Arc<dyn Budget + Send + Sync>,
+    bytes: usize,
+}
+
+impl WatchCharge {
+    /// Changes it to `bytes`. Changes nothing and returns false if it would have to grow and may not.
+    fn set(&mut self, bytes: usize) -> bool {
+        if bytes <= self.bytes {
+            self.budget.release(self.bytes - bytes);
+        } else if !self.budget.charge(self.bytes, bytes - self.bytes) {
+            return false;
+        }
+        self.bytes = bytes;
+        true
+    }
+}
+
+impl Drop for WatchCharge {
+    fn drop(&mut self) {
+        self.set(0);
+    }
+}
+
 impl PendingChanges {
     fn release(&mut self, bytes: usize) {
-        let left = self.charge.bytes().saturating_sub(bytes);
+        let left = self.charge.bytes.saturating_sub(bytes);
         self.charge.set(left);
     }
 
@@ -122,12 +146,16 @@ impl Drop for Watch {
 }
 
 impl Watchers {
-    pub(super) fn add(this: &Arc<Self>, account: &Arc<Account>, wants: Box<WatchFilter>) -> Watch {
+    pub(super) fn add(
+        this: &Arc<Self>,
+        budget: Arc<dyn Budget + Send + Sync>,
+        wants: Box<WatchFilter>,
+    ) -> Watch {
         let state = PendingChanges {
             shadows: HashMap::default(),
             order: BTreeMap::new(),
             next: 0,
-            charge: Charge::new(account, MemoryKind::Shadows),
+            charge: WatchCharge { budget, bytes: 0 },
             taken: 0,
             missed: 0,
         };
@@ -163,7 +191,7 @@ impl Inner {
                 (*next, 0)
             }
         };
-        if charge.set(charge.bytes() - held + bytes) {
+        if charge.set(charge.bytes - held + bytes) {
             entry.insert(Newest { number, shadow: shadow.clone(), bytes });
             order.insert(number, name);
         } else {
@@ -171,7 +199,7 @@ impl Inner {
             if let Entry::Occupied(there) = entry {
                 there.remove();
                 order.remove(&number);
-                charge.set(charge.bytes() - held);
+                charge.set(charge.bytes - held);
             }
             *missed += 1;
             count(|c| c.shadow_watch_missed.add(1));

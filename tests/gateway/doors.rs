@@ -6,6 +6,8 @@ use std::{
     net::TcpStream,
 };
 
+use access::backends::Role;
+
 use crate::client::{Client, Got, from_host, hello};
 use crate::support::{Server, until};
 use codec::Packet;
@@ -180,6 +182,89 @@ fn a_page_of_another_host_may_not_open_a_websocket_unless_it_is_listed() {
         assert_eq!(answers.map(|origin| upgrade(port, origin)), expected);
     }
     assert_eq!(refused(&server, "origin"), 6);
+}
+
+#[test]
+fn half_websocket_upgrades_leave_for_a_newcomer() {
+    let server = Server::start_with(&[], &limits("max_handshakes = 5\nconnect_timeout = \"15s\""));
+    let mut half = silent(1, server.ports.ws, 5);
+    for stream in &mut half {
+        stream.write_all(b"GET /mqtt HTTP/1.1\r\nHost: localhost\r\nUpgr").expect("send a part");
+    }
+    until(|| server.metric("mqtt_connections_accepted_total") >= 5);
+    assert_eq!(upgrade(server.ports.ws, ""), "101");
+    assert!(is_closed(&mut half[0]), "the oldest");
+    assert_eq!((refused(&server, "silent"), refused(&server, "connect_timeout")), (1, 0));
+}
+
+/// No time-out of the server ends anybody within a test.
+const PATIENT_HTTP: &str = "header_timeout = \"10m\"\nbody_timeout = \"10m\"\nwrite_timeout = \"10m\"\n";
+
+/// The status of one request over HTTP from this host, and its answer.
+fn ask(host: u8, port: u16, request: &str) -> (String, String) {
+    let mut stream = from_host(host, port);
+    stream.write_all(request.as_bytes()).expect("ask");
+    let mut answer = String::new();
+    let _ = stream.read_to_string(&mut answer);
+    (answer.get(9..12).unwrap_or_default().to_owned(), answer)
+}
+
+/// The failure: 80 strangers who announce a form and send none hold every seat of the page, and nobody can log in.
+#[test]
+fn a_login_is_taken_beside_strangers_whose_forms_never_come() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let file = dir.path().join("tokens");
+    let secret = crate::page::token(&file, Role::Admin);
+    let toml = format!("[backends]\ntokens = {:?}\n[http]\n{PATIENT_HTTP}", file.display().to_string());
+    let server = Server::start_with(&[], &toml);
+    let port = server.ports.http;
+    let form = |body: &str| {
+        format!(
+            "POST /page/login HTTP/1.1\r\nHost: localhost:{port}\r\nOrigin: http://localhost:{port}\r\n\
+             Content-Type: application/x-www-form-urlencoded\r\nContent-Length: {}\r\n\r\n",
+            body.len()
+        )
+    };
+    let login = format!("token={secret}");
+    let mut strangers = Vec::new();
+    for host in 2..=11 {
+        for mut stream in silent(host, port, 20) {
+            let _ = stream.write_all(form(&login).as_bytes());
+            strangers.push(stream);
+        }
+    }
+    let (status, answer) = ask(1, port, &(form(&login) + &login));
+    assert!(status == "303" && answer.contains("set-cookie"), "{answer}");
+    assert_eq!(ask(1, port, "GET /healthz HTTP/1.1\r\nHost: localhost\r\n\r\n").0, "200");
+    let (status, answer) = ask(
+        1,
+        port,
+        &format!(
+            "GET /v1/devices HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {secret}\r\nConnection: close\r\n\r\n"
+        ),
+    );
+    assert_eq!(status, "200", "{answer}");
+}
+
+/// The failure: one token has all streams of the HTTP API.
+#[test]
+fn a_caller_over_http_has_a_share_of_the_streams() {
+    let server = Server::start_with(&[], &format!("[http]\nmax_streams = 16\n{PATIENT_HTTP}"));
+    let stream = "GET /v1/stream/messages HTTP/1.1\r\nHost: localhost\r\n\r\n";
+    let open = |host: u8| {
+        let mut client = from_host(host, server.ports.http);
+        client.write_all(stream.as_bytes()).expect("ask");
+        let mut head = [0; 12];
+        client.read_exact(&mut head).expect("read the answer");
+        (String::from_utf8_lossy(&head[9..]).into_owned(), client)
+    };
+    let held: Vec<_> =
+        std::iter::from_fn(|| Some(open(2)).filter(|(status, _)| status == "200")).take(16).collect();
+    assert_eq!(held.len(), 12, "the last quarter is for others");
+    assert_eq!(open(2).0, "429");
+    let (status, _other) = open(3);
+    assert_eq!(status, "200");
+    assert!(server.metric_of("gateway_http_connections_refused_total", "reason=\"caller\"") >= 2);
 }
 
 #[test]

@@ -15,7 +15,7 @@ use crate::{
 const LIMIT: Duration = Duration::from_secs(420);
 
 /// Adds a token to the file, and returns its secret.
-fn token(file: &Path, role: Role) -> String {
+pub(crate) fn token(file: &Path, role: Role) -> String {
     let (secret, _) = mint().expect("a token");
     let grant = Grant {
         id: role.as_str().to_owned(),

@@ -1,9 +1,9 @@
 //! Subscriber: what streams get, lose and say; how they end.
 
 use gateway_core::units::ByteSize;
-use mqtt_server::proto::gateway::v1;
+use mqtt_server::proto::gateway::v1::{self, subscriber_client::SubscriberClient};
 use rumqttc::v5::mqttbytes::{QoS, v5::PublishProperties};
-use tonic::Code;
+use tonic::{Code, transport::Channel};
 use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient,
 };
@@ -231,4 +231,97 @@ async fn services_that_are_switched_off_are_not_serving() {
     assert_eq!(statuses(|config| config.commands.enabled = false).await, ["Commands"]);
     assert_eq!(statuses(|config| config.latest.enabled = false).await, ["State"]);
     assert_eq!(statuses(|config| config.store.enabled = false).await, ["Groups", "Consumer"]);
+}
+
+/// Bytes on the account for what streams hold.
+async fn held_by_streams(setup: &Setup) -> u64 {
+    let mut operations = v1::operations_client::OperationsClient::new(setup.channel.clone());
+    let name_prefixes = vec!["gateway_memory_bytes".to_owned()];
+    let metrics = operations.get_metrics(v1::GetMetricsRequest { name_prefixes }).await.unwrap();
+    let is_of_streams = |metric: &&v1::Metric| metric.labels.values().any(|label| label == "grpc_streams");
+    metrics.into_inner().metrics.iter().find(is_of_streams).map_or(0, |metric| metric.value as u64)
+}
+
+/// The failure: one reader without topics holds a gigabyte by streams that ask for 1,000 devices each.
+#[tokio::test(flavor = "multi_thread")]
+async fn devices_and_filters_of_every_stream_are_on_the_account() {
+    let setup = Setup::new().await;
+    let ids: Vec<String> = (0..1_000).map(|n| format!("a-device-of-many-{n}")).collect();
+    let least = 1_000 * 100;
+    assert_eq!(held_by_streams(&setup).await, 0);
+    let check = async |what: &str| {
+        let held = held_by_streams(&setup).await;
+        assert!(held >= least, "{what}: {held}");
+    };
+    let ended = async || {
+        let given_back = async { while held_by_streams(&setup).await > 0 {} };
+        soon("memory given back", given_back).await;
+    };
+    let subscribed =
+        setup.subscribe(v1::SubscribeRequest { device_ids: ids.clone(), ..Default::default() }).await;
+    check("Subscribe by devices").await;
+    drop(subscribed);
+    ended().await;
+    let subscribed =
+        setup.subscribe(v1::SubscribeRequest { topic_filters: ids.clone(), ..Default::default() }).await;
+    check("Subscribe by filters").await;
+    drop(subscribed);
+    ended().await;
+    let request = v1::WatchLatestRequest { device_ids: ids.clone(), ..Default::default() };
+    let watched = setup.state().watch_latest(request).await.unwrap();
+    check("WatchLatest").await;
+    drop(watched);
+    ended().await;
+    let mut events = v1::events_client::EventsClient::new(setup.channel.clone());
+    let request = v1::WatchEventsRequest { device_ids: ids.clone(), ..Default::default() };
+    let watched = events.watch_events(request).await.unwrap();
+    check("WatchEvents").await;
+    drop(watched);
+    ended().await;
+    let mut shadows = v1::shadows_client::ShadowsClient::new(setup.channel.clone());
+    let request = v1::WatchShadowRequest { device_ids: ids, changes_only: true, ..Default::default() };
+    let watched = shadows.watch_shadow(request).await.unwrap();
+    check("WatchShadow").await;
+    drop(watched);
+    ended().await;
+}
+
+/// The failure: one caller has every stream and every call, and others have none.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_caller_has_a_share_of_streams_and_calls_and_leaves_some_to_others() {
+    let setup = Setup::with(|config| {
+        config.grpc.max_streams = 8;
+        config.grpc.max_calls = 16;
+    })
+    .await;
+    // Nobody is asked who it is: addresses are told apart.
+    let address = format!("http://{}", setup.gateway.address("grpc").unwrap());
+    let other = Channel::from_shared(address).unwrap().local_address(Some([127, 0, 0, 2].into()));
+    let other = other.connect().await.unwrap();
+    let mut held = Vec::new();
+    let refused = loop {
+        match SubscriberClient::new(setup.channel.clone()).subscribe(v1::SubscribeRequest::default()).await {
+            Ok(stream) => held.push(stream),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(held.len(), 6, "the last quarter is for others");
+    assert_eq!(refusal(&refused), (Code::ResourceExhausted, "TOO_MANY_STREAMS".to_owned()));
+    assert!(refused.message().contains("of this caller"), "{}", refused.message());
+    let of_other =
+        SubscriberClient::new(other.clone()).subscribe(v1::SubscribeRequest::default()).await.unwrap();
+
+    let mut watches = Vec::new();
+    let refused = loop {
+        match HealthClient::new(setup.channel.clone()).watch(HealthCheckRequest::default()).await {
+            Ok(watch) => watches.push(watch),
+            Err(status) => break status,
+        }
+    };
+    assert_eq!(refusal(&refused), (Code::ResourceExhausted, "TOO_MANY_CALLS".to_owned()));
+    assert!(refused.message().contains("of this caller"), "{}", refused.message());
+    assert_eq!(held.len() + watches.len(), 11, "with that of the other three quarters of 16");
+    HealthClient::new(other).watch(HealthCheckRequest::default()).await.unwrap();
+    drop((held, watches, of_other));
+    setup.subscribe(v1::SubscribeRequest::default()).await;
 }

@@ -31,7 +31,8 @@ use tonic::{
 use tower_layer::Layer;
 
 use super::{
-    calls::Standing,
+    callers::{CallerKey, NoPlace, Places, Shares},
+    calls::{CallPlace, Standing},
     local::Behalf,
     methods::{Method, Who, method},
 };
@@ -83,8 +84,19 @@ impl Call {
         Self { caller, method: "test", peer: None, object: Mutex::default() }
     }
 
+    /// One without limits, of somebody at 192.0.2.`host` who was not asked who it is.
+    #[cfg(test)]
+    pub(in crate::grpc) fn from_host(host: u8) -> Self {
+        Self { peer: Some(([192, 0, 2, host], 1).into()), ..Self::unlimited() }
+    }
+
     pub(in crate::grpc) fn caller(&self) -> &Caller {
         &self.caller
+    }
+
+    /// Whose share it counts for.
+    pub(in crate::grpc) fn key(&self) -> CallerKey {
+        CallerKey::of(&self.caller, self.peer)
     }
 
     /// The method, as `/package.Service/Method`.
@@ -185,15 +197,25 @@ impl Call {
     }
 }
 
-/// Lets those pass who may.
+/// Lets those pass who may, each with no more calls at once than its share.
 #[derive(Clone)]
-pub(in crate::grpc) struct Access(pub(in crate::grpc) Arc<Backends>);
+pub(in crate::grpc) struct Access {
+    backends: Arc<Backends>,
+    calls: Arc<Shares>,
+}
+
+impl Access {
+    /// For `calls` at once.
+    pub(in crate::grpc) fn new(backends: Arc<Backends>, calls: Places) -> Self {
+        Self { backends, calls: Shares::new(calls) }
+    }
+}
 
 impl<S> Layer<S> for Access {
     type Service = Guarded<S>;
 
     fn layer(&self, inner: S) -> Guarded<S> {
-        Guarded { inner, backends: Arc::clone(&self.0) }
+        Guarded { inner, access: self.clone() }
     }
 }
 
@@ -201,7 +223,7 @@ impl<S> Layer<S> for Access {
 #[derive(Clone)]
 pub(in crate::grpc) struct Guarded<S> {
     inner: S,
-    backends: Arc<Backends>,
+    access: Access,
 }
 
 impl<S> Guarded<S> {
@@ -221,7 +243,7 @@ impl<S> Guarded<S> {
         };
         let found = method(path);
         let identified = match found {
-            Some(Method { who: Who::Anybody, .. }) => Ok(self.backends.anybody().clone()),
+            Some(Method { who: Who::Anybody, .. }) => Ok(self.access.backends.anybody().clone()),
             _ => self.identify(request.headers(), standing),
         };
         let caller = match identified {
@@ -242,18 +264,38 @@ impl<S> Guarded<S> {
         Ok((Arc::new(Call { caller, method: method.path, peer, object: Mutex::default() }), method))
     }
 
-    /// Whether a call with this path and these headers would be let through; a denial is counted and in the log.
-    pub(in crate::grpc) fn check<B>(&self, request: &Request<B>) -> Result<(), Error> {
-        self.admit(request).map(drop)
+    /// Takes a place among the calls of its caller, which is held until the answer is sent.
+    fn place<B>(&self, request: &Request<B>, call: &Call, method: &Method) -> Result<(), Error> {
+        let Some(place) = request.extensions().get::<CallPlace>().filter(|_| method.who != Who::Anybody)
+        else {
+            return Ok(());
+        };
+        let share = self.access.calls.take(call.key()).map_err(|none| match none {
+            NoPlace::All => {
+                count(|c| c.grpc_calls_refused_all.add(1));
+                Error::TooManyCalls("in all")
+            }
+            NoPlace::Caller => {
+                count(|c| c.grpc_calls_refused_caller.add(1));
+                Error::TooManyCalls("of this caller")
+            }
+        })?;
+        place.hold(share);
+        Ok(())
+    }
+
+    /// Who would be let through with this path and these headers; a denial is counted and in the log.
+    pub(in crate::grpc) fn check<B>(&self, request: &Request<B>) -> Result<CallerKey, Error> {
+        self.admit(request).map(|(call, _)| call.key())
     }
 
     fn identify(&self, headers: &HeaderMap, standing: Option<&Arc<Standing>>) -> Result<Caller, Unknown> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let value = values.next().map(|value| value.as_bytes());
         if value.is_some_and(|value| value.len() > MOST_BYTES) || values.next().is_some() {
-            return self.backends.identify(Some(b""), None);
+            return self.access.backends.identify(Some(b""), None);
         }
-        self.backends.identify(value, standing.and_then(|standing| standing.certificate()))
+        self.access.backends.identify(value, standing.and_then(|standing| standing.certificate()))
     }
 }
 
@@ -272,7 +314,11 @@ where
     }
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
-        let (call, method) = match self.admit(&request) {
+        let admitted = self.admit(&request).and_then(|(call, method)| {
+            self.place(&request, &call, method)?;
+            Ok((call, method))
+        });
+        let (call, method) = match admitted {
             Ok(admitted) => admitted,
             Err(error) => {
                 let refused = Status::from(error).into_http();
@@ -280,7 +326,8 @@ where
             }
         };
         request.extensions_mut().insert(Arc::clone(&call));
-        let watched = (method.stays && self.backends.is_on()).then(|| Arc::clone(&self.backends));
+        let backends = &self.access.backends;
+        let watched = (method.stays && backends.is_on()).then(|| Arc::clone(backends));
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await?;

@@ -7,7 +7,7 @@
 use std::{
     net::SocketAddr,
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicUsize, Ordering::Relaxed},
     },
     task::{Context, Poll},
@@ -28,6 +28,7 @@ use tower_layer::Layer;
 
 use super::{
     answer_body,
+    callers::Share,
     purse::{Holding, Purse},
     request_body::{self, RequestBounds},
 };
@@ -41,6 +42,8 @@ pub(in crate::grpc) const SPARE: u32 = 100;
 const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 /// Bytes of a call under way: its task, HTTP/2's stream, tonic's buffers.
 const CALL: usize = 16 << 10;
+/// Bytes of a call for descriptors, of which two answers wait for a client that reads none.
+const DESCRIBING_CALL: usize = 256 << 10;
 /// What a header takes besides its bytes.
 const HEADER: usize = 128;
 
@@ -129,6 +132,7 @@ impl CallLimit {
             let before = standing.calls.fetch_add(1, Relaxed);
             call.connection = Some(Arc::clone(standing));
             if before >= self.per_connection {
+                count(|c| c.grpc_calls_refused.add(1));
                 return Err(Error::TooManyCalls("on this connection"));
             }
         }
@@ -136,6 +140,7 @@ impl CallLimit {
             let before = self.calls.fetch_add(1, Relaxed);
             call.all = Some(Arc::clone(&self.calls));
             if before >= self.in_all {
+                count(|c| c.grpc_calls_refused_all.add(1));
                 return Err(Error::TooManyCalls("in all"));
             }
         }
@@ -145,7 +150,7 @@ impl CallLimit {
             None => Purse::new(Arc::clone(&self.account)),
         };
         let mut holding = purse.open();
-        if !holding.set(CALL + size_of_headers(request.headers())) {
+        if !holding.set(size_of_call(request.uri().path()) + size_of_headers(request.headers())) {
             return Err(Error::MemoryBudget);
         }
         call.holding = Some(holding);
@@ -153,8 +158,24 @@ impl CallLimit {
     }
 }
 
+fn size_of_call(path: &str) -> usize {
+    if path.ends_with("/ServerReflectionInfo") { DESCRIBING_CALL } else { CALL }
+}
+
 fn size_of_headers(headers: &HeaderMap) -> usize {
     headers.iter().map(|(name, value)| name.as_str().len() + value.len() + HEADER).sum()
+}
+
+/// Goes with a request, for the layer that finds its caller to put the caller's place into.
+#[derive(Clone, Default)]
+pub(in crate::grpc) struct CallPlace(Arc<OnceLock<Share>>);
+
+impl CallPlace {
+    /// Holds `share` until the answer is sent or given up.
+    pub(in crate::grpc) fn hold(&self, share: Share) {
+        // A call has one caller.
+        let _ = self.0.set(share);
+    }
 }
 
 /// A call under way, until its answer is sent or given up.
@@ -163,6 +184,8 @@ pub(in crate::grpc) struct RunningCall {
     connection: Option<Arc<Standing>>,
     all: Option<Arc<AtomicUsize>>,
     holding: Option<Holding>,
+    /// Among the calls of its caller, once that is known.
+    place: CallPlace,
 }
 
 impl Drop for RunningCall {
@@ -213,9 +236,10 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, request: Request<Body>) -> Self::Future {
+    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         match self.limit.begin(&request) {
             Ok((call, purse)) => {
+                request.extensions_mut().insert(call.place.clone());
                 let arrived = Arc::new(Mutex::new(purse.open()));
                 let request = request_body::charged(request, self.limit.bounds, Arc::clone(&arrived));
                 let answer = self.inner.call(request);
@@ -226,10 +250,6 @@ where
                 })
             }
             Err(error) => {
-                match error {
-                    Error::MemoryBudget => {}
-                    _ => count(|c| c.grpc_calls_refused.add(1)),
-                }
                 let refused = Status::from(error).into_http();
                 Box::pin(async move { Ok(refused) })
             }

@@ -17,7 +17,7 @@ use tonic::{
     service::Routes,
 };
 
-use super::{access::Guarded, calls::Limited};
+use super::{access::Guarded, callers::CallerKey, calls::Limited};
 
 /// From where a call inside the process is made on behalf of somebody.
 #[derive(Debug, Clone, Copy)]
@@ -41,12 +41,16 @@ impl Local {
         Self { service: self.service.clone(), peer: Some(peer) }
     }
 
-    /// Whether a call of the method at `path` with these credentials would be let through, before there is a message to send. A
+    /// Who would be let through with a call of the method at `path` and these credentials, before there is a message to send. A
     /// denial is counted and in the audit log, so the call is not to be made then.
     ///
     /// # Errors
     /// What the call would be answered.
-    pub(crate) fn check(&self, path: &PathAndQuery, credentials: &[HeaderValue]) -> Result<(), Status> {
+    pub(crate) fn check(
+        &self,
+        path: &PathAndQuery,
+        credentials: &[HeaderValue],
+    ) -> Result<CallerKey, Status> {
         let mut request = Request::new(());
         *request.uri_mut() = Uri::from(path.clone());
         for value in credentials {

@@ -3,6 +3,7 @@
 pub(super) mod accept;
 pub(super) mod access;
 pub(super) mod answer_body;
+pub(super) mod callers;
 pub(super) mod calls;
 pub(super) mod deadline;
 pub(super) mod local;

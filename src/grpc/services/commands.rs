@@ -5,8 +5,7 @@ use std::sync::Arc;
 use aws_lc_rs::digest::{SHA256, digest};
 use gateway_core::clock;
 use prost::Message as _;
-use tokio::sync::{broadcast::error::RecvError, mpsc};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::sync::broadcast::error::RecvError;
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -23,11 +22,9 @@ use crate::{
             deadline::{deadline, within},
         },
         status::Error,
+        stream::{ResponseQueue, StreamEnd, responses},
     },
 };
-
-/// Changes that wait for the watcher to read them; behind them the book's own bound holds.
-const FRAMES: usize = 4;
 
 /// The service.
 pub(in crate::grpc) struct CommandsService {
@@ -155,7 +152,7 @@ impl Commands for CommandsService {
         Ok(Response::new(v1::CancelCommandResponse { command: Some(commands::command(&record)) }))
     }
 
-    type WatchCommandStream = ReceiverStream<Result<v1::WatchCommandResponse, Status>>;
+    type WatchCommandStream = ResponseQueue;
 
     async fn watch_command(
         &self,
@@ -167,14 +164,16 @@ impl Commands for CommandsService {
         let (first, mut changes) = book.watch(&record.id).ok_or(Error::CommandNotFound)?;
         let (book, id) = (Arc::clone(book), record.id.clone());
         let mut shutdown = self.context.shutdown.clone();
-        let (sender, receiver) = mpsc::channel(FRAMES);
+        // Behind what waits here the book's own bound holds.
+        let (sender, queue) = responses(slot);
         tokio::spawn(async move {
             let mut told = first;
             loop {
                 let response = v1::WatchCommandResponse { command: Some(commands::command(&told)) };
-                if slot.sending(1, sender.send(Ok(response))).await.is_err()
-                    || told.machine.state().is_final()
-                {
+                if let Err(end) = sender.send(response, 1).await {
+                    return sender.end(end).await;
+                }
+                if told.machine.state().is_final() {
                     return;
                 }
                 let Some(changes) = &mut changes else { return };
@@ -184,8 +183,7 @@ impl Commands for CommandsService {
                     () = sender.closed() => return,
                 };
                 let Some(next) = next else {
-                    let _ = sender.send(Err(Error::ShuttingDown.into())).await;
-                    return;
+                    return sender.end(StreamEnd::Error(Error::ShuttingDown)).await;
                 };
                 told = match next {
                     Ok(record) => record,
@@ -196,6 +194,6 @@ impl Commands for CommandsService {
                 };
             }
         });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(Response::new(queue))
     }
 }

@@ -2,13 +2,11 @@
 
 mod tokens;
 
-use std::{collections::HashSet, sync::Arc, time::Duration};
+use std::{collections::HashSet, convert::Infallible, sync::Arc, time::Duration};
 
 use access::backends::Grant;
 use broker::{Event, EventKind, EventOrGap, EventReader, Selector};
 use gateway_core::{clock, parse_shared};
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status};
 
 use self::tokens::TOKENS;
@@ -19,14 +17,13 @@ use crate::grpc::{
     proto::{gateway::v1, server::events_server::Events},
     server::access::{Call, devices_of},
     status::Error,
+    stream::{ResponseQueue, ResponseSender, StreamEnd, responses, size_of_names},
 };
 
 /// Most events in a batch.
 const BATCH: usize = 256;
 /// And most bytes, not counting the last event: filters may be long.
 const BATCH_BYTES: usize = 64 << 10;
-/// Batches that wait for the caller to read them; behind them the broker's own bound holds.
-const FRAMES: usize = 4;
 
 /// The service.
 pub(in crate::grpc) struct EventsService {
@@ -107,7 +104,7 @@ fn missed(items: &[v1::WatchEventsItem]) -> u64 {
 
 #[tonic::async_trait]
 impl Events for EventsService {
-    type WatchEventsStream = ReceiverStream<Result<v1::WatchEventsResponse, Status>>;
+    type WatchEventsStream = ResponseQueue;
 
     async fn watch_events(
         &self,
@@ -125,6 +122,7 @@ impl Events for EventsService {
             request.kinds.iter().map(|&kind| convert::known(kind, "kinds")).collect();
         let mut kinds = kinds?;
         kinds.remove(&v1::EventKind::Unspecified);
+        let selection = size_of_names(request.device_ids.iter().chain(&request.device_id_prefixes));
         let devices = Selector::new(false).devices(request.device_ids, request.device_id_prefixes);
         let grant = Arc::clone(&call.caller().grant);
         let devices = devices.within(devices_of(&grant));
@@ -133,39 +131,48 @@ impl Events for EventsService {
         let heartbeat = convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?;
         let from = TOKENS.place(&request.resume_token)?;
 
-        let slot = self.context.streams.open(&call)?;
-        let mut events = self.context.broker.watch_events(from).ok_or(Error::OldToken)?;
+        let mut slot = self.context.streams.open(&call)?;
+        slot.select(selection)?;
+        let events = self.context.broker.watch_events(from).ok_or(Error::OldToken)?;
         let mut shutdown = self.context.shutdown.clone();
-        let (sender, receiver) = mpsc::channel(FRAMES);
+        // Behind what waits here the broker's own bound holds.
+        let (sender, queue) = responses(slot);
         tokio::spawn(async move {
-            // The first says only from where on nothing is missed.
-            let mut response = Ok(Vec::new());
-            loop {
-                let last = response.is_err();
-                let response_now = response.map(|items| v1::WatchEventsResponse {
-                    items,
-                    resume_token: TOKENS.token(events.place()),
-                });
-                let items = response_now.as_ref().map_or(0, |response| response.items.len());
-                let sent = slot.sending(items as u64, sender.send(response_now)).await;
-                if sent.is_err() || last {
-                    return;
-                }
-                response = tokio::select! {
-                    items = next_batch(&mut events, &wanted) => {
-                        slot.lost(missed(&items));
-                        Ok(items)
-                    }
-                    () = silence(heartbeat) => {
-                        let beat = v1::Heartbeat { time: Some(answers::time(clock::to_wall(now()))) };
-                        Ok(vec![item(v1::watch_events_item::Item::Heartbeat(beat))])
-                    }
-                    _ = shutdown.wait_for(|stop| *stop) => Err(Error::ShuttingDown.into()),
-                    () = sender.closed() => return,
-                };
-            }
+            let ended = tokio::select! {
+                ended = follow(&sender, events, &wanted, heartbeat) => ended,
+                _ = shutdown.wait_for(|stop| *stop) => Err(StreamEnd::Error(Error::ShuttingDown)),
+                () = sender.closed() => return,
+            };
+            let Err(end) = ended;
+            sender.end(end).await;
         });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(Response::new(queue))
+    }
+}
+
+/// Sends events as they come, until they cannot be sent.
+async fn follow(
+    sender: &ResponseSender,
+    mut events: EventReader,
+    wanted: &EventSelection,
+    heartbeat: Option<Duration>,
+) -> Result<Infallible, StreamEnd> {
+    // The first says only from where on nothing is missed.
+    let mut items = Vec::new();
+    loop {
+        let sent = items.len() as u64;
+        let resume_token = TOKENS.token(events.place());
+        sender.send(v1::WatchEventsResponse { items, resume_token }, sent).await?;
+        items = tokio::select! {
+            items = next_batch(&mut events, wanted) => {
+                sender.slot().lost(missed(&items));
+                items
+            }
+            () = silence(heartbeat) => {
+                let beat = v1::Heartbeat { time: Some(answers::time(clock::to_wall(now()))) };
+                vec![item(v1::watch_events_item::Item::Heartbeat(beat))]
+            }
+        };
     }
 }
 

@@ -19,7 +19,7 @@ use crate::grpc::{
     },
     server::access::{Call, devices_of},
     status::{Error, drop_error},
-    stream::{Pace, SlowPolicy, StreamOptions, StreamTarget, Subscription},
+    stream::{Pace, SlowPolicy, StreamOptions, StreamTarget, Subscription, size_of_filters, size_of_names},
 };
 
 /// The service.
@@ -47,13 +47,14 @@ impl PublishedPacketService for PrecedentService {
             buffer: limits.stream_buffer.0,
             batch: MAX_STREAM_BATCH,
         };
+        let selection = size_of_names(&devices);
         let selector =
             Selector::new(true).devices(devices, Vec::new()).within(devices_of(&call.caller().grant));
-        let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
         let filters = call.narrow("topic", convert::or_all(Vec::new()), MAX_FILTERS)?;
-        let stream =
-            Subscription::attach(broker, (&self.context.streams, &call), target, &filters, Pace::default())?;
-        Ok(Response::new(stream))
+        let mut slot = self.context.streams.open(&call)?;
+        slot.select(selection + size_of_filters(&filters))?;
+        let target = Arc::new(StreamTarget::new(Arc::clone(slot.purse()), selector, options));
+        Ok(Response::new(Subscription::attach(broker, slot, target, &filters, Pace::default())))
     }
 
     async fn publish_payload_to_device(

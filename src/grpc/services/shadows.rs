@@ -1,13 +1,12 @@
 //! `gateway.v1.Shadows`.
 
-use std::{collections::HashSet, pin::pin, sync::Arc, time::Duration};
+use std::{collections::HashSet, convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
 use access::backends::{Grant, Scope};
 use gateway_core::{ClientId, clock};
 use shadow::{MAX_CLIENT_TOKEN, Patch, Rejection, ShadowTopics, Update, is_name};
 use store::MAX_SHADOW_DEVICE;
-use tokio::{sync::mpsc, time::Instant};
-use tokio_stream::wrappers::ReceiverStream;
+use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::{
@@ -21,15 +20,13 @@ use crate::{
         proto::{gateway::v1, server::shadows_server::Shadows},
         server::{access::Call, deadline::within},
         status::Error,
-        stream::StreamSlot,
+        stream::{ResponseQueue, ResponseSender, StreamEnd, responses, size_of_names},
     },
     shadow::{Shadow, ShadowChange, ShadowKey, Shadows as All},
 };
 
 /// Bytes of a batch of a watch, not counting its last item.
 const BATCH_BYTES: usize = 256 << 10;
-/// Batches that wait for the caller to read them; behind them changes are conflated.
-const FRAMES: usize = 4;
 /// Shadows of one read of a snapshot.
 const SNAPSHOT_PAGE: usize = 64;
 
@@ -130,7 +127,7 @@ fn to_proto(shadow: &Shadow) -> v1::Shadow {
 
 #[tonic::async_trait]
 impl Shadows for ShadowsService {
-    type WatchShadowStream = ReceiverStream<Result<v1::WatchShadowResponse, Status>>;
+    type WatchShadowStream = ResponseQueue;
 
     async fn get_shadow(
         &self,
@@ -222,7 +219,9 @@ impl Shadows for ShadowsService {
         request.names.iter().try_for_each(|name| check_name("names", name))?;
         let heartbeat = convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?;
         let all = Arc::clone(self.all()?);
-        let slot = self.context.streams.open(&call)?;
+        let mut slot = self.context.streams.open(&call)?;
+        // The devices also for the snapshot.
+        slot.select(2 * size_of_names(&request.device_ids) + size_of_names(&request.names))?;
         let wanted = Arc::new(ShadowSelection {
             devices: request.device_ids.iter().cloned().collect(),
             names: request.names.into_iter().collect(),
@@ -231,40 +230,39 @@ impl Shadows for ShadowsService {
         });
         // Begun before the snapshot is read: a change is durable before it is told, so it is in one of them or in both.
         let of = Arc::clone(&wanted);
-        let mut watch = all.watch(self.context.broker.account(), move |shadow| of.is(shadow));
+        let watch = all.watch(slot.purse().clone(), move |shadow| of.is(shadow));
         let mut shutdown = self.context.shutdown.clone();
-        let (sender, receiver) = mpsc::channel(FRAMES);
-        let (devices, changes_only) = (request.device_ids, request.changes_only);
+        // Behind what waits here changes are conflated.
+        let (sender, queue) = responses(slot);
+        let snapshot = (!request.changes_only).then_some(request.device_ids);
         tokio::spawn(async move {
-            let sending = async {
-                if !changes_only {
-                    send_snapshot(&all, &devices, &wanted, (&sender, &slot)).await?;
-                }
-                loop {
-                    let items = next_items(&mut watch, heartbeat).await;
-                    send((&sender, &slot), items).await?;
-                }
+            let ended = tokio::select! {
+                ended = follow(&sender, (&all, snapshot), &wanted, watch, heartbeat) => ended,
+                _ = shutdown.wait_for(|stop| *stop) => Err(StreamEnd::Error(Error::ShuttingDown)),
+                () = sender.closed() => return,
             };
-            let ended: Result<std::convert::Infallible, WatchEnd> = tokio::select! {
-                ended = sending => ended,
-                _ = shutdown.wait_for(|stop| *stop) => Err(WatchEnd::Error(Error::ShuttingDown)),
-                () = sender.closed() => Err(WatchEnd::Gone),
-            };
-            if let Err(WatchEnd::Error(error)) = ended {
-                let _ = sender.send(Err(error.into())).await;
-            }
+            let Err(end) = ended;
+            sender.end(end).await;
         });
-        Ok(Response::new(ReceiverStream::new(receiver)))
+        Ok(Response::new(queue))
     }
 }
 
-type Sender = mpsc::Sender<Result<v1::WatchShadowResponse, Status>>;
-
-/// Why a watch ends.
-enum WatchEnd {
-    /// The caller is gone.
-    Gone,
-    Error(Error),
+/// Sends the snapshot, if there is to be one of these devices, and then changes, until they cannot be sent.
+async fn follow(
+    sender: &ResponseSender,
+    (all, snapshot): (&All, Option<Vec<String>>),
+    wanted: &ShadowSelection,
+    mut watch: crate::shadow::Watch,
+    heartbeat: Option<Duration>,
+) -> Result<Infallible, StreamEnd> {
+    if let Some(devices) = snapshot {
+        send_snapshot(all, &devices, wanted, sender).await?;
+    }
+    loop {
+        let items = next_items(&mut watch, heartbeat).await;
+        send(sender, items).await?;
+    }
 }
 
 /// What a watch wants.
@@ -304,10 +302,7 @@ fn missed(items: &[v1::WatchShadowItem]) -> u64 {
 }
 
 /// Sends items in batches that are not too large.
-async fn send(
-    (sender, slot): (&Sender, &StreamSlot),
-    items: Vec<v1::WatchShadowItem>,
-) -> Result<(), WatchEnd> {
+async fn send(sender: &ResponseSender, items: Vec<v1::WatchShadowItem>) -> Result<(), StreamEnd> {
     let mut items = items.into_iter().peekable();
     while items.peek().is_some() {
         let mut size = 0;
@@ -318,10 +313,9 @@ async fn send(
             size += prost::Message::encoded_len(&item);
             batch.push(item);
         }
-        let response = v1::WatchShadowResponse { items: batch };
-        slot.lost(missed(&response.items));
-        let messages = response.items.len() as u64;
-        slot.sending(messages, sender.send(Ok(response))).await.map_err(|_| WatchEnd::Gone)?;
+        sender.slot().lost(missed(&batch));
+        let messages = batch.len() as u64;
+        sender.send(v1::WatchShadowResponse { items: batch }, messages).await?;
     }
     Ok(())
 }
@@ -331,15 +325,15 @@ async fn send_snapshot(
     all: &All,
     devices: &[String],
     wanted: &ShadowSelection,
-    to: (&Sender, &StreamSlot),
-) -> Result<(), WatchEnd> {
+    to: &ResponseSender,
+) -> Result<(), StreamEnd> {
     use v1::watch_shadow_item::Item;
 
     for device in devices {
         let mut after: Option<Arc<str>> = None;
         loop {
             let page = all.list(device, after.as_deref(), SNAPSHOT_PAGE).await;
-            let (found, last) = page.map_err(|rejection| WatchEnd::Error(rejection.into()))?;
+            let (found, last) = page.map_err(Error::from)?;
             let current = found.iter().filter(|shadow| wanted.is(shadow));
             send(to, current.map(|shadow| item(Item::Shadow(to_proto(shadow)))).collect()).await?;
             if last.is_none() {

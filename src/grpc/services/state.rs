@@ -27,7 +27,10 @@ use crate::grpc::{
         deadline::within,
     },
     status::Error,
-    stream::{Pace, RawMessage, SlowPolicy, StreamOptions, StreamTarget, Subscription},
+    stream::{
+        Pace, RawMessage, SlowPolicy, StreamOptions, StreamTarget, Subscription, size_of_filters,
+        size_of_names,
+    },
 };
 
 /// Most requests in BatchGetLatest.
@@ -353,13 +356,18 @@ impl State for StateService {
         };
         let filters = call.narrow("topic_filters", convert::or_all(request.topic_filters), MAX_FILTERS)?;
         let grant = &call.caller().grant;
+        let mut slot = self.context.streams.open(&call)?;
+        // The devices also for the snapshot, and the filters for that and for deletions.
+        slot.select(
+            2 * size_of_names(&request.device_ids) + size_of_filters(&filters) + 2 * size_of_names(&filters),
+        )?;
         let selector =
             Selector::new(true).devices(request.device_ids.clone(), Vec::new()).within(devices_of(grant));
-        let target = StreamTarget::new(broker.clone(), selector, options).watching(filters.clone());
+        let target = StreamTarget::new(Arc::clone(slot.purse()), selector, options).watching(filters.clone());
         let target = Arc::new(target);
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
         // of them or in both, never in none; and changes come after the snapshot.
-        let changes = Subscription::attach(broker, (&self.context.streams, &call), target, &filters, pace)?;
+        let changes = Subscription::attach(broker, slot, target, &filters, pace);
         // Where values are listed by device only, there is no snapshot of all devices: it ends at once.
         let listed = latest.lists_all() || !request.device_ids.is_empty();
         let snapshot_of = if listed { filters.into_iter().rev().collect() } else { Vec::new() };

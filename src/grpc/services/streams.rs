@@ -103,6 +103,7 @@ fn policy(policy: SlowPolicy) -> v1::SlowPolicy {
 fn to_proto(stream: &OpenStream, backlog: &Backlog, waiting_time: Option<Duration>) -> v1::OpenStream {
     let target = stream.target();
     let options = target.as_ref().map(|target| target.options());
+    let (filters, filter_count) = stream.filters();
     let (group, member_id) = stream.member.get().cloned().unwrap_or_default();
     v1::OpenStream {
         stream_id: stream.id,
@@ -110,8 +111,8 @@ fn to_proto(stream: &OpenStream, backlog: &Backlog, waiting_time: Option<Duratio
         caller: stream.call.caller().grant.id.clone(),
         peer: stream.call.peer().map(|peer| peer.to_string()).unwrap_or_default(),
         open_time: Some(answers::time(clock::to_wall(stream.since))),
-        topic_filters: stream.filters.clone(),
-        topic_filter_count: u32::try_from(stream.filter_count).unwrap_or(u32::MAX),
+        topic_filters: filters.to_vec(),
+        topic_filter_count: u32::try_from(filter_count).unwrap_or(u32::MAX),
         group,
         member_id,
         slow_policy: options.map_or(v1::SlowPolicy::Unspecified, |options| policy(options.policy)).into(),

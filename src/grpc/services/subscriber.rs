@@ -13,7 +13,7 @@ use crate::grpc::{
     },
     proto::{gateway::v1, server::subscriber_server::Subscriber},
     server::access::{Call, devices_of},
-    stream::{Pace, StreamOptions, StreamTarget, Subscription},
+    stream::{Pace, StreamOptions, StreamTarget, Subscription, size_of_filters, size_of_names},
 };
 
 /// The service.
@@ -34,6 +34,9 @@ impl Subscriber for SubscriberService {
         let request = request.into_inner();
         convert::check_entries(request.device_ids.len())?;
         call.check_devices("device_ids", &request.device_ids)?;
+        let names = [&request.device_ids, &request.device_id_prefixes, &request.exclude_device_ids];
+        let selection =
+            size_of_names(names.into_iter().flatten()) + size_of_names(&request.exclude_topic_filters);
         let wanted = convert::subscribe(request, broker.limits())?;
         let filters = call.narrow("topic_filters", wanted.filters, MAX_FILTERS)?;
         let selector = wanted.selector.within(devices_of(&call.caller().grant));
@@ -43,10 +46,11 @@ impl Subscriber for SubscriberService {
             buffer: wanted.buffer,
             batch: wanted.batch,
         };
-        let target = Arc::new(StreamTarget::new(broker.clone(), selector, options));
+        let mut slot = self.context.streams.open(&call)?;
+        slot.select(selection + size_of_filters(&filters))?;
+        let target = Arc::new(StreamTarget::new(Arc::clone(slot.purse()), selector, options));
         let pace = Pace { linger: wanted.linger, heartbeat: wanted.heartbeat };
-        let stream = Subscription::attach(broker, (&self.context.streams, &call), target, &filters, pace)?;
-        Ok(Response::new(stream))
+        Ok(Response::new(Subscription::attach(broker, slot, target, &filters, pace)))
     }
 
     async fn list_streams(

@@ -18,6 +18,8 @@ use super::{
 
 /// Bytes counted for each conflated value besides the value itself.
 pub(super) const VALUE_OVERHEAD: usize = 128;
+/// Bytes counted for each full batch besides its messages.
+pub(super) const BATCH_OVERHEAD: usize = 2 * size_of::<EncodedBatch>();
 
 #[derive(Debug, Default)]
 pub(super) struct StreamBuffer {
@@ -180,13 +182,26 @@ impl StreamBuffer {
 
     pub(super) fn seal(&mut self) {
         self.last = self.open.bytes.len();
-        self.sealed.push_back(std::mem::take(&mut self.open));
+        let mut batch = std::mem::take(&mut self.open);
+        // It may wait for long, and nothing is added to it.
+        if batch.bytes.capacity() - batch.bytes.len() > batch.bytes.len() / 8 {
+            batch.bytes.shrink_to_fit();
+        }
+        self.sealed.push_back(batch);
+        self.bytes += BATCH_OVERHEAD;
+    }
+
+    /// The oldest full batch.
+    fn pop_sealed(&mut self) -> Option<EncodedBatch> {
+        let batch = self.sealed.pop_front()?;
+        self.bytes -= BATCH_OVERHEAD;
+        Some(batch)
     }
 
     /// Drops the oldest batches until `target` bytes are left, leaving their losses to what follows.
     pub(super) fn make_room(&mut self, target: usize, shortage: Shortage) {
         while self.bytes > target {
-            let oldest = match self.sealed.pop_front() {
+            let oldest = match self.pop_sealed() {
                 Some(batch) => batch,
                 None if self.open.messages > 0 => std::mem::take(&mut self.open),
                 None => return,
@@ -208,7 +223,7 @@ impl StreamBuffer {
         if options.policy == SlowPolicy::Conflate {
             return self.pop_values(options.batch, options.form == StreamForm::Item);
         }
-        let batch = match self.sealed.pop_front() {
+        let batch = match self.pop_sealed() {
             Some(batch) => batch,
             None if self.open.messages > 0 => {
                 self.last = self.open.bytes.len();

@@ -1,4 +1,4 @@
-//! The streams that are open: how many, whose, and how far behind each reader is.
+//! The streams that are open: how many, whose, what they hold, and how far behind each reader is.
 
 use std::{
     collections::HashMap,
@@ -8,27 +8,46 @@ use std::{
     },
 };
 
-use gateway_core::{Timestamp, clock};
+use broker::Account;
+use gateway_core::{Timestamp, clock, level_count, metrics::count};
 use parking_lot::Mutex;
 
-use super::{super::server::access::Call, Error, StreamTarget};
+use super::{
+    super::server::{
+        access::Call,
+        callers::{CallerKey, NoPlace, Places},
+        purse::{Holding, Purse},
+    },
+    Error, StreamTarget,
+};
 
 /// Topic filters that are kept of a stream to be listed, and bytes of each.
 const FILTERS: usize = 10;
 const FILTER_BYTES: usize = 256;
 
-/// All streams of the gateway: counts them and ends them at shutdown.
+/// All streams of the gateway: counts them, also by caller, and ends them at shutdown.
 #[derive(Debug)]
 pub(in crate::grpc) struct Streams {
     inner: Mutex<Registry>,
-    max: usize,
+    places: Places,
+    account: Arc<Account>,
 }
 
 #[derive(Debug, Default)]
 struct Registry {
     next: u64,
     open: HashMap<u64, Arc<OpenStream>>,
+    /// Callers with a stream.
+    callers: HashMap<CallerKey, CallerStreams>,
     closed: bool,
+}
+
+/// The streams of a caller.
+#[derive(Debug)]
+struct CallerStreams {
+    open: usize,
+    /// What all of them hold.
+    purse: Arc<Purse>,
 }
 
 /// How far a reader is behind.
@@ -51,12 +70,10 @@ pub(in crate::grpc) struct OpenStream {
     pub(in crate::grpc) id: u64,
     pub(in crate::grpc) call: Arc<Call>,
     pub(in crate::grpc) since: Timestamp,
-    /// The first filters, cut, and how many there are.
-    pub(in crate::grpc) filters: Vec<String>,
-    pub(in crate::grpc) filter_count: usize,
     /// Group and member, of a stream that reads one.
     pub(in crate::grpc) member: OnceLock<(String, String)>,
-    target: Option<Weak<StreamTarget>>,
+    /// What fills the buffer of a stream of messages.
+    source: OnceLock<Source>,
     /// Of a stream without a target: in the response that its reader does not take, and since when (0: there is none).
     waiting: AtomicU64,
     blocked: AtomicU64,
@@ -64,10 +81,23 @@ pub(in crate::grpc) struct OpenStream {
     dropped: AtomicU64,
 }
 
+#[derive(Debug)]
+struct Source {
+    target: Weak<StreamTarget>,
+    /// The first filters, cut, and how many there are.
+    filters: Vec<String>,
+    filter_count: usize,
+}
+
 impl OpenStream {
     /// What fills its buffer, if it has one.
     pub(in crate::grpc) fn target(&self) -> Option<Arc<StreamTarget>> {
-        self.target.as_ref().and_then(Weak::upgrade)
+        self.source.get().and_then(|source| source.target.upgrade())
+    }
+
+    /// The first of its topic filters, cut, and how many it has.
+    pub(in crate::grpc) fn filters(&self) -> (&[String], usize) {
+        self.source.get().map_or((&[], 0), |source| (&source.filters, source.filter_count))
     }
 
     /// How far its reader is behind.
@@ -87,20 +117,76 @@ impl OpenStream {
     }
 }
 
-/// One place among the streams, given back on drop.
+/// One place among the streams, with what the stream holds beside its buffer; given back on drop.
 #[derive(Debug)]
 pub(in crate::grpc) struct StreamSlot {
     streams: Arc<Streams>,
     stream: Arc<OpenStream>,
+    caller: CallerKey,
+    purse: Arc<Purse>,
+    selection: Holding,
 }
 
 impl Drop for StreamSlot {
     fn drop(&mut self) {
-        self.streams.inner.lock().open.remove(&self.stream.id);
+        let mut inner = self.streams.inner.lock();
+        inner.open.remove(&self.stream.id);
+        if let Some(of_caller) = inner.callers.get_mut(&self.caller) {
+            of_caller.open -= 1;
+            if of_caller.open == 0 {
+                inner.callers.remove(&self.caller);
+            }
+        }
     }
 }
 
+/// Bytes of a name in a selection besides its own: as text, in a set, and as the system's memory hands it out.
+const NAME: usize = 96;
+/// Bytes of a filter in the index besides its own, and of each of its levels.
+const FILTER: usize = 128;
+const LEVEL: usize = 48;
+
+/// What a selection of names takes: devices, prefixes, names of shadows.
+pub(in crate::grpc) fn size_of_names<'a>(names: impl IntoIterator<Item = &'a String>) -> usize {
+    names.into_iter().map(|name| NAME + name.len()).sum()
+}
+
+/// What subscriptions to `filters` take, with the list of them.
+pub(in crate::grpc) fn size_of_filters(filters: &[String]) -> usize {
+    let size = |filter: &String| NAME + FILTER + 2 * filter.len() + LEVEL * level_count(filter);
+    filters.iter().map(size).sum()
+}
+
 impl StreamSlot {
+    /// What all streams of its caller hold.
+    pub(in crate::grpc) fn purse(&self) -> &Arc<Purse> {
+        &self.purse
+    }
+
+    /// Charges what the stream was asked for, for as long as it is open: `bytes` as the sizes here say.
+    ///
+    /// # Errors
+    /// There is no room.
+    pub(in crate::grpc) fn select(&mut self, bytes: usize) -> Result<(), Error> {
+        if self.selection.set(bytes) { Ok(()) } else { Err(Error::MemoryBudget) }
+    }
+
+    /// Lists it as one of what matches `filters`, which `target` takes in.
+    pub(super) fn feeds(&self, target: &Arc<StreamTarget>, filters: &[String]) {
+        let first = filters.iter().take(FILTERS);
+        let source = Source {
+            target: Arc::downgrade(target),
+            filters: first.map(|all| all[..all.floor_char_boundary(FILTER_BYTES)].to_owned()).collect(),
+            filter_count: filters.len(),
+        };
+        // Said once.
+        let _ = self.stream.source.set(source);
+        // Those that were there already are told by who closes them.
+        if self.streams.inner.lock().closed {
+            target.close(Error::ShuttingDown);
+        }
+    }
+
     /// Notes which group it reads, and as whom.
     pub(in crate::grpc) fn reads(&self, group: &str, member: &str) {
         // Said once.
@@ -129,58 +215,59 @@ impl StreamSlot {
     }
 }
 
+fn refused(none: NoPlace) -> Error {
+    Error::TooManyStreams(match none {
+        NoPlace::All => {
+            count(|c| c.grpc_streams_refused_all.add(1));
+            "in all"
+        }
+        NoPlace::Caller => {
+            count(|c| c.grpc_streams_refused_caller.add(1));
+            "of this caller"
+        }
+    })
+}
+
 impl Streams {
-    /// At most `max` streams at once.
-    pub(in crate::grpc) fn new(max: usize) -> Self {
-        Self { inner: Mutex::default(), max }
+    /// At most so many streams at once; what they hold is charged to `account`.
+    pub(in crate::grpc) fn new(places: Places, account: Arc<Account>) -> Self {
+        Self { inner: Mutex::default(), places, account }
     }
 
-    /// Takes a place, for a stream without a buffer of its own.
+    /// Takes a place.
+    ///
+    /// # Errors
+    /// All are taken, the caller has its share of them, or the gateway shuts down.
     pub(in crate::grpc) fn open(self: &Arc<Self>, call: &Arc<Call>) -> Result<StreamSlot, Error> {
-        self.take(call, None, &[])
-    }
-
-    /// Takes a place, for a stream of what matches `filters`.
-    pub(in crate::grpc) fn open_with(
-        self: &Arc<Self>,
-        call: &Arc<Call>,
-        target: &Arc<StreamTarget>,
-        filters: &[String],
-    ) -> Result<StreamSlot, Error> {
-        self.take(call, Some(Arc::downgrade(target)), filters)
-    }
-
-    fn take(
-        self: &Arc<Self>,
-        call: &Arc<Call>,
-        target: Option<Weak<StreamTarget>>,
-        filters: &[String],
-    ) -> Result<StreamSlot, Error> {
+        let caller = call.key();
         let mut inner = self.inner.lock();
         if inner.closed {
             return Err(Error::ShuttingDown);
         }
-        if inner.open.len() >= self.max {
-            return Err(Error::TooManyStreams);
-        }
+        let held = inner.callers.get(&caller).map_or(0, |of_caller| of_caller.open);
+        self.places.check(inner.open.len(), held).map_err(refused)?;
+        let of_caller = inner.callers.entry(caller).or_insert_with(|| CallerStreams {
+            open: 0,
+            purse: Purse::of_streams(Arc::clone(&self.account)),
+        });
+        of_caller.open += 1;
+        let purse = Arc::clone(&of_caller.purse);
         let id = inner.next;
         inner.next += 1;
-        let first = filters.iter().take(FILTERS);
         let stream = Arc::new(OpenStream {
             id,
             call: Arc::clone(call),
             since: clock::now(),
-            filters: first.map(|all| all[..all.floor_char_boundary(FILTER_BYTES)].to_owned()).collect(),
-            filter_count: filters.len(),
             member: OnceLock::new(),
-            target,
+            source: OnceLock::new(),
             waiting: AtomicU64::new(0),
             blocked: AtomicU64::new(0),
             sent: AtomicU64::new(0),
             dropped: AtomicU64::new(0),
         });
         inner.open.insert(id, Arc::clone(&stream));
-        Ok(StreamSlot { streams: Arc::clone(self), stream })
+        let selection = purse.open();
+        Ok(StreamSlot { streams: Arc::clone(self), stream, caller, purse, selection })
     }
 
     /// All that are open now, in no order.

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, task::Context};
 
-use broker::{Broker, Delivered, MemoryKind, Selector, Target};
+use broker::{Delivered, Selector, Target};
 use bytes::Bytes;
 use gateway_core::{DropReason, Message, Offer, Outcome, Timestamp, clock, matches, metrics::count};
 use parking_lot::Mutex;
@@ -10,9 +10,10 @@ use parking_lot::Mutex;
 use super::{
     super::{
         messages::encode::{self, StreamForm},
+        server::purse::Purse,
         status::Error,
     },
-    buffer::{EncodedBatch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
+    buffer::{BATCH_OVERHEAD, EncodedBatch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
     open::Backlog,
 };
 
@@ -41,7 +42,7 @@ pub(in crate::grpc) struct StreamOptions {
 
 /// A stream's buffer.
 pub(in crate::grpc) struct StreamTarget {
-    broker: Broker,
+    purse: Arc<Purse>,
     selector: Selector,
     options: StreamOptions,
     /// Filters of the topics whose deletions are passed on; empty except for a watch of latest values.
@@ -67,12 +68,12 @@ pub(in crate::grpc) enum StreamTake {
 }
 
 impl StreamTarget {
-    /// An empty buffer, charged to the memory budget of `broker` as it fills.
-    pub(in crate::grpc) fn new(broker: Broker, selector: Selector, options: StreamOptions) -> Self {
+    /// An empty buffer, charged to `purse` as it fills.
+    pub(in crate::grpc) fn new(purse: Arc<Purse>, selector: Selector, options: StreamOptions) -> Self {
         // Several batches must fit, or dropping the oldest would drop all.
         let batch = options.batch.min(options.buffer / 4);
         let options = StreamOptions { batch, ..options };
-        Self { broker, selector, options, watched: Vec::new(), state: Mutex::default() }
+        Self { purse, selector, options, watched: Vec::new(), state: Mutex::default() }
     }
 
     /// Passes on deletions on topics that match one of `filters`.
@@ -116,7 +117,7 @@ impl StreamTarget {
             let closed = Some(state.closed.take().unwrap_or(Error::ShuttingDown));
             std::mem::replace(&mut *state, StreamBuffer { closed, ..StreamBuffer::default() })
         };
-        self.broker.account().release(MemoryKind::GrpcStreams, old.charged);
+        self.purse.release(old.charged);
     }
 
     /// Ends the stream after what is buffered and wakes its reader.
@@ -141,7 +142,7 @@ impl StreamTarget {
         let state = self.state.lock();
         Backlog {
             waiting: state.waiting() as u64,
-            bytes: state.bytes as u64,
+            bytes: (state.bytes - state.sealed.len() * BATCH_OVERHEAD) as u64,
             oldest: state.oldest(),
             sent: state.sent,
             dropped: state.dropped,
@@ -161,6 +162,12 @@ impl StreamTarget {
     #[cfg(test)]
     pub(super) fn state_bytes(&self) -> usize {
         self.state.lock().bytes
+    }
+
+    /// Bytes that values have, used or not.
+    #[cfg(test)]
+    pub(super) fn room_of_values(&self) -> usize {
+        self.state.lock().values.queue.iter().map(|value| value.bytes.capacity()).sum()
     }
 
     /// Whether batches are made of packets with their lengths.
@@ -209,7 +216,7 @@ impl StreamTarget {
             return Outcome::Dropped(DropReason::SessionEnded);
         }
         let need = encode::size_bound(message);
-        if need > self.options.buffer {
+        if need + BATCH_OVERHEAD > self.options.buffer {
             state.lost.too_large += 1;
             return Outcome::Dropped(DropReason::TooLarge);
         }
@@ -224,7 +231,9 @@ impl StreamTarget {
         }
     }
 
-    fn append(&self, state: &mut StreamBuffer, message: &Message<'_>, need: usize) -> Outcome {
+    fn append(&self, state: &mut StreamBuffer, message: &Message<'_>, size: usize) -> Outcome {
+        let is_full = state.open.messages > 0 && state.open.bytes.len() + size > self.options.batch;
+        let need = if is_full { size + BATCH_OVERHEAD } else { size };
         if let Some(shortage) = self.shortage(&mut state.charged, state.bytes, need) {
             let dropped_oldest =
                 self.options.policy == SlowPolicy::DropOldest && self.drop_oldest(state, need, shortage);
@@ -237,14 +246,18 @@ impl StreamTarget {
                 return shortage.outcome();
             }
         }
-        if state.open.messages > 0 && state.open.bytes.len() + need > self.options.batch {
+        if state.open.messages > 0 && state.open.bytes.len() + size > self.options.batch {
             state.seal();
         }
-        let (form, last) = (self.options.form, state.last);
-        let open = &mut state.open;
-        if open.bytes.capacity() == 0 {
-            open.bytes.reserve((last + last / 4).min(self.options.batch));
+        if state.open.bytes.capacity() == 0 {
+            let usual = (state.last + state.last / 4).min(self.options.batch);
+            // What is set aside is charged as what is there.
+            if self.shortage(&mut state.charged, state.bytes, usual).is_none() {
+                state.open.bytes.reserve(usual);
+            }
         }
+        let form = self.options.form;
+        let open = &mut state.open;
         let before = open.bytes.len();
         if !state.lost.is_empty() {
             let lost = std::mem::take(&mut state.lost);
@@ -273,7 +286,7 @@ impl StreamTarget {
             return None;
         }
         for step in [missing.next_multiple_of(CHARGE_STEP), missing] {
-            if self.broker.account().charge(MemoryKind::GrpcStreams, *charged, step) {
+            if self.purse.charge(step) {
                 *charged += step;
                 return None;
             }
@@ -299,9 +312,10 @@ impl StreamTarget {
 
     /// Gives back what is charged beyond need.
     fn settle(&self, state: &mut StreamBuffer) {
-        let needed = state.bytes.next_multiple_of(CHARGE_STEP);
+        let set_aside = state.open.bytes.capacity() - state.open.bytes.len();
+        let needed = (state.bytes + set_aside).next_multiple_of(CHARGE_STEP);
         if state.charged > needed {
-            self.broker.account().release(MemoryKind::GrpcStreams, state.charged - needed);
+            self.purse.release(state.charged - needed);
             state.charged = needed;
         }
     }
@@ -338,6 +352,10 @@ impl StreamTarget {
                 lost.note(shortage, 1);
                 return shortage.outcome();
             }
+            if value.bytes.capacity() > 2 * need {
+                // One that was large would be held on for a small one.
+                value.bytes = Vec::new();
+            }
             encode(&mut value.bytes);
             *bytes += value.bytes.len();
             return Outcome::Sent;
@@ -369,7 +387,7 @@ fn count_drop(reason: DropReason) {
 
 impl Drop for StreamTarget {
     fn drop(&mut self) {
-        self.broker.account().release(MemoryKind::GrpcStreams, self.state.get_mut().charged);
+        self.purse.release(self.state.get_mut().charged);
     }
 }
 

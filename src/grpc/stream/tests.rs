@@ -1,6 +1,6 @@
 use std::{future::poll_fn, sync::atomic::AtomicUsize, task::Waker};
 
-use broker::{BrokerConfig, Delivered, MemoryKind, Selector, Target};
+use broker::{Account, BrokerConfig, Delivered, MemoryKind, Selector, Target};
 use gateway_core::{
     ClientId, DropReason, Message, Offer, Origin, OriginKind, Outcome, QoS, Receipt, ReceiptState, Timestamp,
 };
@@ -11,7 +11,10 @@ use tonic::Code;
 use super::{super::proto::gateway::v1, *};
 use crate::{
     config::{ByteSize, Limits},
-    grpc::messages::encode::StreamForm,
+    grpc::{
+        messages::encode::StreamForm,
+        server::{access::Call, callers::Places, purse::Purse},
+    },
 };
 
 const OPTIONS: Offer<'_> = Offer {
@@ -25,7 +28,7 @@ const OPTIONS: Offer<'_> = Offer {
 
 fn target(policy: SlowPolicy, buffer: usize, batch: usize) -> Arc<StreamTarget> {
     let options = StreamOptions { form: StreamForm::Item, policy, buffer, batch };
-    Arc::new(StreamTarget::new(broker(Limits::default()), Selector::default(), options))
+    Arc::new(StreamTarget::new(purse(&broker(Limits::default())), Selector::default(), options))
 }
 
 fn broker(limits: Limits) -> Broker {
@@ -42,13 +45,23 @@ fn deliver(target: &StreamTarget, device: &str, topic: &str, payload: &[u8]) -> 
     target.deliver(&Message::new(topic, payload, Timestamp(1), origin), OPTIONS)
 }
 
+/// So many streams at once, and a budget of so many bytes.
+fn streams(most: usize, budget: usize) -> Arc<Streams> {
+    Arc::new(Streams::new(Places { most, per_caller: most }, Arc::new(Account::new(budget))))
+}
+
+/// What is on the account of this broker for streams.
+fn purse(broker: &Broker) -> Arc<Purse> {
+    Purse::of_streams(Arc::clone(broker.account()))
+}
+
 fn call() -> Arc<Call> {
     Arc::new(Call::unlimited())
 }
 
 fn stream(target: &Arc<StreamTarget>, pace: Pace) -> Subscription {
-    let streams = Arc::new(Streams::new(10));
-    let slot = streams.open_with(&call(), target, &[]).unwrap();
+    let slot = streams(10, 1 << 30).open(&call()).unwrap();
+    slot.feeds(target, &[]);
     Subscription::new(Arc::clone(target), None, slot, pace)
 }
 
@@ -195,10 +208,11 @@ async fn close_ends_the_stream_after_what_was_buffered() {
 
 #[tokio::test]
 async fn shutdown_ends_streams_with_unavailable() {
-    let streams = Arc::new(Streams::new(1));
+    let streams = streams(1, 1 << 30);
     let target = target(SlowPolicy::DropOldest, 4096, 1024);
-    let slot = streams.open_with(&call(), &target, &[]).unwrap();
-    assert_eq!(streams.open(&call()).unwrap_err(), Error::TooManyStreams);
+    let slot = streams.open(&call()).unwrap();
+    slot.feeds(&target, &[]);
+    assert_eq!(streams.open(&call()).unwrap_err(), Error::TooManyStreams("in all"));
     let mut stream = Subscription::new(Arc::clone(&target), None, slot, Pace::default());
     let waiting = tokio::spawn(async move { stream.next().await.unwrap().unwrap_err().code() });
     tokio::task::yield_now().await;
@@ -237,7 +251,7 @@ fn devices_prefixes_and_exclusions_are_filtered() {
 fn a_message_left_out_is_ignored_and_tells_the_publisher_nothing() {
     let options =
         StreamOptions { form: StreamForm::Item, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
-    let target = StreamTarget::new(broker(Limits::default()), Selector::new(true), options);
+    let target = StreamTarget::new(purse(&broker(Limits::default())), Selector::new(true), options);
     let receipt = Arc::new(Receipt::default());
     let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
     message.receipt = Some(&receipt);
@@ -336,7 +350,7 @@ async fn linger_gathers_and_heartbeats_fill_the_silence() {
 async fn packets_come_one_by_one() {
     let options =
         StreamOptions { form: StreamForm::Packet, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
-    let target = Arc::new(StreamTarget::new(broker(Limits::default()), Selector::default(), options));
+    let target = Arc::new(StreamTarget::new(purse(&broker(Limits::default())), Selector::default(), options));
     deliver(&target, "d", "t", &[0; 5000]); // lost; packets cannot tell, and must not end the stream
     for payload in [&b"1"[..], b"", b"333"] {
         deliver(&target, "d", "t", payload);
@@ -366,7 +380,7 @@ fn buffers_are_charged_to_the_memory_budget_and_given_back() {
     let used = || broker.gauges().queued_bytes;
     for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
         let options = StreamOptions { form: StreamForm::Item, policy, buffer: 256 << 10, batch: 4096 };
-        let target = Arc::new(StreamTarget::new(broker.clone(), Selector::default(), options));
+        let target = Arc::new(StreamTarget::new(purse(&broker), Selector::default(), options));
         for n in 0..1000 {
             deliver(&target, "d", &format!("t/{n}"), &[0; 500]);
             assert!(used() >= target.state_bytes(), "{policy:?}");
@@ -407,7 +421,7 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
         let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
         let options = StreamOptions { form: StreamForm::Item, policy, buffer: 1 << 20, batch: 4096 };
-        let target = StreamTarget::new(broker.clone(), Selector::default(), options);
+        let target = StreamTarget::new(purse(&broker), Selector::default(), options);
         let mut refused = 0;
         for n in 0..500u64 {
             let outcome = deliver(&target, "d", &format!("t/{n}"), &[0; 500]).outcome;
@@ -437,7 +451,7 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
         buffer: 1 << 20,
         batch: 4096,
     };
-    let target = StreamTarget::new(broker.clone(), Selector::default(), options);
+    let target = StreamTarget::new(purse(&broker), Selector::default(), options);
     assert_eq!(deliver(&target, "d", "t", b"1").outcome, Outcome::Dropped(DropReason::Memory));
     broker.account().release(MemoryKind::GrpcStreams, BUDGET);
     assert_eq!(deliver(&target, "d", "t", b"2").outcome, Outcome::Sent);
@@ -459,16 +473,113 @@ fn the_backlog_of_a_stream_is_what_its_reader_has_not_taken() {
         (SlowPolicy::DropNewest, 5, Some(10), 3, 0),
         (SlowPolicy::Conflate, 2, Some(10), 0, 6),
     ] {
-        let target = target(policy, 4_096, 1_024);
+        let target = target(policy, 4_900, 1_024);
         for n in 0..8 {
             at(&target, if n % 2 == 0 { "even" } else { "odd" }, 10 + n);
         }
         let backlog = target.backlog();
         assert_eq!((backlog.waiting, backlog.oldest), (kept, oldest.map(Timestamp)), "{policy:?}");
         assert_eq!((backlog.sent, backlog.dropped, backlog.conflated), (0, dropped, conflated), "{policy:?}");
-        assert!((1..=4_096).contains(&backlog.bytes), "{policy:?}");
+        assert!((1..=4_900).contains(&backlog.bytes), "{policy:?}");
         while let StreamTake::Batch { .. } = target.take(&cx, false) {}
         let after = Backlog { sent: kept, dropped, conflated, ..Backlog::default() };
         assert_eq!(target.backlog(), after, "{policy:?}");
     }
+}
+
+/// Rules out that one caller holds memory by what its streams ask for: 1,000 devices or filters each, on no account.
+#[test]
+fn what_streams_are_asked_for_is_on_the_account_until_they_end() {
+    const BUDGET: usize = 16 << 20;
+    let streams = streams(10_000, BUDGET);
+    let names: Vec<String> = (0..1_000).map(|n| format!("device-{n}")).collect();
+    let mut open = Vec::new();
+    let refused = loop {
+        let mut slot = streams.open(&call()).unwrap();
+        if let Err(error) = slot.select(size_of_names(&names) + size_of_filters(&names)) {
+            break error;
+        }
+        open.push(slot);
+    };
+    assert_eq!(refused, Error::MemoryBudget);
+    let held = open[0].purse().account().held(MemoryKind::GrpcStreams);
+    assert!(held >= open.len() * 1_000 * 100 && held <= BUDGET * 3 / 4, "{held} of {} streams", open.len());
+    let account = Arc::clone(open[0].purse().account());
+    drop(open);
+    assert_eq!(account.used(), 0);
+}
+
+/// Rules out that responses wait unread for one caller's streams on no account.
+#[tokio::test]
+async fn responses_that_wait_are_on_the_account_until_they_are_taken() {
+    let streams = streams(10, 1 << 20);
+    let (sender, mut queue) = responses(streams.open(&call()).unwrap());
+    let account = Arc::clone(sender.slot().purse().account());
+    let response = RawMessage(vec![0; 100_000].into());
+    sender.send(response.clone(), 1).await.unwrap();
+    assert_eq!(account.held(MemoryKind::GrpcStreams), 100_000);
+    queue.next().await.unwrap().unwrap();
+    assert_eq!(account.used(), 0, "taken");
+    let large = RawMessage(vec![0; 1 << 20].into());
+    let end = sender.send(large, 1).await.unwrap_err();
+    assert!(matches!(end, StreamEnd::Error(Error::MemoryBudget)));
+    sender.end(end).await;
+    assert_eq!(queue.next().await.unwrap().unwrap_err().code(), Code::ResourceExhausted);
+    assert!(queue.next().await.is_none());
+}
+
+/// Rules out that one caller has every stream of the gateway.
+#[test]
+fn a_caller_has_a_share_of_all_streams_and_leaves_some_to_others() {
+    let places = Places { most: 100, per_caller: 50 };
+    let streams = Arc::new(Streams::new(places, Arc::new(Account::new(1 << 30))));
+    let [one, two] = [1, 2].map(|host| Arc::new(Call::from_host(host)));
+    let open: Vec<StreamSlot> = std::iter::from_fn(|| streams.open(&one).ok()).collect();
+    assert_eq!(open.len(), 50);
+    assert_eq!(streams.open(&one).unwrap_err(), Error::TooManyStreams("of this caller"));
+    let more: Vec<StreamSlot> = std::iter::from_fn(|| streams.open(&two).ok()).collect();
+    assert_eq!(more.len(), 25, "the last quarter is for others");
+    streams.open(&Arc::new(Call::from_host(3))).unwrap();
+    drop(open);
+    streams.open(&one).unwrap();
+}
+
+/// Rules out that an unread stream of small batches holds several times what it is charged for.
+#[test]
+fn what_a_buffer_takes_besides_its_messages_is_charged() {
+    let broker = broker(Limits::default());
+    let options =
+        StreamOptions { form: StreamForm::Item, policy: SlowPolicy::DropNewest, buffer: 1 << 20, batch: 1 };
+    let target = StreamTarget::new(purse(&broker), Selector::default(), options);
+    let mut sent = 0;
+    while deliver(&target, "d", "t", b"").outcome == Outcome::Sent {
+        sent += 1;
+    }
+    let held = broker.account().held(MemoryKind::GrpcStreams);
+    assert!(held >= sent * 100, "{held} for {sent} batches");
+    assert!(sent * 100 <= 1 << 20, "{sent} batches in the buffer");
+    drop(target);
+    assert_eq!(broker.account().used(), 0);
+}
+
+/// Rules out that a stream whose reader has stopped holds room for a whole batch, or for the largest value ever, uncharged.
+#[test]
+fn room_that_a_buffer_sets_aside_is_charged_and_not_kept() {
+    let broker = broker(Limits::default());
+    let held = || broker.account().held(MemoryKind::GrpcStreams);
+    let options = |policy| StreamOptions { form: StreamForm::Item, policy, buffer: 1 << 20, batch: 64 << 10 };
+    let target = StreamTarget::new(purse(&broker), Selector::default(), options(SlowPolicy::DropOldest));
+    for _ in 0..60 {
+        deliver(&target, "d", "t", &[0; 1_000]);
+    }
+    drain(&target);
+    deliver(&target, "d", "t", b"");
+    assert!(held() >= 60_000, "{} for a batch like the last", held());
+    drop(target);
+    let target = StreamTarget::new(purse(&broker), Selector::default(), options(SlowPolicy::Conflate));
+    deliver(&target, "d", "t", &[0; 500_000]);
+    deliver(&target, "d", "t", b"small");
+    assert!(target.room_of_values() < 1_000, "{}", target.room_of_values());
+    drop(target);
+    assert_eq!(broker.account().used(), 0);
 }

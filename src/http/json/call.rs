@@ -14,7 +14,7 @@ use tonic::{
 };
 
 use super::problem::Problem;
-use crate::grpc::Local;
+use crate::grpc::{CallerKey, Local};
 
 /// What is called, for whom.
 pub(super) struct HttpCall<'a> {
@@ -39,8 +39,8 @@ impl HttpCall<'_> {
         Ok(api.server_streaming(self.request(message)?, path, Raw).await?.into_inner())
     }
 
-    /// Whether it would be let through, before its message is taken.
-    pub(super) fn check(&self) -> Result<(), Problem> {
+    /// Who would be let through with it, before its message is taken.
+    pub(super) fn check(&self) -> Result<CallerKey, Problem> {
         Ok(self.local().check(&self.path()?, &self.credentials)?)
     }
 

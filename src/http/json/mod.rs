@@ -54,8 +54,8 @@ use self::{
     routes::{Body, ROUTES, Route},
 };
 use super::{
+    client::HttpClient,
     held::{HeldBytes, paced},
-    seats::Known,
     server::Peer,
 };
 use crate::grpc::Local;
@@ -147,8 +147,7 @@ impl Json {
         let call =
             call::HttpCall { api: &shared.api, peer, credentials, timeout: asked.timeout, method: &method };
         // Nobody who may not call makes us hold what it sends, or keeps its seat.
-        call.check()?;
-        Known::note(&parts.extensions);
+        HttpClient::identified(&parts.extensions, call.check()?)?;
         let mut held = HeldBytes::new(&shared.account);
         let body = match route.body {
             Body::None => Bytes::new(),

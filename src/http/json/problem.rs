@@ -14,6 +14,8 @@ use serde::Serialize;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
+use crate::http::client::NoSeat;
+
 /// Why a request failed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem(Box<ProblemDetails>);
@@ -137,6 +139,15 @@ impl Problem {
         problem
     }
 
+    pub(super) fn caller_busy() -> Self {
+        let detail = "this caller has its share of requests or streams: see http.max_requests_per_caller and \
+                      http.max_streams_per_caller";
+        let status = StatusCode::TOO_MANY_REQUESTS;
+        let mut problem = Self::new(status, Code::ResourceExhausted, "TOO_MANY_REQUESTS", detail).closing();
+        problem.0.retry_after = Some(1);
+        problem
+    }
+
     pub(super) fn busy() -> Self {
         let detail =
             "as many requests or streams are under way as http.max_requests and http.max_streams allow";
@@ -159,6 +170,15 @@ impl Problem {
     /// As the data of an event.
     pub(super) fn to_json(&self) -> Vec<u8> {
         serde_json::to_vec(&*self.0).unwrap_or_default()
+    }
+}
+
+impl From<NoSeat> for Problem {
+    fn from(none: NoSeat) -> Self {
+        match none {
+            NoSeat::Share => Self::caller_busy(),
+            NoSeat::Memory => Self::no_memory(),
+        }
     }
 }
 

@@ -12,14 +12,15 @@ use gateway_api::gateway::v1::{
     security_client::SecurityClient, state_client::StateClient, subscriber_client::SubscriberClient,
 };
 use tonic::{
+    Status,
     body::Body,
     codegen::{
         Service,
-        http::{Request, Response},
+        http::{Request, Response, uri::PathAndQuery},
     },
 };
 
-use crate::grpc::Local;
+use crate::grpc::{CallerKey, Local};
 
 /// Calls with a visitor's token, if there is one, from where the visitor is.
 #[derive(Clone)]
@@ -38,6 +39,12 @@ impl Api {
             token
         });
         Self { local: local.on_behalf_of(peer), token }
+    }
+
+    /// Whose share of seats the visitor counts for.
+    pub(super) fn key(&self) -> Result<CallerKey, Status> {
+        let who = PathAndQuery::from_static("/gateway.v1.Operations/GetCaller");
+        self.local.check(&who, self.token.as_slice())
     }
 
     pub(super) fn commands(&self) -> CommandsClient<Self> {

@@ -5,7 +5,9 @@ use axum::{
     http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
+use gateway_core::metrics::count;
 use http_body_util::BodyExt as _;
+use tokio::time::{Instant, timeout_at};
 
 use super::{House, short};
 use crate::http::held::HeldBytes;
@@ -23,7 +25,7 @@ pub(super) struct FormFields {
 }
 
 impl FormFields {
-    /// Reads a form of at most so many bytes.
+    /// Reads a form of at most so many bytes, which comes within `http.body_timeout` as a whole.
     pub(super) async fn read(
         house: &House,
         headers: &HeaderMap,
@@ -38,7 +40,16 @@ impl FormFields {
         }
         let mut held = HeldBytes::new(&house.account);
         let (mut body, mut whole) = (body, Vec::new());
-        while let Some(frame) = body.frame().await {
+        let end = Instant::now() + house.body_timeout;
+        loop {
+            let Ok(frame) = timeout_at(end, body.frame()).await else {
+                count(|c| c.http_bodies_late.add(1));
+                return Err(refuse(
+                    StatusCode::REQUEST_TIMEOUT,
+                    "the rest of the form did not come in time\n",
+                ));
+            };
+            let Some(frame) = frame else { break };
             let Ok(frame) = frame else {
                 return Err(refuse(StatusCode::BAD_REQUEST, "the form did not come to its end\n"));
             };

@@ -64,7 +64,10 @@ use http_body_util::BodyExt as _;
 use tokio::sync::watch;
 
 use self::{login::Logins, ring::Ring};
-use super::held::{HeldBytes, NoMemory, paced};
+use super::{
+    client::NoSeat,
+    held::{HeldBytes, NoMemory, paced},
+};
 use crate::grpc::Local;
 
 /// How long at most a page is worked on.
@@ -81,21 +84,24 @@ struct House {
     /// Whether callers of the API are asked who they are: then visitors are, too.
     asks: bool,
     logins: Logins,
+    /// For a form to come.
+    body_timeout: Duration,
     ring: Ring,
     /// True once the gateway shuts down: what is live ends.
     drain: watch::Receiver<bool>,
 }
 
-/// Everything below `/page/`, and `/`, which leads there.
+/// Everything below `/page/`, and `/`, which leads there. A form has to come within `body_timeout`.
 pub(crate) fn router(
     local: Local,
     account: &Arc<Account>,
     asks: bool,
+    body_timeout: Duration,
     drain: watch::Receiver<bool>,
 ) -> Router {
     let account = Arc::clone(account);
     let (logins, ring) = (Logins::new(&account), Ring::new(&account));
-    let house = Arc::new(House { local, account, asks, logins, ring, drain });
+    let house = Arc::new(House { local, account, asks, logins, body_timeout, ring, drain });
     let pages = Router::new()
         .route("/page/", get(overview::show))
         .route("/page/devices", get(devices::list))
@@ -149,6 +155,17 @@ async fn held(State(house): State<Arc<House>>, request: Request, next: Next) -> 
     match held.more(page.len()) {
         Ok(()) => Response::from_parts(parts, paced(page, held)),
         Err(NoMemory) => short(),
+    }
+}
+
+impl IntoResponse for NoSeat {
+    fn into_response(self) -> Response {
+        match self {
+            Self::Share => {
+                (StatusCode::TOO_MANY_REQUESTS, "you have as many pages open as you may\n").into_response()
+            }
+            Self::Memory => short(),
+        }
     }
 }
 

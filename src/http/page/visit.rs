@@ -19,7 +19,7 @@ use super::{
     form, layout,
     login::{PageLogin, is_own_form},
 };
-use crate::http::{seats, server::Peer};
+use crate::http::{client::HttpClient, server::Peer};
 
 /// Who looks, and what they may do.
 pub(super) struct Visitor {
@@ -62,7 +62,8 @@ impl Visitor {
         let api = Api::new(&house.local, token.as_ref().map(|token| token.as_str()), peer);
         match api.operations().get_caller(v1::GetCallerRequest {}).await {
             Ok(caller) => {
-                seats::Known::note(&parts.extensions);
+                let key = api.key().map_err(|status| layout::failure(&status))?;
+                HttpClient::identified(&parts.extensions, key).map_err(IntoResponse::into_response)?;
                 Ok(Self { api, caller: caller.into_inner(), csrf })
             }
             Err(status) if status.code() == Code::Unauthenticated => {

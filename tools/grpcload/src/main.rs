@@ -10,6 +10,7 @@ mod seen;
 mod send;
 mod shadows;
 mod stored;
+mod streams;
 
 use std::time::{Duration, Instant};
 
@@ -72,6 +73,8 @@ enum Command {
     Shadows(shadows::Shadows),
     /// Send most of many large messages and wait
     Hold(hold::Hold),
+    /// Open many streams that ask for much, and read none of them
+    Streams(streams::Streams),
 }
 
 #[derive(Args)]
@@ -164,6 +167,7 @@ fn main() {
                 Command::Stored(args) => stored::run(&args).await,
                 Command::Shadows(args) => shadows::run(&args).await,
                 Command::Hold(args) => hold::run(&args).await,
+                Command::Streams(args) => streams::run(&args).await,
             }
         })
     });

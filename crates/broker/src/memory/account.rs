@@ -33,7 +33,7 @@ pub enum MemoryKind {
     Retained,
     /// Requests and answers of gRPC calls under way.
     GrpcMessages,
-    /// Buffers of gRPC streams.
+    /// What gRPC streams were asked for, and what waits for their readers.
     GrpcStreams,
     /// What the Publisher remembers: keys and their answers.
     Publisher,
@@ -43,7 +43,7 @@ pub enum MemoryKind {
     Log,
     /// Commands that wait for their device or its reply, and replies that were not told yet.
     Commands,
-    /// Requests for device shadows that wait, and changes that wait for backends.
+    /// Requests for device shadows that wait.
     Shadows,
     /// Requests and answers over HTTP under way, of the API and of the web page, with its logins and live parts.
     Http,

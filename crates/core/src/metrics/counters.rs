@@ -193,6 +193,7 @@ counters! {
         memory_filters(kind = "filters");
         memory_sessions(kind = "sessions");
         memory_grpc(kind = "grpc_messages");
+        memory_grpc_streams(kind = "grpc_streams");
         memory_http(kind = "http");
         memory_publisher(kind = "publisher");
         memory_commands(kind = "commands");
@@ -603,9 +604,19 @@ counters! {
     "gateway_grpc_connections_evicted_total": "gRPC connections ended because of a change of who may be connected" {
         grpc_evicted_revoked(reason = "revoked");
     }
-    /// `grpc.max_calls_per_connection` and `grpc.max_calls`.
-    "gateway_grpc_calls_refused_total": "gRPC calls beyond the limit of their connection or of all" {
-        grpc_calls_refused;
+    "gateway_grpc_calls_refused_total": "gRPC calls beyond the limit of their connection, of their caller or of all" {
+        /// `grpc.max_calls_per_connection`
+        grpc_calls_refused(reason = "connection");
+        /// `grpc.max_calls_per_caller`, or the share of a caller while places are short
+        grpc_calls_refused_caller(reason = "caller");
+        /// `grpc.max_calls`
+        grpc_calls_refused_all(reason = "all");
+    }
+    "gateway_grpc_streams_refused_total": "Streams of backends beyond the limit of their caller or of all" {
+        /// `grpc.max_streams_per_caller`, or the share of a caller while places are short
+        grpc_streams_refused_caller(reason = "caller");
+        /// `grpc.max_streams`
+        grpc_streams_refused_all(reason = "all");
     }
     "gateway_http_connections_refused_total": "HTTP connections refused or closed for others" {
         /// too many wait
@@ -614,6 +625,8 @@ counters! {
         http_refused_silent(reason = "silent");
         /// all places of its kind are taken, answered 503
         http_refused_busy(reason = "busy");
+        /// the caller has its share of places, answered 429
+        http_refused_caller(reason = "caller");
     }
     "gateway_http_api_failures_total": "Requests to the HTTP API that failed" {
         /// answered 400 to 499

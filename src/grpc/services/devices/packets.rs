@@ -1,13 +1,9 @@
 //! The packets of a device as they come and go, for finding out what is wrong with it.
 
-use std::sync::Arc;
+use std::{convert::Infallible, sync::Arc};
 
 use access::backends::Grant;
-use broker::{Charge, MemoryKind};
 use gateway_core::parse_shared;
-use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
-use tonic::Status;
 
 use crate::{
     grpc::{
@@ -16,19 +12,18 @@ use crate::{
         proto::gateway::v1::{self, trace_packets_item::Item},
         server::access::Call,
         status::Error,
+        stream::{ResponseQueue, ResponseSender, StreamEnd, responses},
     },
-    telemetry::{TracedPacket, WATCH_BYTES},
+    telemetry::{TracedPacket, WATCH_BYTES, Watch},
 };
 
 /// Most bytes of a payload that are shown.
 const MOST_SHOWN: u32 = 4 << 10;
 /// Most packets in a response.
 const BATCH: usize = 128;
-/// Responses that wait for the caller to read them; behind them is the watch's own buffer.
-const FRAMES: usize = 2;
 
 /// The stream of a trace.
-pub(in crate::grpc) type Packets = ReceiverStream<Result<v1::TracePacketsResponse, Status>>;
+pub(in crate::grpc) type Packets = ResponseQueue;
 
 /// Begins a trace, which ends with its stream. The device's id has been checked.
 pub(super) fn trace(
@@ -39,55 +34,58 @@ pub(super) fn trace(
     if request.payload_bytes > MOST_SHOWN {
         return Err(Error::invalid("payload_bytes", format!("is more than {MOST_SHOWN}")));
     }
-    let slot = context.streams.open(call)?;
-    let mut charge = Charge::new(context.broker.account(), MemoryKind::GrpcStreams);
-    // What waits, and as much again that is on its way to the caller.
-    if !charge.set(2 * WATCH_BYTES) {
-        return Err(Error::MemoryBudget);
-    }
+    let mut slot = context.streams.open(call)?;
+    // What waits in the watch, and as much again that was taken from it.
+    slot.select(2 * WATCH_BYTES)?;
     let traces = context.hooks.traces;
     let watching = traces.watch(&request.device_id, request.payload_bytes as usize);
     let watching = watching.ok_or(Error::TooManyTraces)?;
     let grant = Arc::clone(&call.caller().grant);
     let mut shutdown = context.shutdown.clone();
-    let (sender, receiver) = mpsc::channel(FRAMES);
+    let (sender, queue) = responses(slot);
     tokio::spawn(async move {
-        let _held = charge;
-        // The first says only that from now on nothing is left out.
+        let ended = tokio::select! {
+            ended = follow(&sender, watching.watch(), &grant) => ended,
+            _ = shutdown.wait_for(|stop| *stop) => Err(StreamEnd::Error(Error::ShuttingDown)),
+            () = sender.closed() => return,
+        };
+        let Err(end) = ended;
+        sender.end(end).await;
+    });
+    Ok(queue)
+}
+
+/// Sends what is traced, until it cannot be sent.
+async fn follow(sender: &ResponseSender, watch: &Watch, grant: &Grant) -> Result<Infallible, StreamEnd> {
+    // The first says only that from now on nothing is left out.
+    send(sender, Vec::new(), 0).await?;
+    loop {
+        let (packets, missed) = watch.next().await;
         let mut items = Vec::new();
-        loop {
-            let response = Ok(v1::TracePacketsResponse { items: std::mem::take(&mut items) });
-            if slot.sending(0, sender.send(response)).await.is_err() {
-                return;
-            }
-            let next = tokio::select! {
-                next = watching.watch().next() => Some(next),
-                _ = shutdown.wait_for(|stop| *stop) => None,
-                () = sender.closed() => return,
-            };
-            let Some((packets, missed)) = next else {
-                // Whether the caller hears this is its own matter.
-                let _ = sender.send(Err(Error::ShuttingDown.into())).await;
-                return;
-            };
-            for packet in packets {
-                items.push(item(Item::Packet(shown(packet, &grant))));
-                if items.len() >= BATCH {
-                    let response = Ok(v1::TracePacketsResponse { items: std::mem::take(&mut items) });
-                    if slot.sending(BATCH as u64, sender.send(response)).await.is_err() {
-                        return;
-                    }
-                }
-            }
-            slot.sent(items.len() as u64);
-            if missed > 0 {
-                slot.lost(missed);
-                let reason = v1::GapReason::BufferFull.into();
-                items.push(item(Item::Gap(v1::Gap { count: missed, reason })));
+        for packet in packets {
+            items.push(item(Item::Packet(shown(packet, grant))));
+            if items.len() >= BATCH {
+                send(sender, std::mem::take(&mut items), BATCH).await?;
             }
         }
-    });
-    Ok(ReceiverStream::new(receiver))
+        let shown = items.len();
+        if missed > 0 {
+            sender.slot().lost(missed);
+            let reason = v1::GapReason::BufferFull.into();
+            items.push(item(Item::Gap(v1::Gap { count: missed, reason })));
+        }
+        if !items.is_empty() {
+            send(sender, items, shown).await?;
+        }
+    }
+}
+
+async fn send(
+    sender: &ResponseSender,
+    items: Vec<v1::TracePacketsItem>,
+    packets: usize,
+) -> Result<(), StreamEnd> {
+    sender.send(v1::TracePacketsResponse { items }, packets as u64).await
 }
 
 fn item(item: Item) -> v1::TracePacketsItem {
