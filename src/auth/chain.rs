@@ -1,23 +1,26 @@
 //! The steps of `[auth]`, asked one after the other until one decides.
 
-use std::{collections::HashMap, io, sync::Arc};
+use std::{collections::HashMap, io, net::SocketAddr, sync::Arc};
 
 use access::{
     certificate::{CertificateFields, Template},
     jwt::{self, JwtError},
     scram,
 };
+use broker::Account;
+use gateway_core::metrics::count;
 
 use super::{
     AllowAll, Authenticator, Credentials, Decision, Denied, Dialogue, Method, Principal, certificate,
     enhanced::{self, Refused, Scram, ScramDialogue, TokenDialogue},
-    hashing::Hashing,
+    hashing::{Asker, HashBounds, Hashing},
     passwords::PasswordFile,
     remote::{GrpcHook, HttpHook, LoginOutcome},
     tokens::JwtTokens,
 };
 use crate::{
     config::{AuthCertificate, AuthStep, Config, ConfigError},
+    door::Address,
     reload::Reloads,
 };
 
@@ -67,8 +70,7 @@ impl Chain {
     /// # Errors
     /// A file cannot be used, or a thread cannot be made.
     pub(crate) fn start(config: &Config, reloads: &Reloads) -> Result<Arc<Self>, ChainError> {
-        let passwords =
-            config.auth.password_file.as_deref().map(PasswordFile::open).transpose()?.map(Arc::new);
+        let passwords = PasswordFile::open(&config.auth)?.map(Arc::new);
         if let Some(passwords) = &passwords {
             reloads.add(Arc::clone(passwords) as _);
         }
@@ -88,15 +90,19 @@ impl Chain {
         if let Some(grpc) = &grpc {
             reloads.add(grpc.reloads());
         }
-        let waiting = config.auth.max_waiting_hashes;
+        let bounds = |threads| HashBounds {
+            threads,
+            waiting: config.auth.max_waiting_hashes,
+            patience: config.limits.connect_timeout.0,
+        };
         let sources = Sources {
             certificate: CertificateNames::of(&config.auth.certificate),
-            scram: passwords.as_ref().map(|file| Scram::new(Arc::clone(file))).transpose()?,
-            hashing: Hashing::start(passwords.as_ref().map_or(0, |_| config.hash_threads()), waiting)?,
+            scram: passwords.as_ref().map(|file| Scram::new(Arc::clone(file))),
+            hashing: Hashing::start(bounds(passwords.as_ref().map_or(0, |_| config.hash_threads())))?,
             passwords,
             http,
             grpc,
-            signatures: Hashing::start(tokens.iter().len(), waiting)?,
+            signatures: Hashing::start(bounds(tokens.iter().len()))?,
             tokens,
         };
         let listeners = config.effective_listeners().into_iter().map(|(address, listener)| {
@@ -104,6 +110,15 @@ impl Chain {
             (listener.name, steps)
         });
         Ok(Arc::new(Self { listeners: listeners.collect(), sources: Arc::new(sources) }))
+    }
+
+    /// Charges what is remembered of logins to this account from now on; before that nothing is.
+    pub(crate) fn charge_to(&self, account: &Arc<Account>) {
+        self.sources.hashing.charge_to(account);
+        self.sources.signatures.charge_to(account);
+        if let Some(passwords) = &self.sources.passwords {
+            passwords.proofs.charge_to(account);
+        }
     }
 }
 
@@ -133,7 +148,7 @@ impl From<io::Error> for ChainError {
 /// # Errors
 /// A file that cannot be used.
 pub(crate) fn check_files(config: &Config) -> Result<(), ConfigError> {
-    config.auth.password_file.as_deref().map(PasswordFile::open).transpose()?;
+    PasswordFile::open(&config.auth)?;
     config.auth.jwt.is_on().then(|| JwtTokens::check(&config.auth.jwt)).transpose()?;
     config.auth.http.url.is_some().then(|| HttpHook::check(&config.auth.http)).transpose()?;
     config.auth.grpc.url.is_some().then(|| GrpcHook::check(&config.auth.grpc)).transpose()?;
@@ -149,6 +164,18 @@ impl Authenticator for Chain {
         }
         let (steps, sources) = (Box::<[AuthStep]>::from(steps), Arc::clone(&self.sources));
         Box::pin(async move { sources.decide(&steps, credentials).await })
+    }
+
+    fn footprint(&self, credentials: &Credentials) -> usize {
+        let steps: &[AuthStep] = self.listeners.get(credentials.listener.as_str()).map_or(&[], |steps| steps);
+        let question = |step: &AuthStep| match step {
+            AuthStep::Certificate | AuthStep::Scram | AuthStep::Anonymous => 0,
+            AuthStep::Password | AuthStep::Jwt => credentials.bytes(),
+            AuthStep::Http => HttpHook::footprint(credentials),
+            // As a message, and encoded.
+            AuthStep::Grpc => 2 * credentials.bytes(),
+        };
+        credentials.bytes() + steps.iter().map(question).max().unwrap_or_default()
     }
 
     fn begin(&self, method: &str, credentials: Credentials) -> Option<Box<dyn Dialogue>> {
@@ -169,7 +196,10 @@ impl Authenticator for Chain {
         let (sources, common_name) = (Arc::clone(&self.sources), fields.and_then(|fields| fields.cn));
         Some(match step {
             AuthStep::Scram => Box::new(ScramDialogue::new(sources, common_name)),
-            _ => Box::new(TokenDialogue { sources, client_id: credentials.client_id, common_name }),
+            _ => {
+                let asker = sources.signatures.asker(address_of(&credentials), None);
+                Box::new(TokenDialogue { sources, client_id: credentials.client_id, common_name, asker })
+            }
         })
     }
 }
@@ -237,7 +267,8 @@ impl Sources {
             password.and_then(|password| std::str::from_utf8(&password.0).ok()).map(str::to_owned)
         };
         let Some(token) = token.filter(|token| jwt::looks_like_token(token)) else { return Verdict::Pass };
-        match self.verify_token(token, &credentials.client_id).await {
+        let asker = self.signatures.asker(address_of(credentials), None);
+        match self.verify_token(token, &credentials.client_id, asker).await {
             Ok(principal) => Verdict::Allow(principal),
             Err(Some(denied)) => Verdict::Deny(denied),
             // Another step may know whose it is.
@@ -253,11 +284,13 @@ impl Sources {
         &self,
         token: String,
         client_id: &str,
+        asker: Asker,
     ) -> Result<Principal, Option<Denied>> {
         let tokens = self.tokens.as_ref().ok_or(None)?;
+        let token: Arc<str> = token.into();
         let verify = async || {
-            let (tokens, token) = (Arc::clone(tokens), token.clone());
-            self.signatures.run(move |_| tokens.verify(&token)).await
+            let (tokens, token) = (Arc::clone(tokens), Arc::clone(&token));
+            self.signatures.run(asker, move |_| tokens.verify(&token)).await
         };
         let mut verified = verify().await;
         if let (Some(key_set), Ok(Err(JwtError::UnknownKey))) = (&tokens.key_set, &verified) {
@@ -268,7 +301,9 @@ impl Sources {
                 return Err(Some(Denied::Unavailable));
             }
         }
-        match verified.map_err(Some)? {
+        let verified = verified.map_err(Some)?;
+        self.signatures.told(asker, verified.is_ok());
+        match verified {
             Ok(verified) if verified.client_id.as_deref().is_some_and(|id| id != client_id) => {
                 Err(Some(Denied::ClientId))
             }
@@ -297,23 +332,39 @@ impl Sources {
         else {
             return Verdict::Pass;
         };
+        let allow = || {
+            let username = Some(user.as_str().into());
+            Verdict::Allow(Principal { method: Method::Password, username, ..Principal::default() })
+        };
         let (users, name, password) = (file.users(), user.clone(), password.clone());
-        let verified = self.hashing.run(move |scratch| {
-            let hash = users.get(&name);
-            let right = hash.unwrap_or_else(|| users.decoy()).verify(&password.0, scratch);
-            hash.map(|_| right)
-        });
-        match verified.await {
-            Ok(Some(true)) => Verdict::Allow(Principal {
-                method: Method::Password,
-                username: Some(user.as_str().into()),
-                ..Principal::default()
-            }),
+        let asker = self.hashing.asker(address_of(credentials), Some(user));
+        let proof = file.proofs.of(&users, user, &password.0);
+        if proof.is_some_and(|proof| file.proofs.has(proof)) {
+            count(|c| c.checks_remembered.add(1));
+            self.hashing.told(asker, true);
+            return allow();
+        }
+        let verified = self.hashing.run(asker, move |scratch| users.check(&name, &password.0, scratch)).await;
+        if let Ok(right) = verified {
+            self.hashing.told(asker, right == Some(true));
+        }
+        match verified {
+            Ok(Some(true)) => {
+                if let Some(proof) = proof {
+                    file.proofs.keep(proof);
+                }
+                allow()
+            }
             Ok(Some(false)) => Verdict::Deny(Denied::BadCredentials),
             Ok(None) => Verdict::Pass,
             Err(denied) => Verdict::Deny(denied),
         }
     }
+}
+
+/// The address that a client comes from; `None` for one of a Unix socket.
+fn address_of(credentials: &Credentials) -> Option<Address> {
+    credentials.peer.parse::<SocketAddr>().ok().map(Address::from)
 }
 
 impl From<LoginOutcome> for Verdict {

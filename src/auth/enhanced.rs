@@ -1,14 +1,15 @@
 //! MQTT 5's enhanced authentication: the methods that a listener's steps offer.
 
-use std::{future::ready, io, sync::Arc};
+use std::{future::ready, sync::Arc};
 
-use access::{passwords::Hash, scram};
+use access::{jwt, passwords::Hash, scram};
 use aws_lc_rs::rand;
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 
 use super::{
-    Answering, AuthProgress, Denied, Dialogue, Method, Principal, chain::Sources, passwords::PasswordFile,
+    Answering, AuthProgress, Denied, Dialogue, Method, Principal, chain::Sources, hashing::Asker,
+    passwords::PasswordFile,
 };
 
 /// Name of the method whose data is a JSON Web Token.
@@ -17,19 +18,12 @@ pub(super) const JWT: &str = "JWT";
 /// Users of the password file that have keys for SCRAM.
 pub(super) struct Scram {
     passwords: Arc<PasswordFile>,
-    /// Makes up a salt for a user that does not exist.
-    secret: [u8; 32],
 }
 
 impl Scram {
     /// For the users of this file.
-    ///
-    /// # Errors
-    /// The system gives no random numbers.
-    pub(super) fn new(passwords: Arc<PasswordFile>) -> io::Result<Self> {
-        let mut secret = [0; 32];
-        rand::fill(&mut secret).map_err(|_| io::Error::other("the system gives no random numbers"))?;
-        Ok(Self { passwords, secret })
+    pub(super) fn new(passwords: Arc<PasswordFile>) -> Self {
+        Self { passwords }
     }
 
     /// Answers the client's first message. Costs some hashes of a block, since the keys were made when the password was set.
@@ -37,7 +31,7 @@ impl Scram {
         let mut nonce = [0; 18];
         rand::fill(&mut nonce).map_err(|_| Denied::Unavailable)?;
         let users = self.passwords.users();
-        let pretence = scram::Pretence { secret: &self.secret, like: users.usual_scram() };
+        let pretence = scram::Pretence { secret: users.secret(), shapes: users.scram_shapes() };
         let started = scram::Exchange::start(first, &STANDARD_NO_PAD.encode(nonce), &pretence, |user| {
             match users.get(user) {
                 Some(Hash::Scram(keys)) => Some(keys.clone()),
@@ -105,16 +99,19 @@ pub(super) struct TokenDialogue {
     pub(super) sources: Arc<Sources>,
     pub(super) client_id: String,
     pub(super) common_name: Option<Box<str>>,
+    pub(super) asker: Asker,
 }
 
 impl Dialogue for TokenDialogue {
     fn answer(&mut self, data: Bytes) -> Answering {
-        let (sources, client_id) = (Arc::clone(&self.sources), self.client_id.clone());
+        let (sources, client_id, asker) = (Arc::clone(&self.sources), self.client_id.clone(), self.asker);
         let common_name = self.common_name.take();
         Box::pin(async move {
-            let token = String::from_utf8(data.into()).map_err(|_| Denied::BadCredentials)?;
             // There is no other step that could know whose it is.
-            let proved = sources.verify_token(token, &client_id).await;
+            let token = std::str::from_utf8(&data).ok().filter(|token| jwt::looks_like_token(token));
+            let token = token.map(str::to_owned).ok_or(Denied::BadCredentials)?;
+            drop(data);
+            let proved = sources.verify_token(token, &client_id, asker).await;
             let principal = proved.map_err(|denied| denied.unwrap_or(Denied::BadCredentials))?;
             Ok(AuthProgress::Proved(Arc::new(Principal { common_name, ..principal }), None))
         })

@@ -2,7 +2,8 @@
 
 use std::{any::Any, sync::Arc};
 
-use broker::{CloseReason, ConnectionInfo};
+use broker::{Account, Charge, CloseReason, ConnectionInfo, MemoryKind};
+use gateway_core::metrics::count;
 
 use super::{Method, Principal};
 use crate::tls::CertificateId;
@@ -15,17 +16,38 @@ pub(crate) struct Identity {
     pub(crate) principal: Arc<Principal>,
     /// The client certificate that TLS verified, whether or not it decided who this is.
     pub(crate) certificate: Option<CertificateId>,
+    /// Groups and claims on the memory account; none of a principal that is small.
+    _charge: Option<Box<Charge>>,
 }
+
+/// Bytes of groups, claims and names that a connection may have uncharged, beside all else that it takes.
+const FREE: usize = 256;
+
+/// Memory is too short for groups and claims.
+#[derive(Debug)]
+pub(crate) struct NoRoom;
 
 impl Identity {
     /// As [`ConnectionInfo::identity`] takes it: nothing for somebody anonymous without a certificate, about whom nobody
     /// can have more to say than about any other.
+    ///
+    /// # Errors
+    /// Sessions have used up their share of memory.
     pub(crate) fn kept(
         principal: &Arc<Principal>,
         certificate: Option<CertificateId>,
-    ) -> Option<Arc<dyn Any + Send + Sync>> {
-        let is_nobody = certificate.is_none() && principal.method == Method::Anonymous;
-        (!is_nobody).then(|| Arc::new(Self { principal: Arc::clone(principal), certificate }) as _)
+        account: &Arc<Account>,
+    ) -> Result<Option<Arc<dyn Any + Send + Sync>>, NoRoom> {
+        if certificate.is_none() && principal.method == Method::Anonymous {
+            return Ok(None);
+        }
+        let bytes = principal.bytes();
+        let charge = (bytes > FREE).then(|| {
+            let mut charge = Box::new(Charge::new(account, MemoryKind::Sessions));
+            charge.set(bytes).then_some(charge).ok_or(NoRoom)
+        });
+        let charge = charge.transpose().inspect_err(|NoRoom| count(|c| c.memory_sessions.add(1)))?;
+        Ok(Some(Arc::new(Self { principal: Arc::clone(principal), certificate, _charge: charge }) as _))
     }
 }
 

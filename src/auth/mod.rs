@@ -13,6 +13,7 @@ mod hashing;
 mod identity;
 mod passwords;
 mod permissions;
+mod proofs;
 mod remembered;
 mod remote;
 mod rules;
@@ -71,6 +72,16 @@ pub struct Credentials {
     pub listener: Arc<String>,
 }
 
+impl Credentials {
+    /// Bytes that a client has chosen.
+    pub fn bytes(&self) -> usize {
+        self.client_id.len()
+            + self.username.as_ref().map_or(0, String::len)
+            + self.password.as_ref().map_or(0, |password| password.0.len())
+            + self.certificate.as_ref().map_or(0, Vec::len)
+    }
+}
+
 /// Bytes that do not show in logs.
 #[derive(Clone)]
 pub struct Secret(pub Bytes);
@@ -105,6 +116,12 @@ pub trait Authenticator: Send + Sync {
     /// use Tokio's timers, sockets and tasks.
     fn authenticate(&self, credentials: Credentials) -> Decision;
 
+    /// Bytes that a decision about these credentials may hold until it is made, with the credentials themselves. They are on the
+    /// memory account, and a client for whom there is no room is not let in.
+    fn footprint(&self, credentials: &Credentials) -> usize {
+        2 * credentials.bytes()
+    }
+
     /// Begins the enhanced authentication of MQTT 5 by `method`, for a CONNECT or on a live connection, which has no user name
     /// and password then. `None` for a method that is not offered, as all are not if this is not written: the client is told
     /// so (0x8C). Is called as [`Self::authenticate`] is, and must not block either.
@@ -121,6 +138,12 @@ pub enum AuthProgress {
     Challenge(Bytes),
     /// This is who it is; the data that tells the client so, if the method has any.
     Proved(Arc<Principal>, Option<Bytes>),
+}
+
+impl AuthProgress {
+    /// So many times the Authentication Data that has come may be held in an authentication: as it came, as it was understood, and
+    /// in what is signed.
+    pub(crate) const FOOTPRINT: usize = 6;
 }
 
 /// A boxed answer in an enhanced authentication.

@@ -8,9 +8,11 @@ use std::{
 
 use access::passwords::Passwords;
 use arc_swap::ArcSwap;
+use tracing::warn;
 
+use super::proofs::Proofs;
 use crate::{
-    config::{ConfigError, Problem},
+    config::{Auth, ConfigError, Problem},
     reload::Reload,
 };
 
@@ -18,20 +20,29 @@ use crate::{
 pub(super) struct PasswordFile {
     path: PathBuf,
     users: ArcSwap<Passwords>,
+    /// Of this file, and forgotten when it is read again.
+    pub(super) proofs: Proofs,
 }
 
 impl PasswordFile {
-    /// Reads the file.
+    /// Reads the file that is configured; `None` if none is.
     ///
     /// # Errors
-    /// It cannot be read, or has a line that cannot be used.
-    pub(super) fn open(path: &Path) -> Result<Self, ConfigError> {
+    /// It cannot be read, or has a line that cannot be used; or the system gives no random numbers.
+    pub(super) fn open(config: &Auth) -> Result<Option<Self>, ConfigError> {
+        let Some(path) = config.password_file.as_deref() else { return Ok(None) };
         let users = read(path).map_err(|problems| {
             let fix = "mend it with mqtt-server passwd";
             let problem = |text| Problem::new("auth.password_file", path.display(), text, fix);
             ConfigError(problems.into_iter().map(problem).collect())
         })?;
-        Ok(Self { path: path.to_owned(), users: ArcSwap::from_pointee(users) })
+        let proofs = Proofs::new(config.password_cache_size, config.password_cache_ttl.0).map_err(|_| {
+            let fix = "start it where /dev/urandom can be read";
+            let text = "the system gives no random numbers";
+            ConfigError(vec![Problem::new("auth.password_file", path.display(), text, fix)])
+        })?;
+        warn_of_kinds(path, &users);
+        Ok(Some(Self { path: path.to_owned(), users: ArcSwap::from_pointee(users), proofs }))
     }
 
     /// The users now.
@@ -55,8 +66,21 @@ impl Reload for PasswordFile {
             problems.into_iter().map(|problem| format!("{path}: {problem}")).collect::<Vec<_>>()
         })?;
         let said = format!("{} users", users.len());
+        warn_of_kinds(&self.path, &users);
         self.users.store(Arc::new(users));
+        self.proofs.clear();
         Ok(said)
+    }
+}
+
+/// Says so if a wrong password cannot cost the same for all users.
+fn warn_of_kinds(path: &Path, users: &Passwords) {
+    let kinds = users.kinds_beyond();
+    if kinds > 0 {
+        warn!(
+            file = %path.display(), kinds,
+            "too many kinds of hashes: users with the rarest can be told from others by time; set their passwords anew"
+        );
     }
 }
 

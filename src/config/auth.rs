@@ -157,8 +157,12 @@ pub struct Auth {
     pub password_file: Option<PathBuf>,
     /// Threads that hash passwords, 0 is half of the cores.
     pub hash_threads: usize,
-    /// Logins that may wait for them; one more is refused as busy.
+    /// Logins that may wait for them; fewer, if not so many can be checked in time. One more is refused as busy.
     pub max_waiting_hashes: usize,
+    /// How long a password that was right need not be hashed again, 0 hashes each time.
+    pub password_cache_ttl: Span,
+    /// Passwords of which that is remembered.
+    pub password_cache_size: usize,
     /// `[auth.certificate]`.
     pub certificate: AuthCertificate,
     /// `[auth.jwt]`.
@@ -177,6 +181,8 @@ impl Default for Auth {
             password_file: None,
             hash_threads: 0,
             max_waiting_hashes: 1_000,
+            password_cache_ttl: Span(Duration::from_hours(24)),
+            password_cache_size: 100_000,
             certificate: AuthCertificate::default(),
             jwt: AuthJwt::default(),
             http: AuthHttp::default(),

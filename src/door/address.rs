@@ -9,6 +9,20 @@ use std::{
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub(crate) struct Address(NonZeroU64);
 
+/// The network that an address belongs to, as far as one owner can be supposed: an IPv4 /24 or an IPv6 /48.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub(crate) struct Network(u64);
+
+impl Address {
+    /// The network of the address.
+    pub(crate) fn network(self) -> Network {
+        let number = self.0.get();
+        // IPv4 addresses have numbers of 33 bits: see below.
+        let is_v4 = number >> 32 == 1;
+        Network(if is_v4 { number >> 8 } else { number >> 16 << 16 })
+    }
+}
+
 impl From<SocketAddr> for Address {
     fn from(address: SocketAddr) -> Self {
         let number = match address.ip().to_canonical() {
@@ -37,5 +51,15 @@ mod tests {
         assert_ne!(address("192.0.2.1"), address("192.0.2.2"));
         assert_ne!(address("::1"), address("127.0.0.1"));
         assert_eq!(size_of::<Option<Address>>(), 8);
+    }
+
+    #[test]
+    fn a_network_is_24_bits_of_ipv4_or_48_of_ipv6() {
+        let network = |text| address(text).network();
+        assert_eq!(network("192.0.2.1"), network("192.0.2.255"));
+        assert_ne!(network("192.0.2.1"), network("192.0.3.1"));
+        assert_eq!(network("2001:db8:1:2::1"), network("2001:db8:1:ffff::1"));
+        assert_ne!(network("2001:db8:1:2::1"), network("2001:db8:2:2::1"));
+        assert_ne!(network("::1"), network("0.0.0.1"));
     }
 }

@@ -33,7 +33,7 @@ use tokio::{
 
 use self::state::Occupancy;
 pub(crate) use self::{
-    address::Address,
+    address::{Address, Network},
     host::{Origins, is_this_machine},
     lobby::Lobby,
 };

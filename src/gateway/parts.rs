@@ -93,9 +93,12 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     if config.backends.jwt.key_file.is_some() {
         reloads.add(Arc::new(JwtKeys(Arc::clone(&backends))));
     }
-    let auth = match auth {
-        Some(auth) => auth,
-        None => Chain::start(&config, &reloads)? as Arc<dyn Authenticator>,
+    let (auth, chain) = match auth {
+        Some(auth) => (auth, None),
+        None => {
+            let chain = Chain::start(&config, &reloads)?;
+            (Arc::clone(&chain) as Arc<dyn Authenticator>, Some(chain))
+        }
     };
     let courier = Courier::new(&config.auth.grpc)?;
     if let Some(courier) = &courier {
@@ -195,6 +198,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let courier = courier.map(|courier| (courier, broker.events()));
     let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
     let guard = AbuseGuard::new(&config.bans, Arc::clone(&bans));
+    if let Some(chain) = chain {
+        chain.charge_to(broker.account());
+    }
     let pattern = config.response_pattern();
     let shared = Shared::new(broker.clone(), auth, authority.clone(), guard, pattern, mark.clone());
     if let Some(stores) = stores {

@@ -15,6 +15,7 @@ use serde_json::json;
 use crate::{
     client::{Client, Got, decoded, hello, message, will},
     login::{added, login, passwd, seconds_from_now, token},
+    memory::held,
     support::{Server, until},
 };
 
@@ -144,7 +145,11 @@ fn server(dir: &Path, more: &str) -> Server {
     with_keys(&file, "ann");
     with_keys(&file, "bob");
     added(&file, "eve", PASSWORD);
-    Server::start_with(&[], &format!("{more}\n[auth]\npassword_file = \"{}\"\n", file.display()))
+    Server::start_with(&[], &config(dir, more))
+}
+
+fn config(dir: &Path, more: &str) -> String {
+    format!("{more}\n[auth]\npassword_file = \"{}\"\n", dir.join("passwords").display())
 }
 
 #[test]
@@ -185,6 +190,33 @@ fn who_is_not_there_is_challenged_like_who_is() {
     assert_eq!((ann.0, ann.1.len(), &ann.2), (nobody.0, nobody.1.len(), &nobody.2));
     assert_eq!(shape("nobody").1, nobody.1, "a salt that changes is nobody's");
     assert_ne!(shape("no one").1, nobody.1, "and one that many have, too");
+    let eve = shape("eve");
+    assert_eq!(
+        (eve.0, eve.1.len(), &eve.2),
+        (ann.0, ann.1.len(), &ann.2),
+        "who has another kind of hash, too"
+    );
+    let server = server.stop_and_restart(&[], &config(dir.path(), ""));
+    let first = scram::client::first("nobody", "n");
+    let mut client = open(&server, connect("d1", METHOD, first.as_bytes()));
+    let text = String::from_utf8(challenge(&mut client)).expect("text");
+    assert!(text.contains(&nobody.1), "a salt that changes with the process is nobody's");
+}
+
+/// A client that is connected holds it until it has proved who it is.
+#[test]
+fn what_is_said_in_an_authentication_of_a_live_connection_is_on_the_account() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let server = server(dir.path(), "");
+    let (mut ann, _) = by_scram(&server, "d1", "ann", PASSWORD);
+    let first = scram::client::first("ann", &"n".repeat(3_000));
+    ann.send(&auth(0x19, METHOD, first.as_bytes()));
+    let asked = challenge(&mut ann);
+    assert!(held(&server, "partial_packets") >= 3_000);
+    let (last, _) = scram::client::last(&first, &asked, PASSWORD.as_bytes()).expect("a challenge");
+    ann.send(&auth(0x18, METHOD, last.as_bytes()));
+    assert!(matches!(said(&mut ann, METHOD), Said::Auth(0, _)));
+    assert_eq!(held(&server, "partial_packets"), 0);
 }
 
 /// [MQTT-4.12.0-5], [MQTT-3.1.2-30].

@@ -26,7 +26,7 @@ use crate::{
 
 /// How the service behaves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Mood {
+pub(crate) enum Mood {
     /// Allows users whose name begins with `a`, denies those with `d`, and ignores others.
     Well,
     /// The same after 20 ms.
@@ -73,7 +73,7 @@ impl Hook {
         Self { heard, port, _runtime: runtime }
     }
 
-    fn feel(&self, mood: Mood) {
+    pub(crate) fn feel(&self, mood: Mood) {
         *self.heard.mood.lock() = Some(mood);
     }
 

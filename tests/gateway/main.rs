@@ -24,6 +24,7 @@ mod jwks;
 mod limits;
 mod listeners;
 mod login;
+mod login_storm;
 mod malformed;
 mod matrix;
 mod memory;

@@ -14,11 +14,11 @@ use gateway_core::{Protocol, QoS};
 
 const MIB: usize = 1 << 20;
 /// 8 MiB for everything.
-const LIMITS: &str =
+pub(crate) const LIMITS: &str =
     "[limits]\nmemory_budget = \"8 MiB\"\nmailbox_bytes = \"2 MiB\"\nstream_buffer = \"2 MiB\"\n";
 
 /// Bytes on the account for what is so named.
-fn held(server: &Server, kind: &str) -> usize {
+pub(crate) fn held(server: &Server, kind: &str) -> usize {
     let page = server.http_get("/metrics").expect("read the metrics");
     let name = format!("gateway_memory_bytes{{kind=\"{kind}\"}} ");
     let row = page.lines().find_map(|line| line.strip_prefix(&name));

@@ -11,7 +11,7 @@ use std::{
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("abuse", &["auth", "config", "door", "reload", "tls"]),
-    ("auth", &["config", "reload", "remote", "tls"]),
+    ("auth", &["config", "door", "reload", "remote", "tls"]),
     ("backends", &["config", "reload", "replace", "telemetry"]),
     ("bridges", &["config", "groups", "remote", "tls"]),
     ("config", &[]),

@@ -23,6 +23,9 @@ pub(crate) const MAX_KEYS: usize = 256;
 /// The most claims that a token may have, and the most values of one. A token with more is refused: a rule that denies must
 /// see all of them.
 const MAX_CLAIMS: usize = 256;
+/// The most bytes of names, groups and claims. Only a token whose claims are inside others with long names has more: each claim
+/// is kept under its whole path.
+const MAX_BYTES: usize = 32 << 10;
 /// How deep claims are looked for inside others.
 const MAX_DEPTH: usize = 4;
 
@@ -310,6 +313,9 @@ impl Expected {
         let tenant = first(&self.tenant).map(|tenant| tenant.as_ref().into());
         let principal =
             Principal { method: Method::Jwt, username, groups, tenant, claims: kept, ..Principal::default() };
+        if principal.bytes() > MAX_BYTES {
+            return Err(JwtError::TooMany);
+        }
         Ok(Verified { principal, expires, client_id })
     }
 }
@@ -407,6 +413,20 @@ mod tests {
         };
         assert!(many(MAX_CLAIMS - 2).is_ok());
         assert_eq!(many(MAX_CLAIMS - 1).unwrap_err(), JwtError::TooMany);
+    }
+
+    /// The path of each claim is kept with it: a token of 12 KB would be held as two megabytes.
+    #[test]
+    fn a_token_whose_claims_grow_when_they_are_kept_is_refused() {
+        let inner: Map<String, Value> = (0..200).map(|n| (n.to_string(), json!(1))).collect();
+        let nested = json!({"exp": NOW + 1, "n".repeat(8_000): inner});
+        assert_eq!(check(nested, &expected()).unwrap_err(), JwtError::TooMany);
+        let flat: Map<String, Value> =
+            (0..200).map(|n| (format!("claim-{n}"), json!("x".repeat(30)))).collect();
+        let mut flat = Value::Object(flat);
+        flat["exp"] = json!(NOW + 1);
+        let principal = check(flat, &expected()).unwrap().principal;
+        assert!((200 * 30..MAX_BYTES).contains(&principal.bytes()), "{}", principal.bytes());
     }
 
     #[test]

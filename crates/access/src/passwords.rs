@@ -13,7 +13,7 @@
 use std::{collections::HashMap, fmt, num::NonZeroU32};
 
 use argon2::{Algorithm, Argon2, Block, Params, Version, password_hash::phc::PasswordHash};
-use aws_lc_rs::{constant_time, pbkdf2};
+use aws_lc_rs::{constant_time, digest, pbkdf2};
 use base64::{
     Engine as _,
     engine::general_purpose::{STANDARD, STANDARD_NO_PAD},
@@ -76,11 +76,32 @@ pub struct LineError {
 
 /// Memory that hashing uses again and again. One for each thread.
 #[derive(Default)]
-pub struct Scratch(Vec<Block>);
+pub struct Scratch {
+    blocks: Vec<Block>,
+    work: Work,
+}
+
+/// Work of hashing, by algorithm.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Work {
+    /// Blocks of argon2id: KiB of memory times passes.
+    pub argon2id: u64,
+    /// Iterations of PBKDF2 with HMAC-SHA-512.
+    pub pbkdf2_sha512: u64,
+    /// Iterations of PBKDF2 with HMAC-SHA-256, which SCRAM uses.
+    pub pbkdf2_sha256: u64,
+}
+
+impl Scratch {
+    /// The work that was done with this memory so far.
+    pub fn work(&self) -> Work {
+        self.work
+    }
+}
 
 impl fmt::Debug for Scratch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Scratch({} KiB)", self.0.len())
+        write!(f, "Scratch({} KiB)", self.blocks.len())
     }
 }
 
@@ -189,14 +210,19 @@ impl Hash {
     pub fn verify(&self, password: &[u8], scratch: &mut Scratch) -> bool {
         match self {
             Self::Argon2id { memory, passes, lanes, salt, hash } => {
+                scratch.work.argon2id += u64::from(*memory) * u64::from(*passes);
                 let mut made = vec![0; hash.len()];
                 fill_argon2id((*memory, *passes, *lanes), password, salt, &mut made, scratch)
                     && constant_time::verify_slices_are_equal(&made, hash).is_ok()
             }
             Self::Pbkdf2 { iterations, salt, hash } => {
+                scratch.work.pbkdf2_sha512 += u64::from(iterations.get());
                 pbkdf2::verify(pbkdf2::PBKDF2_HMAC_SHA512, *iterations, salt, password, hash).is_ok()
             }
-            Self::Scram(keys) => keys.verify(password),
+            Self::Scram(keys) => {
+                scratch.work.pbkdf2_sha256 += u64::from(keys.shape().iterations.get());
+                keys.verify(password)
+            }
         }
     }
 
@@ -248,19 +274,25 @@ fn fill_argon2id(
 ) -> bool {
     let Ok(params) = Params::new(memory, passes, lanes, Some(out.len())) else { return false };
     let blocks = params.block_count();
-    if scratch.0.len() < blocks {
-        scratch.0.resize(blocks, Block::default());
+    if scratch.blocks.len() < blocks {
+        scratch.blocks.resize(blocks, Block::default());
     }
     let argon2 = Argon2::new(Algorithm::Argon2id, Version::V0x13, params);
-    argon2.hash_password_into_with_memory(password, salt, out, &mut scratch.0[..blocks]).is_ok()
+    argon2.hash_password_into_with_memory(password, salt, out, &mut scratch.blocks[..blocks]).is_ok()
 }
+
+/// The kinds of hashes in a file that a wrong password is made to cost. A file has two or three as a rule.
+const MOST_KINDS: usize = 8;
 
 /// The users of a file.
 #[derive(Debug, Clone)]
 pub struct Passwords {
     users: HashMap<Box<str>, Hash>,
-    decoy: Hash,
-    usual_scram: scram::Shape,
+    /// A hash of each kind in the file, or of one kind if it is empty, that no password fits.
+    decoys: Box<[Hash]>,
+    kinds: usize,
+    scram_shapes: Box<[(scram::Shape, usize)]>,
+    secret: [u8; 32],
 }
 
 impl Default for Passwords {
@@ -292,45 +324,73 @@ impl Passwords {
 
     fn new(users: HashMap<Box<str>, Hash>) -> Self {
         let mut costs: HashMap<_, (usize, &Hash)> = HashMap::new();
+        let mut shapes: HashMap<scram::Shape, usize> = HashMap::new();
         for hash in users.values() {
             costs.entry(hash.cost()).or_insert((0, hash)).0 += 1;
+            if let Hash::Scram(keys) = hash {
+                *shapes.entry(keys.shape()).or_insert(0) += 1;
+            }
         }
-        let usual = costs.into_iter().max_by_key(|(cost, (users, _))| (*users, *cost));
-        let decoy = match usual {
-            Some((_, (_, hash))) => hash.decoy(),
-            None => Hash::Argon2id {
+        let kinds = costs.len();
+        let mut costs: Vec<_> = costs.into_iter().collect();
+        costs.sort_unstable_by_key(|(cost, (users, _))| std::cmp::Reverse((*users, *cost)));
+        let mut decoys: Vec<Hash> =
+            costs.iter().take(MOST_KINDS).map(|(_, (_, hash))| hash.decoy()).collect();
+        if decoys.is_empty() {
+            decoys.push(Hash::Argon2id {
                 memory: MEMORY_KIB,
                 passes: PASSES,
                 lanes: 1,
                 salt: [0; SALT_LEN].into(),
                 hash: [0; 32].into(),
-            },
-        };
-        let mut shapes: HashMap<scram::Shape, usize> = HashMap::new();
-        for hash in users.values() {
-            if let Hash::Scram(keys) = hash {
-                *shapes.entry(keys.shape()).or_insert(0) += 1;
-            }
+            });
         }
-        let usual_scram = shapes.into_iter().max_by_key(|(shape, users)| (*users, *shape));
-        let usual_scram = usual_scram.map(|(shape, _)| shape).unwrap_or_default();
-        Self { users, decoy, usual_scram }
+        let mut scram_shapes: Vec<_> = shapes.into_iter().collect();
+        scram_shapes.sort_unstable();
+        let secret = secret_of(&users);
+        Self { users, decoys: decoys.into(), kinds, scram_shapes: scram_shapes.into(), secret }
     }
 
-    /// The hash of a user. For one that is not there there is [`Self::decoy`], to be verified all the same.
+    /// The hash of a user.
     pub fn get(&self, user: &str) -> Option<&Hash> {
         self.users.get(user)
     }
 
-    /// A hash that costs what most lines of the file cost and that no password fits, so that a user name that is not there
-    /// takes as long as a wrong password.
-    pub fn decoy(&self) -> &Hash {
-        &self.decoy
+    /// Whether `password` is the user's; `None` for a user who is not in the file. A wrong password and an unknown user cost
+    /// the same, one hash of each kind that the file has, so that the time of an answer tells neither whether a user exists
+    /// nor which kind of hash it has.
+    pub fn check(&self, user: &str, password: &[u8], scratch: &mut Scratch) -> Option<bool> {
+        let known = self.get(user);
+        if known.is_some_and(|hash| hash.verify(password, scratch)) {
+            return Some(true);
+        }
+        let own = known.map(Hash::cost);
+        for decoy in self.decoys.iter().filter(|decoy| Some(decoy.cost()) != own) {
+            std::hint::black_box(decoy.verify(password, scratch));
+        }
+        known.map(|_| false)
     }
 
-    /// How most keys for SCRAM were made.
-    pub fn usual_scram(&self) -> scram::Shape {
-        self.usual_scram
+    /// The hash of a user, or one that no password fits.
+    pub fn get_or_decoy(&self, user: &str) -> &Hash {
+        self.get(user).unwrap_or(&self.decoys[0])
+    }
+
+    /// How many kinds of hashes the file has beyond those that a wrong password is made to cost. With any, the users who have
+    /// such a hash can be told from others by time.
+    pub fn kinds_beyond(&self) -> usize {
+        self.kinds.saturating_sub(MOST_KINDS)
+    }
+
+    /// How keys for SCRAM were made, and for how many users each, in order. Empty if no user has such keys.
+    pub fn scram_shapes(&self) -> &[(scram::Shape, usize)] {
+        &self.scram_shapes
+    }
+
+    /// A secret that gateways with the same file have in common, also after a restart, and that nobody knows who does not know
+    /// the hashes of several users. It seldom changes with the file.
+    pub fn secret(&self) -> &[u8; 32] {
+        &self.secret
     }
 
     /// How many users there are.
@@ -342,6 +402,26 @@ impl Passwords {
     pub fn is_empty(&self) -> bool {
         self.users.is_empty()
     }
+}
+
+/// Made of the lines of a few users that a digest of their names chooses: a change of another user changes nothing.
+fn secret_of(users: &HashMap<Box<str>, Hash>) -> [u8; 32] {
+    const CHOSEN: usize = 8;
+    let mut chosen: Vec<([u8; 32], &str)> =
+        users.keys().map(|name| (sha256(name.as_bytes()), &**name)).collect();
+    if chosen.len() > CHOSEN {
+        chosen.select_nth_unstable(CHOSEN);
+        chosen.truncate(CHOSEN);
+    }
+    chosen.sort_unstable();
+    let line = |(_, name): &([u8; 32], &str)| users.get(*name).map(|hash| format!("{name}:{hash}\n"));
+    sha256(chosen.iter().filter_map(line).collect::<String>().as_bytes())
+}
+
+fn sha256(bytes: &[u8]) -> [u8; 32] {
+    let mut out = [0; 32];
+    out.copy_from_slice(digest::digest(&digest::SHA256, bytes).as_ref());
+    out
 }
 
 /// User and hash of a line; `None` if it has none to begin with.
@@ -449,17 +529,65 @@ mod tests {
         assert_eq!(Passwords::parse(&twice).unwrap_err()[0].problem, BadLine::Twice);
     }
 
-    /// Otherwise the time of an answer tells which names are there.
+    /// Otherwise the time of an answer tells which names are there, and which of them have keys for SCRAM.
     #[test]
-    fn a_user_that_is_not_there_costs_what_most_lines_cost() {
+    fn a_wrong_password_and_an_unknown_user_cost_the_same_whatever_kind_of_hash_a_user_has() {
         let mut scratch = Scratch::default();
+        let scram = |name: &str| {
+            format!("{name}:{}\n", Hash::Scram(scram::ScramKeys::new(b"x", b"0123456789abcdef", 4096)))
+        };
         let text = format!("a:{0}\nb:{0}\nc:{1}\n", mosquitto(b"x"), {
             Hash::argon2id(b"x", b"0123456789abcdef", &mut scratch)
-        });
+        }) + &scram("d");
         let passwords = Passwords::parse(&text).unwrap();
-        assert_eq!(passwords.decoy().cost(), passwords.get("a").unwrap().cost());
-        assert!(!passwords.decoy().verify(b"x", &mut scratch));
-        assert!(matches!(Passwords::default().decoy(), Hash::Argon2id { .. }));
+        let work = |user: &str, password: &[u8], expected: Option<bool>| {
+            let mut scratch = Scratch::default();
+            assert_eq!(passwords.check(user, password, &mut scratch), expected, "{user}");
+            scratch.work()
+        };
+        let unknown = work("nobody", b"x", None);
+        let each = Work { argon2id: 2 * 19_456, pbkdf2_sha512: 101, pbkdf2_sha256: 4_096 };
+        assert_eq!(unknown, each, "a hash of each kind in the file");
+        for user in ["a", "b", "c", "d"] {
+            assert_eq!(work(user, b"wrong", Some(false)), unknown, "{user}");
+        }
+        let right = work("d", b"x", Some(true));
+        assert_eq!(
+            right,
+            Work { pbkdf2_sha256: 4_096, ..Work::default() },
+            "who is let in waits for no other"
+        );
+        let mut scratch = Scratch::default();
+        assert_eq!(Passwords::default().check("a", b"x", &mut scratch), None);
+        assert!(scratch.work().argon2id > 0, "an empty file gives nothing away either");
+    }
+
+    /// It makes the salts of users that are not there, which would show as such if theirs alone changed.
+    #[test]
+    fn the_secret_of_a_file_outlives_restarts_and_most_changes() {
+        let user = |n: usize| format!("user-{n}:{}\n", mosquitto(&n.to_be_bytes()));
+        let users = |count: usize| -> String { (0..count).map(user).collect() };
+        let secret = |text: &str| *Passwords::parse(text).unwrap().secret();
+        let before = secret(&users(400));
+        assert_eq!(secret(&users(400)), before);
+        let kept = (400..450).filter(|n| secret(&(users(400) + &user(*n))) == before).count();
+        assert!(kept >= 40, "{kept} of 50 after one more user");
+        let last = format!("user-0:{}\n", mosquitto(b"another"));
+        assert_ne!(secret(&last), secret(&users(1)), "nobody knows it without the hashes");
+    }
+
+    #[test]
+    fn a_file_of_many_kinds_of_hashes_does_not_multiply_the_work_of_a_wrong_password() {
+        let line = |n: u32| {
+            let keys = scram::ScramKeys::new(b"x", b"0123456789abcdef", n);
+            format!("user-{n}:{}\n", Hash::Scram(keys))
+        };
+        let text: String = (1..=100).map(line).collect();
+        let passwords = Passwords::parse(&text).unwrap();
+        assert_eq!(passwords.kinds_beyond(), 92);
+        let mut scratch = Scratch::default();
+        assert_eq!(passwords.check("nobody", b"x", &mut scratch), None);
+        assert!(scratch.work().pbkdf2_sha256 <= 8 * 100);
     }
 
     #[test]

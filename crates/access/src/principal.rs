@@ -51,6 +51,20 @@ pub struct Principal {
     pub expires: Option<Timestamp>,
 }
 
+/// Bytes of a text, or of a list of them, beside its content.
+const TEXT: usize = size_of::<Box<str>>();
+
+impl Principal {
+    /// Bytes of its names, groups and claims, with what keeping them apart takes.
+    pub fn bytes(&self) -> usize {
+        let texts = |texts: &[Box<str>]| texts.iter().map(|text| TEXT + text.len()).sum::<usize>();
+        let names = [self.username.as_deref(), self.common_name.as_deref(), self.tenant.as_deref()];
+        names.into_iter().flatten().map(str::len).sum::<usize>()
+            + texts(&self.groups)
+            + self.claims.iter().map(|(name, values)| 2 * TEXT + name.len() + texts(values)).sum::<usize>()
+    }
+}
+
 /// Somebody at the moment of a decision.
 #[derive(Debug, Clone, Copy)]
 pub struct Subject<'a> {

@@ -103,10 +103,15 @@ impl fmt::Display for ScramKeys {
 /// What those are shown who are not there, so that they look as if they were.
 #[derive(Debug, Clone, Copy)]
 pub struct Pretence<'a> {
-    /// Makes their salts. Somebody who knows it, or sees it change, can tell which users do not exist.
+    /// Makes their salts: [`Passwords::secret`]. Somebody who knows it, or sees it change, can tell which users do not exist.
+    ///
+    /// [`Passwords::secret`]: crate::passwords::Passwords::secret
     pub secret: &'a [u8],
-    /// How the keys of most users were made.
-    pub like: Shape,
+    /// How the keys of users were made, and for how many users each: [`Passwords::scram_shapes`]. None is as keys are made
+    /// here.
+    ///
+    /// [`Passwords::scram_shapes`]: crate::passwords::Passwords::scram_shapes
+    pub shapes: &'a [(Shape, usize)],
 }
 
 /// How keys were made, as everybody can see who asks.
@@ -125,16 +130,34 @@ impl Default for Shape {
 }
 
 impl Pretence<'_> {
-    /// Keys of a user that is not there.
+    /// Keys of a user that is not there: as if it were one of the others, the same each time.
     fn keys(&self, user: &str) -> ScramKeys {
+        let shape = self.shape(user);
         let mut salt = Vec::with_capacity(MAX_SALT);
-        while salt.len() < self.like.salt {
+        while salt.len() < shape.salt {
             let more = [&[salt.len() as u8], user.as_bytes()].concat();
             salt.extend(mac(self.secret, &more));
         }
-        salt.truncate(self.like.salt);
+        salt.truncate(shape.salt);
         let nobody = [0; KEY];
-        ScramKeys { iterations: self.like.iterations, salt: salt.into(), stored: nobody, server: nobody }
+        ScramKeys { iterations: shape.iterations, salt: salt.into(), stored: nobody, server: nobody }
+    }
+
+    /// A shape that is as frequent among users that are not there as among those that are. Where few users have a shape, it
+    /// would show otherwise that they exist.
+    fn shape(&self, user: &str) -> Shape {
+        let chance = mac(self.secret, &[b"shape", user.as_bytes()].concat());
+        let chance = chance.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
+        let users: u64 = self.shapes.iter().map(|(_, users)| *users as u64).sum();
+        // Scaled rather than divided: a user more or less changes the shape of few.
+        let mut at = ((u128::from(chance) * u128::from(users)) >> 64) as u64;
+        for (shape, users) in self.shapes {
+            match at.checked_sub(*users as u64) {
+                Some(rest) => at = rest,
+                None => return *shape,
+            }
+        }
+        Shape::default()
     }
 }
 
@@ -187,10 +210,9 @@ impl Exchange {
         if user.is_empty() || other.is_some_and(|other| other != user) {
             return Err(ScramError::Malformed);
         }
-        let (keys, known) = match find(&user) {
-            Some(keys) => (keys, true),
-            None => (pretence.keys(&user), false),
-        };
+        // Made up for everybody, so that it takes as long for those who are there.
+        let made_up = pretence.keys(&user);
+        let (keys, known) = find(&user).map_or((made_up, false), |keys| (keys, true));
         let nonce = format!("{nonce}{fresh}");
         let answer = format!("r={nonce},s={},i={}", STANDARD.encode(&keys.salt), keys.iterations);
         let signed = format!("{bare},{answer}");
@@ -315,7 +337,7 @@ mod tests {
     use super::*;
 
     fn hidden(secret: &[u8]) -> Pretence<'_> {
-        Pretence { secret, like: Shape::default() }
+        Pretence { secret, shapes: &[] }
     }
 
     /// The exchange in RFC 7677, section 3.
@@ -376,11 +398,28 @@ mod tests {
     fn a_user_that_is_not_there_looks_like_those_who_are() {
         for length in [1, 12, 32, 40, MAX_SALT] {
             let keys = ScramKeys::new(b"p", &vec![7; length], 3);
-            let pretence = Pretence { secret: b"s", like: keys.shape() };
+            let shapes = [(keys.shape(), 1)];
+            let pretence = Pretence { secret: b"s", shapes: &shapes };
             let made_up = pretence.keys("bob");
             assert_eq!(made_up.shape(), keys.shape());
             assert!(!made_up.verify(b""));
         }
+    }
+
+    /// If all that are not there looked like most that are, the others would be known to exist.
+    #[test]
+    fn each_way_to_make_keys_is_as_frequent_among_users_that_are_not_there() {
+        let shape = |iterations| ScramKeys::new(b"p", b"salt", iterations).shape();
+        let shapes = [(shape(2), 30), (shape(3), 10)];
+        let pretence = Pretence { secret: b"s", shapes: &shapes };
+        let looks = |n: u32| pretence.keys(&format!("nobody-{n}")).shape();
+        let rare = (0..1000).filter(|n| looks(*n) == shape(3)).count();
+        assert!((150..350).contains(&rare), "{rare} of 1000");
+        assert!((0..1000).all(|n| looks(n) == looks(n)));
+        let more = [(shape(2), 31), (shape(3), 10)];
+        let later = Pretence { secret: b"s", shapes: &more };
+        let changed = (0..1000).filter(|n| later.keys(&format!("nobody-{n}")).shape() != looks(*n)).count();
+        assert!(changed < 50, "{changed} of 1000 look different after one more user");
     }
 
     #[test]

@@ -55,6 +55,16 @@ impl HttpHook {
         Arc::clone(&self.service) as _
     }
 
+    /// Bytes that a question about these credentials takes: JSON writes some characters as six.
+    pub(in crate::auth) fn footprint(credentials: &Credentials) -> usize {
+        let escaped = |bytes: &[u8]| -> usize {
+            bytes.iter().map(|byte| if *byte < b' ' || matches!(byte, b'"' | b'\\') { 6 } else { 1 }).sum()
+        };
+        let username = credentials.username.as_deref().unwrap_or_default();
+        let password = credentials.password.as_ref().map(|password| &*password.0).unwrap_or_default();
+        [credentials.client_id.as_bytes(), username.as_bytes(), password].into_iter().map(escaped).sum()
+    }
+
     /// Asks about a login. Cancel safe.
     pub(in crate::auth) async fn ask(
         &self,

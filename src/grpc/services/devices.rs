@@ -382,7 +382,7 @@ impl Devices for DevicesService {
 #[cfg(test)]
 mod tests {
     use access::Principal;
-    use broker::{ConnectionInfo, QueueInfo};
+    use broker::{Account, ConnectionInfo, QueueInfo};
     use gateway_core::{ClientId, Protocol};
 
     use super::*;
@@ -403,7 +403,8 @@ mod tests {
                     protocol: Protocol::V5,
                     keep_alive: 0,
                     username: None,
-                    identity: Identity::kept(&Arc::new(principal), None),
+                    identity: Identity::kept(&Arc::new(principal), None, &Arc::new(Account::new(usize::MAX)))
+                        .expect("there is room"),
                 },
                 restored: false,
                 since: Timestamp(0),

@@ -16,6 +16,7 @@ use std::{
 };
 
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
+use bytes::Bytes;
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use gateway_core::{Peer, clock, info_of_peer, log_limits::LineKind, metrics::count};
 use session::{
@@ -69,7 +70,7 @@ type KeptIdentity = Option<Arc<dyn Any + Send + Sync>>;
 pub(in crate::net) async fn run(incoming: IncomingSocket, shared: Arc<Shared>) -> Option<(Connection, Seat)> {
     let IncomingSocket { stream, mut peer, listener, mut seat, guest } = incoming;
     let deadline = shared.limits.connect_timeout.0;
-    let place = shared.unauthenticated.enter();
+    let place = shared.unauthenticated.enter(listener.address_of(peer));
     let establish = async {
         // Boxed: it would be in here more than once.
         let establish = Box::pin(establish(stream, &mut peer, &listener, &mut seat, &guest, shared, &place));
@@ -114,7 +115,7 @@ async fn establish(
         Arrived::Quic(call) => Box::pin(answer(*call, *peer, seat, guest, &shared)).await?,
     };
     let (layers, plain) = (Layers::default(), Vec::new());
-    let mut wire = Wire { socket, guest, place, layers, plain };
+    let mut wire = Wire { socket, guest, place, layers, plain, presented: 0 };
     // Boxed, so that a socket that waits for its CONNECT holds little.
     if let Some(named) = Box::pin(wire.put_on_layers(listener, seat, &shared)).await? {
         *peer = named.into();
@@ -251,6 +252,7 @@ async fn admit(
         listener: Arc::clone(&listener.name),
     };
     barred::at_connect(connect, &accepted, certificate_id.as_ref(), peer, shared)?;
+    wire.present(held_by(connect) + shared.auth.footprint(&credentials))?;
     let mut enhanced = None;
     let decided = match &connect.auth_method {
         None => timers::run_within(|| shared.auth.authenticate(credentials)).await,
@@ -264,7 +266,10 @@ async fn admit(
     match decided {
         Ok(principal) => {
             barred::admitted(connect, &accepted, &principal, peer, shared)?;
-            let identity = Identity::kept(&principal, certificate_id);
+            wire.present(held_by(connect) + principal.bytes())?;
+            let Ok(identity) = Identity::kept(&principal, certificate_id, shared.broker.account()) else {
+                return Err(NotAdmitted::refused(reason::QUOTA_EXCEEDED));
+            };
             let permissions = Permissions::new(principal);
             if may_leave_will(connect, &permissions, &accepted, listener, shared).await {
                 Ok(Admitted { accepted, permissions, identity, enhanced })
@@ -462,7 +467,8 @@ async fn open(
         flush::end_replaced(&device, old, connection.disconnect_bytes(reason::SESSION_TAKEN_OVER));
     }
     if let Some(enhanced) = enhanced {
-        connection.rare().reauthentication = Some(Box::new(Reauthentication::new(enhanced)));
+        connection.rare().reauthentication =
+            Some(Box::new(Reauthentication::new(enhanced, shared.broker.account())));
     }
     if let Some(at) = expires {
         connection.expire_at(at, now);
@@ -514,6 +520,22 @@ fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
     connack.response_information.take().is_some() && fits(connack)
 }
 
+/// Bytes of a CONNECT as it was decoded.
+fn held_by(connect: &Connect) -> usize {
+    let text = |text: &Option<String>| text.as_ref().map_or(0, String::len);
+    let data = |data: &Option<Bytes>| data.as_ref().map_or(0, Bytes::len);
+    let will = connect.will.as_ref().map_or(0, |will| {
+        let properties = will.properties.as_ref().map_or(0, |properties| properties.cost());
+        will.topic.len() + will.payload.len() + properties
+    });
+    connect.client_id.len()
+        + text(&connect.username)
+        + data(&connect.password)
+        + text(&connect.auth_method)
+        + data(&connect.auth_data)
+        + will
+}
+
 /// A socket during its handshake.
 struct Wire<'a> {
     socket: Socket,
@@ -522,6 +544,8 @@ struct Wire<'a> {
     /// Bytes above the layers that are there so far.
     plain: Vec<u8>,
     place: &'a UnauthenticatedPlace,
+    /// Bytes of the CONNECT as it was decoded, and of what a decision about it takes.
+    presented: usize,
 }
 
 impl Wire<'_> {
@@ -535,6 +559,7 @@ impl Wire<'_> {
         let peer = if listener.proxy_protocol { self.read_proxy_header().await? } else { None };
         if let Some(peer) = peer {
             name(seat, self.guest, peer, shared)?;
+            self.place.named(peer.into());
         }
         if let Some(config) = listener.tls.as_ref().filter(|_| !self.socket.has_own_tls()) {
             self.start_tls(config.load_full()).await?;
@@ -611,7 +636,7 @@ impl Wire<'_> {
             };
             if let Some(frame) = frame {
                 let len = frame.len;
-                let connect = match codec::decode_connect(&frame) {
+                let mut connect = match codec::decode_connect(&frame) {
                     Ok(connect) => connect,
                     Err(error) => {
                         self.refuse_undecodable(&error).await;
@@ -619,6 +644,10 @@ impl Wire<'_> {
                     }
                 };
                 self.plain.drain(..len);
+                self.plain.shrink_to_fit();
+                // Nobody asks for them, and decoded they are many times as large.
+                connect.user = Vec::new();
+                self.present(held_by(&connect))?;
                 count(|c| c.packets_in.add(1));
                 trace::connect(&connect.client_id, len);
                 return Ok(connect);
@@ -683,11 +712,20 @@ impl Wire<'_> {
         }
         guest.spoke();
         count(|c| c.bytes_in.add(read as u64));
-        self.place
-            .hold(self.plain.capacity() + self.layers.held())
-            .map_err(|Crowded| HandshakeError::Crowded)?;
+        self.hold()?;
         self.flush().await?;
         Ok(opened?)
+    }
+
+    /// What the client has presented takes so many bytes from now on, with what is made of it.
+    fn present(&mut self, bytes: usize) -> Result<(), HandshakeError> {
+        self.presented = bytes;
+        self.hold()
+    }
+
+    fn hold(&self) -> Result<(), HandshakeError> {
+        let bytes = self.plain.capacity() + self.layers.held() + self.presented;
+        self.place.hold(bytes).map_err(|Crowded| HandshakeError::Crowded)
     }
 
     async fn flush(&mut self) -> io::Result<()> {

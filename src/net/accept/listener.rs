@@ -260,7 +260,7 @@ impl Listener {
     }
 
     /// Whom limits per address are for. A proxy's clients are told apart once it has named them.
-    fn address_of(&self, peer: Peer) -> Option<door::Address> {
+    pub(super) fn address_of(&self, peer: Peer) -> Option<door::Address> {
         (peer != Peer::UNIX && !self.proxy_protocol).then(|| SocketAddr::from(peer).into())
     }
 }

@@ -1,10 +1,10 @@
-//! What those hold who have not authenticated: little in all. When that is not enough, whoever has held the longest
-//! leaves, whatever he was about to send: a flood ends its own connections.
+//! What those hold who have not authenticated: little in all. When that is not enough, of the address that holds most whoever has
+//! held the longest leaves, whatever he was about to send: a flood ends its own connections.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet, HashMap},
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::Relaxed},
     },
 };
@@ -14,6 +14,8 @@ use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
+use crate::door::Address;
+
 /// What a handshake may hold uncharged: nearly all that there are come in one piece of this size.
 const FREE: usize = 1 << 10;
 
@@ -21,19 +23,36 @@ const FREE: usize = 1 << 10;
 pub(in crate::net) struct Unauthenticated {
     account: Arc<Account>,
     next: AtomicU64,
-    /// In the order in which they came.
-    guests: Mutex<BTreeMap<u64, UnauthenticatedGuest>>,
+    guests: Mutex<UnauthenticatedGuests>,
+}
+
+/// Those of an address that is not known, of Unix sockets and of proxies that have not named it, count as one address.
+#[derive(Default)]
+struct UnauthenticatedGuests {
+    all: HashMap<u64, UnauthenticatedGuest>,
+    addresses: BTreeMap<Option<Address>, AddressHolds>,
+    /// Addresses by what they hold.
+    by_bytes: BTreeSet<(usize, Option<Address>)>,
 }
 
 struct UnauthenticatedGuest {
+    address: Option<Address>,
     charge: Charge,
     told: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct AddressHolds {
+    bytes: usize,
+    /// In the order in which they came.
+    guests: BTreeSet<u64>,
 }
 
 /// One who has not authenticated; what he holds is given back on drop.
 pub(in crate::net) struct UnauthenticatedPlace {
     all: Arc<Unauthenticated>,
     number: u64,
+    address: OnceLock<Address>,
     /// Whether he is, or was, among the guests: most never are.
     listed: AtomicBool,
     told: Arc<Notify>,
@@ -48,19 +67,76 @@ impl Unauthenticated {
         Arc::new(Self { account: Arc::clone(account), next: AtomicU64::new(0), guests: Mutex::default() })
     }
 
-    pub(in crate::net) fn enter(self: &Arc<Self>) -> UnauthenticatedPlace {
+    /// The place of one who comes from `address`, if that is known yet.
+    pub(in crate::net) fn enter(self: &Arc<Self>, address: Option<Address>) -> UnauthenticatedPlace {
         let number = self.next.fetch_add(1, Relaxed);
         UnauthenticatedPlace {
             all: Arc::clone(self),
             number,
+            address: address.map(OnceLock::from).unwrap_or_default(),
             listed: AtomicBool::new(false),
             told: Arc::default(),
         }
     }
 }
 
+impl UnauthenticatedGuests {
+    /// Changes what a guest holds; false if that does not fit.
+    fn set(&mut self, number: u64, place: &UnauthenticatedPlace, bytes: usize) -> bool {
+        let guest = self.all.entry(number).or_insert_with(|| UnauthenticatedGuest {
+            address: place.address.get().copied(),
+            charge: Charge::new(&place.all.account, MemoryKind::Unauthenticated),
+            told: Arc::clone(&place.told),
+        });
+        let (address, before) = (guest.address, guest.charge.bytes());
+        let fits = guest.charge.set(bytes);
+        let now = guest.charge.bytes();
+        let holds = self.addresses.entry(address).or_default();
+        self.by_bytes.remove(&(holds.bytes, address));
+        holds.bytes = holds.bytes + now - before;
+        holds.guests.insert(number);
+        self.by_bytes.insert((holds.bytes, address));
+        fits
+    }
+
+    fn remove(&mut self, number: u64) -> Option<UnauthenticatedGuest> {
+        let guest = self.all.remove(&number)?;
+        if let Some(holds) = self.addresses.get_mut(&guest.address) {
+            self.by_bytes.remove(&(holds.bytes, guest.address));
+            holds.bytes -= guest.charge.bytes();
+            holds.guests.remove(&number);
+            if holds.guests.is_empty() {
+                self.addresses.remove(&guest.address);
+            } else {
+                self.by_bytes.insert((holds.bytes, guest.address));
+            }
+        }
+        Some(guest)
+    }
+
+    /// Who leaves for the guest with this number: of the address that holds most, who came first.
+    fn leaves_for(&self, number: u64) -> Option<u64> {
+        let oldest = |(_, address): &(usize, Option<Address>)| {
+            let holds = self.addresses.get(address)?;
+            holds.guests.iter().copied().find(|guest| *guest != number)
+        };
+        self.by_bytes.iter().rev().find_map(oldest)
+    }
+}
+
 impl UnauthenticatedPlace {
-    /// He holds `bytes` now. Makes room by sending away those who came before.
+    /// His address is known only now, from his proxy.
+    pub(in crate::net) fn named(&self, address: Address) {
+        let held = self.held();
+        // He is listed under his address from the next time on that he holds something.
+        self.leave();
+        let _ = self.address.set(address);
+        if held > 0 {
+            self.all.guests.lock().set(self.number, self, held);
+        }
+    }
+
+    /// He holds `bytes` now. Makes room by sending others away.
     ///
     /// # Errors
     /// He alone has too much.
@@ -71,22 +147,15 @@ impl UnauthenticatedPlace {
         }
         self.listed.store(true, Relaxed);
         let mut guests = self.all.guests.lock();
-        loop {
-            let guest = guests.entry(self.number).or_insert_with(|| UnauthenticatedGuest {
-                charge: Charge::new(&self.all.account, MemoryKind::Unauthenticated),
-                told: Arc::clone(&self.told),
-            });
-            if guest.charge.set(bytes) {
-                return Ok(());
-            }
+        while !guests.set(self.number, self, bytes) {
             count(|c| c.memory_unauthenticated.add(1));
-            let oldest = guests.keys().copied().find(|number| *number != self.number);
-            let Some(gone) = oldest.and_then(|number| guests.remove(&number)) else {
-                guests.remove(&self.number);
+            let Some(gone) = guests.leaves_for(self.number).and_then(|number| guests.remove(number)) else {
+                guests.remove(self.number);
                 return Err(Crowded);
             };
             gone.told.notify_one();
         }
+        Ok(())
     }
 
     /// Waits until the place is given to others. Cancel safe.
@@ -94,9 +163,16 @@ impl UnauthenticatedPlace {
         self.told.notified().await;
     }
 
+    fn held(&self) -> usize {
+        if !self.listed.load(Relaxed) {
+            return 0;
+        }
+        self.all.guests.lock().all.get(&self.number).map_or(0, |guest| guest.charge.bytes())
+    }
+
     fn leave(&self) {
         if self.listed.load(Relaxed) {
-            self.all.guests.lock().remove(&self.number);
+            self.all.guests.lock().remove(self.number);
         }
     }
 }
@@ -121,7 +197,7 @@ mod tests {
         // A sixteenth of this is for those who have not authenticated.
         let account = Arc::new(Account::new(16 << 20));
         let all = Unauthenticated::new(&account);
-        let places: Vec<UnauthenticatedPlace> = (0..100).map(|_| all.enter()).collect();
+        let places: Vec<UnauthenticatedPlace> = (0..100).map(|_| all.enter(None)).collect();
         for place in &places {
             assert!(place.hold(FREE).is_ok());
             assert!(place.hold(100 << 10).is_ok());
@@ -136,5 +212,33 @@ mod tests {
         assert!(places[99].hold(2 << 20).is_err());
         drop(places);
         assert_eq!(account.used(), 0);
+    }
+
+    /// Otherwise one address with many CONNECTs sends everybody else away.
+    #[test]
+    fn who_leaves_is_of_the_address_that_holds_most() {
+        let account = Arc::new(Account::new(16 << 20));
+        let all = Unauthenticated::new(&account);
+        let from = |host: u8| Some(std::net::SocketAddr::from(([192, 0, 2, host], 1)).into());
+        let alone = all.enter(from(1));
+        assert!(alone.hold(100 << 10).is_ok());
+        let proxied = all.enter(None);
+        assert!(proxied.hold(50 << 10).is_ok());
+        proxied.named(from(3).unwrap());
+        let many: Vec<UnauthenticatedPlace> = (0..100).map(|_| all.enter(from(2))).collect();
+        for place in &many {
+            assert!(place.hold(100 << 10).is_ok());
+            assert!(account.used() <= 1 << 20);
+        }
+        let lost = |place: &UnauthenticatedPlace| {
+            pin!(place.lost()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
+        };
+        assert!(!lost(&alone) && !lost(&proxied), "they came first, and hold little");
+        assert_eq!(many.iter().filter(|place| lost(place)).count(), 92);
+        assert!(alone.hold(900 << 10).is_ok(), "others of the largest address leave for one alone");
+        drop((alone, proxied, many));
+        assert_eq!(account.used(), 0);
+        let guests = all.guests.lock();
+        assert!(guests.all.is_empty() && guests.addresses.is_empty() && guests.by_bytes.is_empty());
     }
 }

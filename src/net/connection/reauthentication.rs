@@ -8,7 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use broker::{CloseReason, Event, EventKind, Session};
+use broker::{Account, Charge, CloseReason, Event, EventKind, MemoryKind, Session};
 use bytes::Bytes;
 use codec::{Packet, reason};
 use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::LineKind, metrics::count};
@@ -49,12 +49,20 @@ pub(in crate::net) struct Reauthentication {
     granting: Option<Granting>,
     /// When the authentication that is under way must be over.
     deadline: Option<Pin<Box<Sleep>>>,
+    /// The data of the authentication that is under way, on the memory account.
+    charge: Charge,
 }
 
 impl Reauthentication {
     /// For a connection that has authenticated so.
-    pub(in crate::net) fn new(enhanced: Enhanced) -> Self {
-        Self { enhanced, dialogue: None, answering: None, granting: None, deadline: None }
+    pub(in crate::net) fn new(enhanced: Enhanced, account: &Arc<Account>) -> Self {
+        let charge = Charge::new(account, MemoryKind::Partial);
+        Self { enhanced, dialogue: None, answering: None, granting: None, deadline: None, charge }
+    }
+
+    /// What the client has presented is held until the authentication is over; false if there is no room.
+    fn hold(&mut self, data: &Bytes) -> bool {
+        self.charge.set(self.charge.bytes() + AuthProgress::FOOTPRINT * data.len())
     }
 }
 
@@ -76,6 +84,10 @@ impl Connection {
         let Some(mut dialogue) = this.dialogue.take() else {
             return Err(End::Protocol(reason::PROTOCOL_ERROR));
         };
+        if !this.hold(&data) {
+            count(|c| c.memory_partial.add(1));
+            return Err(self.refuse_reauthentication(Denied::Busy));
+        }
         this.answering = Some(Box::pin(async move {
             let said = timers::run_within(|| dialogue.answer(data)).await;
             (dialogue, said)
@@ -238,7 +250,9 @@ impl Connection {
         let device = Arc::clone(&self.device);
         let core = device.core();
         let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
-        let identity = Identity::kept(principal, certificate);
+        let Ok(identity) = Identity::kept(principal, certificate, device.shared.broker.account()) else {
+            return Err(self.refuse_reauthentication(Denied::Busy));
+        };
         let again = |before: &str| permissions.author_again(before);
         if !device.shared.broker.reauthenticated(core, self.epoch, identity, again) {
             return Err(End::Superseded);
@@ -263,6 +277,7 @@ impl Connection {
         }
         let Some(this) = self.reauthentication() else { return Ok(()) };
         this.deadline = None;
+        this.charge.set(0);
         let auth = this.enhanced.conclude(data);
         count(|c| c.reauthentication_ok.add(1));
         self.send_auth(&auth, work)?;

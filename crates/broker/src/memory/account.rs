@@ -17,7 +17,7 @@ use gateway_core::Budget;
 pub enum MemoryKind {
     /// Messages that wait for a session or a shared group or are not acknowledged, and pages read from disk for them.
     Queued,
-    /// Packets of connected clients that have not arrived completely.
+    /// Packets of connected clients that have not arrived completely, and what they present to authenticate again.
     Partial,
     /// Output that clients' sockets do not accept, in whichever layer it waits.
     Replies,
@@ -49,11 +49,13 @@ pub enum MemoryKind {
     Http,
     /// What QUIC may hold of connections: its state, and what is on the way in both directions.
     Quic,
+    /// What is remembered of logins: proofs of passwords, and which identities and addresses have logged in lately.
+    Logins,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 17] = [
+    pub const ALL: [Self; 18] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
@@ -71,6 +73,7 @@ impl MemoryKind {
         Self::Shadows,
         Self::Http,
         Self::Quic,
+        Self::Logins,
     ];
 
     /// As metrics name it.
@@ -93,6 +96,7 @@ impl MemoryKind {
             Self::Shadows => "shadows",
             Self::Http => "http",
             Self::Quic => "quic",
+            Self::Logins => "logins",
         }
     }
 
@@ -105,7 +109,7 @@ impl MemoryKind {
             Self::Sessions | Self::GrpcMessages | Self::Quic => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
             Self::Http | Self::Wills | Self::Log | Self::Publisher | Self::Commands | Self::Shadows => 8,
-            Self::Unauthenticated => 16,
+            Self::Unauthenticated | Self::Logins => 16,
         }
     }
 }

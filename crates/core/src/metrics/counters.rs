@@ -805,10 +805,21 @@ counters! {
         auth_not_authorized(reason = "not_authorized");
         /// may not use this client id
         auth_client_id(reason = "client_id");
-        /// too many logins wait
+        /// too many logins wait, or memory is short
         auth_busy(reason = "busy");
         /// who knows could not be asked
         auth_unavailable(reason = "unavailable");
+    }
+    /// Hashes of passwords and signatures of tokens, which are made on threads of their own.
+    "mqtt_login_checks_total": "Hashes and signatures that logins asked for" {
+        /// made, whether the credentials were right or wrong
+        checks_done(result = "done");
+        /// not needed: the same password was proved lately
+        checks_remembered(result = "remembered");
+        /// refused (0x89), since more would wait than are done in time
+        checks_displaced(result = "displaced");
+        /// the client left before its turn
+        checks_abandoned(result = "abandoned");
     }
     "mqtt_reauthentications_total": "Authentications of live connections that have ended" {
         /// goes on

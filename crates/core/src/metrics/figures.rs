@@ -47,14 +47,15 @@ figures! {
     /// [Memory](operations/memory.md#memory) says what happens when it is used up.
     Gauge MEMORY_BUDGET: "gateway_memory_budget_bytes" [] "What limits.memory_budget allows";
     /// All that peers make the gateway hold. `queued` are messages that wait or are not acknowledged, `partial_packets` packets
-    /// that have not come completely, `replies` what sockets do not take, `unauthenticated` what came before authentication (a
-    /// sixteenth of the budget; beyond that the oldest such connection is closed), then `wills`, `filters`, `sessions`,
+    /// that have not come completely, `replies` what sockets do not take, `unauthenticated` what came before authentication, with
+    /// what deciding about it takes (a sixteenth of the budget; beyond that the oldest such connection of the address that holds
+    /// most is closed), then `wills`, `filters`, `sessions`,
     /// `topic_aliases`, `retained` (messages in memory, and the topics of those on disk), `http` (requests and answers of the HTTP API and of the web page, with its logins, charts and live parts; an eighth), `grpc_messages` (requests and
     /// answers of gRPC calls, 16 KiB for each call, and what HTTP/2 may buffer of each connection), `grpc_streams` (with 2.5
     /// MiB for each member of a consumer group that has a stream or a call), `log` (set aside for the log of consumer groups
     /// as long as there is a group), `shadows` (requests for device shadows that wait, and changes that wait for watchers; an
     /// eighth), `publisher` (idempotency keys, messages with `deliver_at`; an eighth) and `commands` (commands and answers that
-    /// wait; an eighth), `quic` (what QUIC may hold of each connection; a half). The last quarter of the budget is for those who hold little.
+    /// wait; an eighth), `quic` (what QUIC may hold of each connection; a half), `logins` (what is remembered of logins; a sixteenth). The last quarter of the budget is for those who hold little.
     Gauge MEMORY: "gateway_memory_bytes" ["kind"] "Bytes charged to limits.memory_budget, by what they are held for";
     /// Of each tenant that is configured by name; the quotas are those of `mqtt_quota_refused_total`.
     Gauge TENANT_USAGE: "gateway_tenant_usage" ["tenant", "quota"] "What a configured tenant has of its quotas";

@@ -40,7 +40,11 @@ impl Wire<'_> {
         };
         let mut enhanced = Enhanced::connecting(method);
         let mut data = connect.auth_data.clone().unwrap_or_default();
+        let presented = self.presented;
+        let mut exchanged = 0;
         loop {
+            exchanged += AuthProgress::FOOTPRINT * data.len();
+            self.present(presented + exchanged)?;
             match timers::run_within(|| dialogue.answer(data)).await {
                 Ok(AuthProgress::Challenge(challenge)) => {
                     self.ask(connect, &enhanced.ask(challenge)).await?;

@@ -1,0 +1,274 @@
+//! What came of the last logins by address and network, and which identities were let in from where: it decides who goes first.
+
+use std::{
+    collections::{HashMap, HashSet, VecDeque, hash_map::RandomState},
+    hash::{BuildHasher, Hash},
+    sync::Arc,
+};
+
+use broker::{Account, Charge, MemoryKind};
+
+use super::turns::Rank;
+use crate::door::{Address, Network};
+
+/// Addresses and networks that are remembered.
+const SOURCES: usize = 8_192;
+/// Identities that are remembered.
+const IDENTITIES: usize = 65_536;
+/// Outcomes of a source that count; older ones count half.
+const OUTCOMES: u16 = 32;
+
+/// Bytes that an entry takes in its map and its order, at most.
+const ENTRY: usize = 96;
+
+/// Who asks for a job, as far as the order of jobs is concerned.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(in crate::auth) struct Asker {
+    pub(super) address: Option<Address>,
+    pub(super) identity: Option<Identity>,
+}
+
+impl Asker {
+    /// The network of the address.
+    pub(super) fn network(self) -> Option<Network> {
+        self.address.map(Address::network)
+    }
+}
+
+/// A digest of an address and a user name that only this process can make.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(super) struct Identity(pub(super) u64);
+
+/// See the module.
+#[derive(Debug)]
+pub(super) struct Standing {
+    random: RandomState,
+    sources: Bounded<Source, Outcomes>,
+    known: Bounded<Identity, ()>,
+    /// Identities with a job that waits before all others: one each, so that who guesses the password of a known user from its
+    /// own address does not keep others waiting.
+    ahead: HashSet<Identity>,
+    /// None before there is an account, and then nothing is remembered.
+    charge: Option<Charge>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+enum Source {
+    Address(Address),
+    Network(Network),
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Outcomes {
+    good: u16,
+    bad: u16,
+}
+
+impl Standing {
+    pub(super) fn new() -> Self {
+        Self {
+            random: RandomState::new(),
+            sources: Bounded::new(SOURCES),
+            known: Bounded::new(IDENTITIES),
+            ahead: HashSet::new(),
+            charge: None,
+        }
+    }
+
+    /// Charges what is remembered to this account from now on.
+    pub(super) fn charge_to(&mut self, account: &Arc<Account>) {
+        self.charge = Some(Charge::new(account, MemoryKind::Logins));
+    }
+
+    /// Somebody at an address who says that this is its user name.
+    pub(super) fn asker(&self, address: Option<Address>, user: Option<&str>) -> Asker {
+        let identity = user.map(|user| Identity(self.random.hash_one((address, user))));
+        Asker { address, identity }
+    }
+
+    /// The rank of a job that begins to wait; [`Self::leaves`] must be told when it no longer does.
+    pub(super) fn rank(&mut self, asker: Asker) -> Rank {
+        match asker.identity {
+            Some(identity) if self.known.get(&identity).is_some() && self.ahead.insert(identity) => {
+                Rank::Known
+            }
+            _ if self.is_failing(asker.address) => Rank::Failing,
+            _ => Rank::Fresh,
+        }
+    }
+
+    /// A job of this rank waits no longer.
+    pub(super) fn leaves(&mut self, asker: Asker, rank: Rank) {
+        if let (Rank::Known, Some(identity)) = (rank, asker.identity) {
+            self.ahead.remove(&identity);
+        }
+    }
+
+    /// A login has come to its end. While memory is short, only what is known already changes.
+    pub(super) fn told(&mut self, asker: Asker, good: bool) {
+        let more = (self.sources.len() + self.known.len() + 3) * ENTRY;
+        let has_room = self.charge.as_mut().is_some_and(|charge| charge.set(more));
+        if let Some(identity) = asker.identity {
+            if !good {
+                self.known.remove(&identity);
+            } else if has_room {
+                self.known.put(identity, ());
+            }
+        }
+        let sources =
+            asker.address.map(|address| [Source::Address(address), Source::Network(address.network())]);
+        for source in sources.into_iter().flatten() {
+            let known = self.sources.get(&source).copied();
+            if has_room || known.is_some() {
+                let mut outcomes = known.unwrap_or_default();
+                outcomes.add(good);
+                self.sources.put(source, outcomes);
+            }
+        }
+        let held = (self.sources.len() + self.known.len()) * ENTRY;
+        if let Some(charge) = &mut self.charge {
+            charge.set(held);
+        }
+    }
+
+    /// Whether most of the last logins from an address were wrong; of its network, if nobody has come from the address.
+    fn is_failing(&self, address: Option<Address>) -> bool {
+        let Some(address) = address else { return false };
+        let network = || self.sources.get(&Source::Network(address.network()));
+        let outcomes = self.sources.get(&Source::Address(address)).or_else(network);
+        outcomes.is_some_and(|outcomes| outcomes.bad > outcomes.good)
+    }
+}
+
+impl Outcomes {
+    fn add(&mut self, good: bool) {
+        if self.good + self.bad >= OUTCOMES {
+            (self.good, self.bad) = (self.good / 2, self.bad / 2);
+        }
+        if good {
+            self.good += 1;
+        } else {
+            self.bad += 1;
+        }
+    }
+}
+
+/// A map in which the oldest entry makes room for a new one.
+#[derive(Debug)]
+struct Bounded<K, V> {
+    entries: HashMap<K, V>,
+    /// Each key once, in the order in which they came; with some that were removed.
+    order: VecDeque<K>,
+    most: usize,
+}
+
+impl<K: Copy + Eq + Hash, V> Bounded<K, V> {
+    fn new(most: usize) -> Self {
+        Self { entries: HashMap::new(), order: VecDeque::new(), most }
+    }
+
+    fn get(&self, key: &K) -> Option<&V> {
+        self.entries.get(key)
+    }
+
+    fn put(&mut self, key: K, value: V) {
+        if self.entries.insert(key, value).is_some() {
+            return;
+        }
+        self.order.push_back(key);
+        while self.order.len() > self.most {
+            let Some(oldest) = self.order.pop_front() else { return };
+            self.entries.remove(&oldest);
+        }
+    }
+
+    /// Its place in the order goes with it.
+    fn remove(&mut self, key: &K) {
+        if self.entries.remove(key).is_some()
+            && let Some(at) = self.order.iter().position(|known| known == key)
+        {
+            self.order.remove(at);
+        }
+    }
+
+    fn len(&self) -> usize {
+        self.order.len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    fn standing() -> Standing {
+        let mut standing = Standing::new();
+        standing.charge_to(&Arc::new(Account::new(1 << 30)));
+        standing
+    }
+
+    fn asker(standing: &Standing, ip: &str, user: &str) -> Asker {
+        let address = SocketAddr::new(ip.parse().unwrap(), 1).into();
+        standing.asker(Some(address), Some(user))
+    }
+
+    #[test]
+    fn who_was_let_in_from_there_goes_first_until_a_password_is_wrong() {
+        let mut standing = standing();
+        let ann = asker(&standing, "192.0.2.1", "ann");
+        assert_eq!(standing.rank(ann), Rank::Fresh);
+        standing.told(ann, true);
+        assert_eq!(standing.rank(ann), Rank::Known);
+        assert_eq!(standing.rank(ann), Rank::Fresh, "one at a time");
+        standing.leaves(ann, Rank::Known);
+        assert_eq!(standing.rank(ann), Rank::Known);
+        standing.leaves(ann, Rank::Known);
+        let elsewhere = asker(&standing, "192.0.2.2", "ann");
+        assert_eq!(standing.rank(elsewhere), Rank::Fresh);
+        standing.told(ann, false);
+        assert_eq!(standing.rank(ann), Rank::Fresh);
+    }
+
+    #[test]
+    fn an_address_that_fails_is_told_from_its_neighbours_and_may_mend_its_ways() {
+        let mut standing = standing();
+        let (bad, good) = (asker(&standing, "192.0.2.1", "x"), asker(&standing, "192.0.2.2", "y"));
+        let stranger = asker(&standing, "192.0.2.3", "z");
+        standing.told(good, true);
+        for _ in 0..100 {
+            standing.told(bad, false);
+        }
+        assert_eq!(standing.rank(bad), Rank::Failing);
+        assert_eq!(standing.rank(asker(&standing, "192.0.2.2", "new")), Rank::Fresh);
+        assert_eq!(standing.rank(stranger), Rank::Failing, "of a network where most are wrong");
+        assert_eq!(standing.rank(asker(&standing, "198.51.100.1", "z")), Rank::Fresh);
+        for _ in 0..40 {
+            standing.told(bad, true);
+        }
+        assert_eq!(standing.rank(asker(&standing, "192.0.2.1", "new")), Rank::Fresh);
+    }
+
+    #[test]
+    fn what_is_remembered_is_bounded() {
+        let mut standing = standing();
+        for n in 0..100_000_u32 {
+            let address = SocketAddr::new(std::net::Ipv4Addr::from_bits(n << 8).into(), 1).into();
+            let asker = standing.asker(Some(address), Some("u"));
+            standing.told(asker, true);
+        }
+        assert_eq!((standing.sources.entries.len(), standing.known.entries.len()), (SOURCES, IDENTITIES));
+        assert_eq!((standing.sources.order.len(), standing.known.order.len()), (SOURCES, IDENTITIES));
+        let held = standing.charge.as_ref().unwrap().bytes();
+        assert_eq!(held, (SOURCES + IDENTITIES) * ENTRY);
+        let small = Arc::new(Account::new(16 * 10 * ENTRY));
+        let mut standing = Standing::new();
+        standing.charge_to(&small);
+        for n in 0..100_u32 {
+            let address = SocketAddr::new(std::net::Ipv4Addr::from_bits(n << 8).into(), 1).into();
+            let asker = standing.asker(Some(address), Some("u"));
+            standing.told(asker, true);
+        }
+        assert!((8 * ENTRY..=10 * ENTRY).contains(&small.used()), "{}", small.used());
+    }
+}

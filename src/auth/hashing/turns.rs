@@ -1,0 +1,320 @@
+//! The order in which waiting jobs are done, without threads and clock: by rank, then networks in turn, in each its addresses, at
+//! each address the user names, and for one user name as they came.
+
+use std::{
+    collections::{HashMap, VecDeque},
+    hash::Hash,
+};
+
+use super::standing::{Asker, Identity};
+use crate::door::{Address, Network};
+
+/// Jobs of the middle rank that are done for each of the lowest while both wait.
+const FRESH_PER_FAILING: u32 = 4;
+
+/// How soon a job is done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Rank {
+    /// Before all others: its identity was let in from its address lately.
+    Known,
+    /// Most jobs.
+    Fresh,
+    /// One in five while others wait: logins from there have failed lately.
+    Failing,
+}
+
+/// Finds a job that waits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Ticket {
+    rank: Rank,
+    asker: Asker,
+    number: u64,
+}
+
+/// Jobs that wait. A client without an address, of a Unix socket, has its turns like one address more.
+#[derive(Debug)]
+pub(super) struct Turns<J> {
+    /// By [`Rank`].
+    lanes: [Lane<J>; 3],
+    next: u64,
+    /// Jobs of the middle rank since the last one of the lowest.
+    in_a_row: u32,
+}
+
+type Lane<J> = Rotation<Option<Network>, AddressJobs<J>>;
+type AddressJobs<J> = Rotation<Option<Address>, UserJobs<J>>;
+type UserJobs<J> = Rotation<Option<Identity>, VecDeque<(u64, J)>>;
+
+impl<J> Turns<J> {
+    /// Nobody waits.
+    pub(super) fn new() -> Self {
+        Self { lanes: [Lane::new(), Lane::new(), Lane::new()], next: 0, in_a_row: 0 }
+    }
+
+    /// How many wait.
+    pub(super) fn len(&self) -> usize {
+        self.lanes.iter().map(Waiting::len).sum()
+    }
+
+    /// Lets a job wait for its turn.
+    pub(super) fn push(&mut self, rank: Rank, asker: Asker, job: J) -> Ticket {
+        let number = self.next;
+        self.next += 1;
+        self.lanes[rank as usize].change(asker.network(), |network| {
+            network.newest = number;
+            network.change(asker.address, |address| {
+                address.newest = number;
+                address.change(asker.identity, |queue| queue.push_back((number, job)));
+            });
+        });
+        Ticket { rank, asker, number }
+    }
+
+    /// The job whose turn it is.
+    pub(super) fn pop(&mut self) -> Option<J> {
+        let [known, fresh, failing] = &mut self.lanes;
+        if let Some((_, job)) = known.pop() {
+            return Some(job);
+        }
+        let turn_of_failing = self.in_a_row >= FRESH_PER_FAILING || fresh.len() == 0;
+        if turn_of_failing && let Some((_, job)) = failing.pop() {
+            self.in_a_row = 0;
+            return Some(job);
+        }
+        self.in_a_row = self.in_a_row.saturating_add(1);
+        fresh.pop().map(|(_, job)| job)
+    }
+
+    /// Takes a job out that nobody waits for any more; `None` if it waits no longer.
+    pub(super) fn remove(&mut self, ticket: Ticket) -> Option<J> {
+        let Ticket { rank, asker, number } = ticket;
+        self.lanes[rank as usize].change_known(asker.network(), |network| {
+            network.change_known(asker.address, |address| {
+                address.change_known(asker.identity, |queue| {
+                    let at = queue.binary_search_by_key(&number, |(number, _)| *number).ok()?;
+                    queue.remove(at).map(|(_, job)| job)
+                })
+            })
+        })
+    }
+
+    /// Takes out the job that has the least claim to wait: of the lowest rank there is, of the network with most jobs, of its
+    /// address and there of the user name with most jobs, the one that came last. Of equals it is one to whom somebody came last.
+    pub(super) fn displace(&mut self) -> Option<J> {
+        let lane = self.lanes.iter_mut().rev().find(|lane| lane.len() > 0)?;
+        lane.pop_last_of_most().map(|(_, job)| job)
+    }
+}
+
+/// Something that waits, possibly many.
+trait Waiting {
+    type Job;
+    fn empty() -> Self;
+    fn len(&self) -> usize;
+    /// Number of the job that came last, whether or not it still waits.
+    fn newest(&self) -> u64;
+    fn pop(&mut self) -> Option<Self::Job>;
+    /// The last one of the part that has most.
+    fn pop_last_of_most(&mut self) -> Option<Self::Job>;
+}
+
+impl<J> Waiting for VecDeque<(u64, J)> {
+    type Job = (u64, J);
+
+    fn empty() -> Self {
+        Self::new()
+    }
+
+    fn len(&self) -> usize {
+        self.len()
+    }
+
+    fn newest(&self) -> u64 {
+        self.back().map_or(0, |(number, _)| *number)
+    }
+
+    fn pop(&mut self) -> Option<(u64, J)> {
+        self.pop_front()
+    }
+
+    fn pop_last_of_most(&mut self) -> Option<(u64, J)> {
+        self.pop_back()
+    }
+}
+
+/// Queues by key that have their turns one after the other. An empty queue is not kept.
+#[derive(Debug)]
+struct Rotation<K, Q> {
+    queues: HashMap<K, Q>,
+    turns: VecDeque<K>,
+    len: usize,
+    newest: u64,
+}
+
+impl<K: Copy + Eq + Hash, Q: Waiting> Rotation<K, Q> {
+    fn new() -> Self {
+        Self { queues: HashMap::new(), turns: VecDeque::new(), len: 0, newest: 0 }
+    }
+
+    /// Changes the queue of `key`, which is made if need be.
+    fn change<T>(&mut self, key: K, change: impl FnOnce(&mut Q) -> T) -> T {
+        let turns = &mut self.turns;
+        let queue = self.queues.entry(key).or_insert_with(|| {
+            turns.push_back(key);
+            Q::empty()
+        });
+        let before = queue.len();
+        let out = change(queue);
+        self.len = self.len + queue.len() - before;
+        if queue.len() == 0 {
+            self.queues.remove(&key);
+            self.turns.retain(|known| *known != key);
+        }
+        out
+    }
+
+    fn change_known<T>(&mut self, key: K, change: impl FnOnce(&mut Q) -> Option<T>) -> Option<T> {
+        self.queues.contains_key(&key).then(|| self.change(key, change)).flatten()
+    }
+}
+
+impl<K: Copy + Eq + Hash, Q: Waiting> Waiting for Rotation<K, Q> {
+    type Job = Q::Job;
+
+    fn empty() -> Self {
+        Self::new()
+    }
+
+    fn len(&self) -> usize {
+        self.len
+    }
+
+    fn newest(&self) -> u64 {
+        self.newest
+    }
+
+    fn pop(&mut self) -> Option<Q::Job> {
+        let key = self.turns.pop_front()?;
+        let queue = self.queues.get_mut(&key)?;
+        let job = queue.pop();
+        self.len -= usize::from(job.is_some());
+        if queue.len() == 0 {
+            self.queues.remove(&key);
+        } else {
+            self.turns.push_back(key);
+        }
+        job
+    }
+
+    fn pop_last_of_most(&mut self) -> Option<Q::Job> {
+        let most = self.queues.iter().max_by_key(|(_, queue)| (queue.len(), queue.newest()));
+        let most = most.map(|(key, _)| *key)?;
+        self.change_known(most, Waiting::pop_last_of_most)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::net::SocketAddr;
+
+    use super::*;
+
+    fn asker(text: &str, user: Option<u64>) -> Asker {
+        let address = Some(SocketAddr::new(text.parse().unwrap(), 1).into());
+        Asker { address, identity: user.map(Identity) }
+    }
+
+    fn at(text: &str) -> Asker {
+        asker(text, None)
+    }
+
+    const UNIX: Asker = Asker { address: None, identity: None };
+
+    fn all(turns: &mut Turns<u32>) -> Vec<u32> {
+        std::iter::from_fn(|| turns.pop()).collect()
+    }
+
+    #[test]
+    fn networks_take_turns_and_in_each_the_addresses() {
+        let mut turns = Turns::new();
+        for job in 0..4 {
+            turns.push(Rank::Fresh, at("192.0.2.1"), job);
+        }
+        turns.push(Rank::Fresh, at("192.0.2.2"), 10);
+        for host in 1..=3 {
+            turns.push(Rank::Fresh, at(&format!("2001:db8:7:{host}::1")), 20 + host);
+        }
+        turns.push(Rank::Fresh, UNIX, 30);
+        assert_eq!(turns.len(), 9);
+        assert_eq!(all(&mut turns), [0, 21, 30, 10, 22, 1, 23, 2, 3]);
+        assert_eq!(turns.len(), 0);
+    }
+
+    /// Somebody behind the same address may be guessing.
+    #[test]
+    fn at_one_address_user_names_take_turns() {
+        let mut turns = Turns::new();
+        for job in 0..4 {
+            turns.push(Rank::Fresh, asker("192.0.2.1", Some(1)), job);
+        }
+        turns.push(Rank::Fresh, asker("192.0.2.1", Some(2)), 10);
+        assert_eq!(all(&mut turns), [0, 10, 1, 2, 3]);
+    }
+
+    #[test]
+    fn known_identities_go_first_and_failing_addresses_are_not_starved() {
+        let mut turns = Turns::new();
+        for job in 0..10 {
+            turns.push(Rank::Failing, at("192.0.2.1"), job);
+            turns.push(Rank::Fresh, at("198.51.100.1"), 100 + job);
+        }
+        turns.push(Rank::Known, at("192.0.2.1"), 1_000);
+        let order = all(&mut turns);
+        assert_eq!(order[..7], [1_000, 100, 101, 102, 103, 0, 104]);
+        assert_eq!(order.len(), 21);
+    }
+
+    #[test]
+    fn a_job_that_is_taken_out_leaves_nothing_behind() {
+        let mut turns = Turns::new();
+        let tickets: Vec<Ticket> = (0..5).map(|job| turns.push(Rank::Fresh, UNIX, job)).collect();
+        assert_eq!((turns.remove(tickets[2]), turns.remove(tickets[2])), (Some(2), None));
+        assert_eq!(turns.pop(), Some(0));
+        assert_eq!(turns.remove(tickets[0]), None, "it was done");
+        for ticket in tickets {
+            turns.remove(ticket);
+        }
+        assert_eq!((turns.len(), turns.pop()), (0, None));
+        assert!(turns.lanes.iter().all(|lane| lane.queues.is_empty() && lane.turns.is_empty()));
+    }
+
+    #[test]
+    fn who_holds_most_is_displaced_first_and_those_who_fail_before_others() {
+        let mut turns = Turns::new();
+        for job in 0..3 {
+            turns.push(Rank::Fresh, asker("192.0.2.1", Some(1)), job);
+        }
+        turns.push(Rank::Fresh, at("198.51.100.1"), 10);
+        turns.push(Rank::Failing, at("203.0.113.1"), 20);
+        turns.push(Rank::Known, at("192.0.2.1"), 30);
+        let displaced: Vec<u32> = std::iter::from_fn(|| turns.displace()).collect();
+        assert_eq!(displaced, [20, 2, 1, 10, 0, 30]);
+    }
+
+    /// Otherwise those who have waited longest could be turned away in a storm, again and again.
+    #[test]
+    fn of_devices_with_one_login_each_the_last_is_displaced() {
+        let mut turns = Turns::new();
+        for job in 0..100 {
+            turns.push(Rank::Fresh, asker("192.0.2.1", Some(job.into())), job);
+        }
+        for job in 100..200 {
+            turns.push(Rank::Fresh, at(&format!("198.51.100.{job}")), job);
+        }
+        let displaced: Vec<u32> = std::iter::from_fn(|| turns.displace()).take(100).collect();
+        let mut kept = all(&mut turns);
+        kept.sort_unstable();
+        assert_eq!(kept, (0..50).chain(100..150).collect::<Vec<u32>>());
+        assert_eq!(displaced.len(), 100);
+    }
+}
