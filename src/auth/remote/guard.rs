@@ -15,7 +15,11 @@ use access::remote::{Breaker, Cache, CachedAnswer};
 use aws_lc_rs::rand;
 use gateway_core::{Timestamp, clock, metrics::count};
 use parking_lot::Mutex;
-use tokio::{runtime::Handle, sync::Semaphore, time::timeout};
+use tokio::{
+    runtime::Handle,
+    sync::{Semaphore, oneshot},
+    time::timeout,
+};
 use tracing::{info, warn};
 
 use super::ServiceAnswer;
@@ -94,7 +98,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
     }
 
     /// The answer to the question with this digest, which `ask` asks if need be. Cancel safe: what was asked is heard and
-    /// kept all the same.
+    /// kept all the same, and what waits for its turn is not asked.
     ///
     /// # Errors
     /// [`Away`], within twice the deadline.
@@ -134,11 +138,18 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             return Err(Away::Busy);
         };
         let this = Arc::clone(self);
+        let (asker, gone) = oneshot::channel::<()>();
         let asked = self.runtime.spawn(async move {
             // Also while the one who asked is gone.
             let _waits = waits;
             let deadline = this.limits.deadline.0;
-            let Ok(Ok(_place)) = timeout(deadline, Arc::clone(&this.places).acquire_owned()).await else {
+            let place = tokio::select! {
+                biased;
+                // With it goes what the peer sent.
+                _ = gone => return Err(Away::Busy),
+                place = timeout(deadline, Arc::clone(&this.places).acquire_owned()) => place,
+            };
+            let Ok(Ok(_place)) = place else {
                 count(|c| c.hook_busy.add(1));
                 return Err(Away::Busy);
             };
@@ -151,7 +162,9 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             asking.is_told = true;
             this.take(key, told, clock::now())
         });
-        asked.await.unwrap_or(Err(Away::Silent))
+        let answer = asked.await.unwrap_or(Err(Away::Silent));
+        drop(asker);
+        answer
     }
 
     fn take(
@@ -247,6 +260,40 @@ mod tests {
         }
         let asked = answer(&guard, 1, ServiceAnswer::Allow(7)).await;
         assert!(matches!(asked, Ok(ServiceAnswer::Allow(7))), "it is asked again");
+    }
+
+    /// What it would have asked holds credentials of somebody who has left.
+    #[tokio::test]
+    async fn a_question_that_waits_for_its_turn_ends_with_whom_it_is_for() {
+        let guard = guard(RemoteLimits { max_concurrent: 1, ..RemoteLimits::default() });
+        let (hold, held) = oneshot::channel::<()>();
+        let first = tokio::spawn({
+            let guard = Arc::clone(&guard);
+            let asks = async move {
+                let _ = held.await;
+                Ok(ServiceAnswer::Allow(1))
+            };
+            async move { guard.answer([1; 32], asks).await }
+        });
+        while guard.places.available_permits() > 0 {
+            tokio::task::yield_now().await;
+        }
+        let credentials = Arc::new("a password");
+        let waits = tokio::spawn({
+            let (guard, credentials) = (Arc::clone(&guard), Arc::clone(&credentials));
+            let asks = async move { Ok(ServiceAnswer::Allow(credentials.len() as u8)) };
+            async move { guard.answer([2; 32], asks).await }
+        });
+        while guard.waiting.load(Relaxed) < 2 {
+            tokio::task::yield_now().await;
+        }
+        waits.abort();
+        while Arc::strong_count(&credentials) > 1 {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(guard.waiting.load(Relaxed), 1);
+        hold.send(()).expect("it is still asked");
+        assert!(matches!(first.await, Ok(Ok(ServiceAnswer::Allow(1)))));
     }
 
     #[tokio::test]
