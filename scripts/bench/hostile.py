@@ -9,6 +9,7 @@ import http.client
 import json
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from dataclasses import dataclass
@@ -26,11 +27,17 @@ HTTP_MS = 1_000
 # Beyond the budget memory may grow by so much.
 SLACK_MIB = 64
 BUDGETS_MIB = (192, 1024)
+# Bystanders where the gateway asks for passwords.
+USER, PASSWORD = "bystander", "correct-horse-7"
 
 
 @dataclass(frozen=True)
 class Mix:
-    """`mixes` for mqload; `grpc` are the arguments of a grpcload that attacks meanwhile; with `http` pages are read meanwhile."""
+    """`mixes` for mqload; `grpc` are the arguments of a grpcload that attacks meanwhile; with `http` pages are read meanwhile.
+
+    With `users` the gateway has a password file, and bystanders log in; `settings` are lines of its configuration. With
+    `connect_ms` no CONNECT of a bystander takes longer.
+    """
 
     name: str
     title: str
@@ -38,6 +45,9 @@ class Mix:
     grpc: tuple = ()
     args: tuple = ()
     http: bool = False
+    users: bool = False
+    settings: tuple = ()
+    connect_ms: int = 0
 
 
 WORK = [
@@ -69,6 +79,11 @@ WORK = [
     Mix("takeover", "the same with five client ids"),
     Mix("wills", "the same with wills"),
     Mix("sessions", "the same with sessions on disk"),
+    Mix(
+        # Nothing is remembered and no address has to wait: the queue alone is on trial.
+        "hash-queue", "2,000 wrong passwords at a time from 20 addresses", args=("--sources", "20"), users=True,
+        settings=("password_cache_ttl = \"0s\"", "[bans]", "failed_logins = 0"), connect_ms=2000,
+    ),
     Mix("fanout", "one publisher to 15,000 subscribers"),
     Mix("slow", "publishers to ten subscribers that do not read"),
     Mix("ws-ping", "WebSocket pings"),
@@ -85,6 +100,10 @@ MEMORY = [
     Mix("mem-replies", "PINGREQ and SUBSCRIBE, answers not read"),
     Mix("mem-frames", "3,000 unfinished PUBLISHes of 1 MB"),
     Mix("mem-connects", "1,000 unfinished CONNECTs of 950 KB"),
+    Mix(
+        "mem-credentials", "2,000 CONNECTs with credentials of 190 KB that wait for a hash", users=True,
+        settings=("[bans]", "failed_logins = 0"),
+    ),
     Mix("mem-filters", "1,000,000 filters of 900 bytes"),
     Mix("mem-wills", "1,000 wills of 600 KB"),
     Mix("mem-small-wills", "4,000 wills of 240 KB"),
@@ -152,14 +171,25 @@ class Hostile:
     def run(self, mix, settings=(), seconds=None):
         """One mix; mqload's report, with `error` where there is none."""
         seconds = seconds or self.bench.seconds
+        # What is held shows at once; late messages are another question.
+        patience = ["--patience", "3"] if settings else []
+        with tempfile.TemporaryDirectory() as directory:
+            if mix.users:
+                users = Path(directory) / "users"
+                add = [str(self.gateway.binary), "passwd", "add", str(users), USER]
+                subprocess.run(add, input=PASSWORD + "\n", text=True, check=True, capture_output=True)
+                settings = (*settings, "[auth]", f'password_file = "{users}"', *mix.settings)
+            return self.attack(mix, settings, seconds, patience)
+
+    def attack(self, mix, settings, seconds, patience):
         running = self.gateway.start(("ws", "grpc"), settings)
         other = None
         try:
             line = ["mqload", "hostile", "-p", str(running.ports["tcp"]), "--ws-port", str(running.ports["ws"])]
             line += ["--http-port", str(running.ports["http"])]
             line += ["--pid", str(running.pid), "--mix", mix.mixes or mix.name, "-d", str(seconds), "--quiet", *mix.args]
-            # What is held shows at once; late messages are another question.
-            line += ["--quiet-seconds", "1"] + (["--patience", "3"] if settings else [])
+            line += ["--quiet-seconds", "1", *patience]
+            line += ["--username", USER, "--password", PASSWORD] if mix.users else []
             if self.bench.scale != 1:
                 line += ["--retained", str(self.bench.scaled(300_000)), "--subscribers", str(self.bench.scaled(15_000))]
             main = subprocess.Popen(
@@ -215,6 +245,9 @@ def work_row(mix, report, flood):
         problems.append(f"gap over {GAP_MS}")
     if flood and gap > max(FLOOR_MS, TIMES_FLOOD * flood["gap_ms"]):
         problems.append(f"over {TIMES_FLOOD} x flood")
+    slowest = milliseconds(report, "connect_us") or 0
+    if mix.connect_ms and slowest > mix.connect_ms:
+        problems.append(f"a CONNECT over {mix.connect_ms}")
     if closed or failed or report["refused"] or report["undelivered"]:
         problems.append("others harmed")
     if report.get("http_failed") or report.get("http_ms", 0) > HTTP_MS:
@@ -222,7 +255,7 @@ def work_row(mix, report, flood):
     text = [
         f"`{mix.name}`", mix.title, f"{gap:.0f}" + (" +" if report["undelivered"] else ""),
         f"{milliseconds(report, 'latency_us', 'p50'):.1f}", f"{milliseconds(report, 'latency_us', 'p99'):.0f}",
-        str(report["undelivered"]), str(closed), f"{milliseconds(report, 'connect_us') or 0:.0f}" + (f" ({failed} failed)" if failed else ""),
+        str(report["undelivered"]), str(closed), f"{slowest:.0f}" + (f" ({failed} failed)" if failed else ""),
         ", ".join(problems) or "pass",
     ]
     return text, not problems

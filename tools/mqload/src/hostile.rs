@@ -62,6 +62,12 @@ pub struct Args {
     /// Source addresses of the attackers, from 127.0.1.1 on; 1: none of their own
     #[arg(long, value_name = "N", default_value_t = 100)]
     sources: u32,
+    /// User name of the bystanders
+    #[arg(long, requires = "password")]
+    username: Option<String>,
+    /// Their password
+    #[arg(long, requires = "username")]
+    password: Option<String>,
     /// Seconds that the preparations may take
     #[arg(long, default_value_t = 60.0)]
     prepare_timeout: f64,
@@ -126,7 +132,8 @@ pub fn run(args: &Args) -> Result<i32, String> {
     let prepared = is_ready.recv().map_err(|_| "the attackers' thread ended")?;
     let outcome = prepared.and_then(|()| {
         let prefix = format!("by{:06x}", clock::now() & 0xff_ffff);
-        let bystanders = Bystanders::connect(address, &prefix, args.innocents)?;
+        let login = args.username.clone().zip(args.password.clone());
+        let bystanders = Bystanders::connect(address, &prefix, args.innocents, login)?;
         let begin = clock::now() + clock::secs(args.quiet_seconds);
         let end = begin + clock::secs(args.duration);
         memory.rest();

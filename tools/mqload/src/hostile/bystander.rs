@@ -56,6 +56,8 @@ pub struct Bystanders {
     peers: Vec<Peer>,
     template: PublishTemplate,
     prefix: String,
+    /// User name and password of all of them.
+    login: Option<(String, String)>,
     /// The connection being made, since when, and whether its CONNECT is out.
     probe: Option<(Socket, u64, bool)>,
     probes: u64,
@@ -63,7 +65,12 @@ pub struct Bystanders {
 
 impl Bystanders {
     /// Connects them all, one after another.
-    pub fn connect(address: SocketAddr, prefix: &str, innocents: usize) -> Result<Bystanders, String> {
+    pub fn connect(
+        address: SocketAddr,
+        prefix: &str,
+        innocents: usize,
+        login: Option<(String, String)>,
+    ) -> Result<Bystanders, String> {
         let topic = format!("{prefix}/bystander");
         let mut this = Bystanders {
             address,
@@ -71,11 +78,12 @@ impl Bystanders {
             peers: Vec::new(),
             template: PublishTemplate::new(&topic, 1, false, true, 256),
             prefix: prefix.to_string(),
+            login,
             probe: None,
             probes: 0,
         };
         for i in 0..innocents + 2 {
-            let mut hello = connect(&format!("{prefix}-i{i}"));
+            let mut hello = this.hello(&format!("{prefix}-i{i}"));
             if i == SUBSCRIBER {
                 codec::subscribe(&mut hello, true, 1, &[&topic], 1);
             }
@@ -250,6 +258,25 @@ impl Bystanders {
         }
     }
 
+    fn hello(&self, id: &str) -> Vec<u8> {
+        let mut out = Vec::new();
+        let (username, password) = match &self.login {
+            Some((username, password)) => (Some(username.as_str()), Some(password.as_str())),
+            None => (None, None),
+        };
+        let hello = codec::Connect {
+            v5: true,
+            client_id: id,
+            clean: true,
+            keepalive: KEEP_ALIVE,
+            username,
+            password,
+            ..Default::default()
+        };
+        codec::connect(&mut out, &hello);
+        out
+    }
+
     fn start_probe(&mut self) {
         let open = || -> io::Result<Socket> {
             let socket = Socket::new(Domain::for_address(self.address), Type::STREAM, None)?;
@@ -268,6 +295,7 @@ impl Bystanders {
     }
 
     fn on_probe(&mut self, token: u64, now: u64, e: &mut Experience) {
+        let hello = self.hello(&format!("{}-p{}", self.prefix, self.probes));
         let Some((socket, since, said)) = &mut self.probe else { return };
         if token != PROBE + self.probes {
             return;
@@ -291,7 +319,7 @@ impl Bystanders {
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 // Connected just now: there is room for a CONNECT.
                 if !*said {
-                    *said = socket.write(&connect(&format!("{}-p{}", self.prefix, self.probes))).is_ok();
+                    *said = socket.write(&hello).is_ok();
                 }
             }
             Err(error) if error.kind() == io::ErrorKind::NotConnected => {}
@@ -303,14 +331,6 @@ impl Bystanders {
             }
         }
     }
-}
-
-fn connect(id: &str) -> Vec<u8> {
-    let mut out = Vec::new();
-    let hello =
-        codec::Connect { v5: true, client_id: id, clean: true, keepalive: KEEP_ALIVE, ..Default::default() };
-    codec::connect(&mut out, &hello);
-    out
 }
 
 impl Peer {

@@ -84,6 +84,15 @@ pub fn plan(mix: Mix) -> Plan {
             let begin = packet.clone();
             Client::new(move |out| out.extend_from_slice(&begin)).feed(zeros(940_000)).eager().once_only()
         })),
+        Mix::MemCredentials => Plan::attack((0..2000).map(|i| {
+            // Made anew for each connection, as the wills are.
+            Client::new(move |out| {
+                let text = "c".repeat(63_000);
+                let login = Some((format!("{i}-{text}"), text.clone()));
+                out.extend_from_slice(&Hello { login, ..Hello::new(format!("{i}-{text}")) }.encode());
+            })
+            .eager()
+        })),
         Mix::MemFilters => Plan::attack((0..100).map(|i| {
             let one = move |out: &mut Vec<u8>, n: usize| {
                 subscribe(out, n as u16 + 1, (0..100).map(|k| long_filter(i, n * 100 + k, 900)), 0);

@@ -73,6 +73,8 @@ pub enum Mix {
     Sessions,
     /// Connecting and sending what is malformed
     Malformed,
+    /// 2,000 logins with wrong passwords, again and again; of 20 addresses with --sources 20
+    HashQueue,
     /// One publisher to many subscribers (--subscribers)
     Fanout,
     /// Ten publishers to subscribers that do not read
@@ -99,6 +101,8 @@ pub enum Mix {
     MemFrames,
     /// Memory: 1,000 unfinished CONNECTs of 950 KB
     MemConnects,
+    /// Memory: 2,000 CONNECTs with credentials of 190 KB that wait for a decision
+    MemCredentials,
     /// Memory: filters of 900 bytes, as many as are taken
     MemFilters,
     /// Memory: wills of 600 KB
@@ -365,6 +369,15 @@ pub fn plan(mix: Mix, sizes: &Sizes) -> Plan {
             let client = |i| hello("malformed", i).once(vec![0xf0, 0]);
             Plan::attack((0..100).map(client))
         }
+        Mix::HashQueue => Plan::attack((0..2000).map(|i| {
+            let mut n = 0;
+            Client::new(move |out| {
+                let login = Some(("bystander".to_string(), format!("guess-{i}-{n}")));
+                out.extend_from_slice(&Hello { login, ..Hello::new(id("guess", i)) }.encode());
+                n += 1;
+            })
+            .eager()
+        })),
         Mix::Fanout => fanout(sizes.subscribers),
         Mix::Slow => slow(),
         Mix::WsPing => ws("ws-ping", &chunk(|out, _| ws_ping(out, b"ping"))),

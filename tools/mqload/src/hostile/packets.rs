@@ -18,6 +18,8 @@ pub struct Hello {
     pub will: Option<(String, Vec<u8>)>,
     /// v5: bytes of user properties, the will's if there is one.
     pub pad: usize,
+    /// User name and password.
+    pub login: Option<(String, String)>,
 }
 
 impl Hello {
@@ -30,7 +32,8 @@ impl Hello {
         put_str(&mut b, b"MQTT");
         b.push(if self.v5 { 5 } else { 4 });
         let clean = !self.keep || self.v5;
-        b.push(u8::from(clean) << 1 | u8::from(self.will.is_some()) << 2);
+        let login = if self.login.is_some() { 0xc0 } else { 0 };
+        b.push(u8::from(clean) << 1 | u8::from(self.will.is_some()) << 2 | login);
         b.extend_from_slice(&0u16.to_be_bytes());
         if self.v5 {
             let mut properties = if self.will.is_none() { user_properties(self.pad) } else { Vec::new() };
@@ -50,6 +53,10 @@ impl Hello {
             }
             put_str(&mut b, topic.as_bytes());
             put_str(&mut b, payload);
+        }
+        if let Some((user, password)) = &self.login {
+            put_str(&mut b, user.as_bytes());
+            put_str(&mut b, password.as_bytes());
         }
         let mut out = Vec::with_capacity(b.len() + 5);
         packet(&mut out, 0x10, &b);
