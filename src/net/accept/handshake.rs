@@ -18,7 +18,7 @@ use std::{
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
 use bytes::Bytes;
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
-use gateway_core::{Peer, clock, info_of_peer, log_limits::LineKind, metrics::count};
+use gateway_core::{BRIDGE_MARK, Peer, clock, info_of_peer, log_limits::LineKind, metrics::count};
 use session::{
     Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate, Inbound, LinkParams, evaluate_connect,
 };
@@ -528,7 +528,10 @@ fn held_by(connect: &Connect) -> usize {
         let properties = will.properties.as_ref().map_or(0, |properties| properties.cost());
         will.topic.len() + will.payload.len() + properties
     });
+    let pairs =
+        connect.user.iter().map(|(name, value)| size_of::<(String, String)>() + name.len() + value.len());
     connect.client_id.len()
+        + pairs.sum::<usize>()
         + text(&connect.username)
         + data(&connect.password)
         + text(&connect.auth_method)
@@ -645,8 +648,9 @@ impl Wire<'_> {
                 };
                 self.plain.drain(..len);
                 self.plain.shrink_to_fit();
-                // Nobody asks for them, and decoded they are many times as large.
-                connect.user = Vec::new();
+                // Nobody asks for the others, and decoded they are many times as large.
+                connect.user =
+                    connect.user.into_iter().find(|(name, _)| name == BRIDGE_MARK).into_iter().collect();
                 self.present(held_by(&connect))?;
                 count(|c| c.packets_in.add(1));
                 trace::connect(&connect.client_id, len);
