@@ -3,7 +3,10 @@
 //! All fields pass here and nowhere else, so that no log statement has to think of it. Characters that end a line,
 //! steer a terminal or reorder what a reader sees are written as escapes, and text over a thousand bytes is cut.
 
-use std::fmt::{self, Write as _};
+use std::{
+    fmt::{self, Write as _},
+    sync::Arc,
+};
 
 use tracing::{
     Event, Subscriber,
@@ -18,14 +21,18 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
+use super::libraries::LibraryLimits;
+
 /// Bytes of one value that are shown: a topic may have 65,535.
 const LONGEST: usize = 1_024;
 
 /// How events become lines.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub(super) struct Lines {
     /// One JSON object a line; otherwise words for people.
     pub(super) json: bool,
+    /// Tells how many lines of a library were left out before one.
+    pub(super) libraries: Option<Arc<LibraryLimits>>,
 }
 
 impl<S, N> FormatEvent<S, N> for Lines
@@ -42,7 +49,12 @@ where
         let mut fields = LineFields::default();
         event.record(&mut fields);
         let level = event.metadata().level().as_str();
-        let target = fields.target.as_deref().unwrap_or_else(|| event.metadata().target());
+        let target = fields.target.clone();
+        let target = target.as_deref().unwrap_or_else(|| event.metadata().target());
+        let suppressed = self.libraries.as_ref();
+        let suppressed =
+            suppressed.and_then(|limits| limits.take_suppressed(target, *event.metadata().level()));
+        fields.others.extend(suppressed.map(|count| ("suppressed", Value::Bare(count.to_string()))));
         let mut time = String::new();
         SystemTime.format_time(&mut Writer::new(&mut time))?;
         if self.json {
@@ -205,7 +217,7 @@ fn deceives(c: char) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::{io, sync::Arc};
+    use std::io;
 
     use parking_lot::Mutex;
     use tracing_subscriber::{fmt, layer::SubscriberExt as _};
@@ -230,8 +242,10 @@ mod tests {
     fn written(json: bool, ansi: bool, log: impl FnOnce()) -> String {
         let sink = Sink::default();
         let writer = sink.clone();
-        let layer =
-            fmt::layer().with_ansi(ansi).event_format(Lines { json }).with_writer(move || writer.clone());
+        let layer = fmt::layer()
+            .with_ansi(ansi)
+            .event_format(Lines { json, libraries: None })
+            .with_writer(move || writer.clone());
         tracing::subscriber::with_default(tracing_subscriber::registry().with(layer), log);
         let bytes = sink.0.lock().clone();
         String::from_utf8(bytes).unwrap()

@@ -13,6 +13,7 @@ use tracing_subscriber::{
 
 use super::{
     audit::{AUDIT, AuditFile},
+    libraries::{LibraryLimits, Passing, with_libraries},
     lines::Lines,
     trace::trace_clients,
 };
@@ -52,36 +53,31 @@ fn subscriber(
         LogFormat::Json => true,
     };
     let lines = fmt::layer().with_writer(std::io::stderr).with_ansi(terminal && !json);
-    let lines: ExtraLayer = Box::new(lines.event_format(Lines { json }));
+    let limits = Arc::<LibraryLimits>::default();
+    let libraries = Some(Arc::clone(&limits));
+    let lines: ExtraLayer = Box::new(lines.event_format(Lines { json, libraries }));
     // What has a file of its own is there alone.
     let here = if audit.is_some() { LevelFilter::OFF } else { LevelFilter::INFO };
-    let filter = filter(&log.level).with_target(AUDIT, here);
+    let targets = filter(&log.level).with_target(AUDIT, here);
     let audit = audit.map(|file| {
-        let layer: ExtraLayer = Box::new(fmt::layer().with_writer(file).event_format(Lines { json: true }));
-        layer.with_filter(Targets::new().with_target(AUDIT, LevelFilter::INFO))
+        let layer: ExtraLayer =
+            Box::new(fmt::layer().with_writer(file).event_format(Lines { json: true, libraries: None }));
+        let targets = Targets::new().with_target(AUDIT, LevelFilter::INFO);
+        layer.with_filter(Passing { targets, limits: Arc::default() })
     });
-    let layers = extra.into_iter().chain([lines]).map(|layer| layer.with_filter(filter.clone()));
+    // Each with limits of its own: one that takes nothing more must not use up what the other may have.
+    let extra = extra.map(|layer| (layer, Arc::default()));
+    let layers = extra.into_iter().chain([(lines, limits)]);
+    let layers =
+        layers.map(|(layer, limits)| layer.with_filter(Passing { targets: targets.clone(), limits }));
     tracing_subscriber::registry().with(layers.chain(audit).collect::<Vec<_>>())
 }
 
-/// What passes at a level such as `info` or `info,mqtt_server::net=debug`. Unless named, libraries are one step quieter
-/// than debug, since their debug output would drown ours, and the database's driver, which reports every failed attempt,
-/// is silent above it: the store says when its condition changes.
+/// What passes at a level such as `info` or `info,mqtt_server::net=debug`. Libraries that are not named pass by their rules: their
+/// debug output would drown ours, and some report every failed attempt, where we say that a condition has changed.
 fn filter(level: &str) -> Targets {
     let targets = log_level::parse(level).unwrap_or_else(|_| Targets::new().with_default(Level::INFO));
-    let targets = targets.with_target(CLIENT_TRACE, Level::TRACE);
-    let verbose = targets.default_level().is_some_and(|default| default > LevelFilter::INFO);
-    let (quiet, most): (&[&str], _) = if verbose {
-        let all = &["h2", "hyper", "hyper_util", "rustls", "scylla", "tonic", "tower", "opentelemetry"];
-        (all, LevelFilter::INFO)
-    } else {
-        (&["scylla"], LevelFilter::OFF)
-    };
-    let named: Vec<String> = targets.iter().map(|(target, _)| target.to_owned()).collect();
-    quiet
-        .iter()
-        .filter(|library| !named.iter().any(|name| name == *library))
-        .fold(targets, |targets, library| targets.with_target(*library, most))
+    with_libraries(targets).with_target(CLIENT_TRACE, Level::TRACE)
 }
 
 #[cfg(test)]
@@ -146,5 +142,47 @@ mod tests {
         assert!(!part.would_enable(driver, &Level::ERROR), "one line for each failed attempt");
         assert!(debug.would_enable(driver, &Level::ERROR) && !debug.would_enable(driver, &Level::DEBUG));
         assert!(filter("info,scylla=warn").would_enable(driver, &Level::WARN));
+        let usual = filter("info");
+        for peers_doing in
+            ["h2::proto::streams::recv", "rustls::common_state", "librdkafka", "rdkafka::client"]
+        {
+            assert!(
+                !usual.would_enable(peers_doing, &Level::ERROR),
+                "{peers_doing}: a line for each attempt"
+            );
+        }
+        assert!(usual.would_enable("quinn_udp", &Level::WARN) && !usual.would_enable("tonic", &Level::INFO));
+        assert!(!quiet.would_enable("tonic", &Level::WARN), "a library is no louder than we are");
+    }
+
+    /// The failure: a peer that resets streams, or a system that is away, fills the log by way of a library.
+    #[test]
+    fn lines_of_libraries_pass_a_limit() {
+        let (seen, file) = (tempfile::tempdir().unwrap(), "lines");
+        let path = seen.path().join(file);
+        let lines = AuditFile::open(&path).unwrap();
+        let limits = Arc::<LibraryLimits>::default();
+        let layer = fmt::layer()
+            .with_writer(lines)
+            .event_format(Lines { json: true, libraries: Some(Arc::clone(&limits)) });
+        let targets = filter("info,librdkafka=info,h2=trace");
+        let passing = Passing { targets, limits };
+        let subscriber = tracing_subscriber::registry().with(layer.with_filter(passing));
+        tracing::subscriber::with_default(subscriber, || {
+            for _ in 0..1000 {
+                tracing::warn!(target: "h2::proto", "reset");
+                tracing::error!(target: "librdkafka", "away");
+                tracing::error!(target: "rdkafka::client", "away");
+            }
+            tracing::info!("ours");
+        });
+        let text = std::fs::read_to_string(&path).unwrap();
+        let count = |what: &str| text.lines().filter(|line| line.contains(what)).count();
+        assert_eq!(
+            (count("h2::proto"), count("\"librdkafka"), count("rdkafka::client")),
+            (5, 5, 0),
+            "{text}"
+        );
+        assert_eq!(count("\"ours\""), 1);
     }
 }

@@ -2,6 +2,7 @@
 
 mod audit;
 mod export;
+mod libraries;
 mod lines;
 mod logs;
 mod metrics;

@@ -54,6 +54,17 @@ fn millis() -> u64 {
     u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
 }
 
+/// Lets five events pass in ten seconds and counts the others.
+#[derive(Debug, Default)]
+pub struct BurstLimit(Mutex<Window>);
+
+impl BurstLimit {
+    /// `Some(n)` lets this event pass, with `n` suppressed since the last one.
+    pub fn pass(&self) -> Option<u64> {
+        self.0.lock().pass_at(millis())
+    }
+}
+
 /// Kinds of lines about one peer, each limited on its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum LineKind {
@@ -87,11 +98,25 @@ const PLACES: usize = 256;
 #[derive(Debug, Default)]
 pub struct PeerLimits(Mutex<HashMap<(LineKind, Option<IpAddr>), Window>>);
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct Window {
     began: u64,
     lines: u32,
     suppressed: u64,
+}
+
+impl Window {
+    fn pass_at(&mut self, now: u64) -> Option<u64> {
+        if now.saturating_sub(self.began) >= WINDOW_MILLIS {
+            (self.began, self.lines) = (now, 0);
+        }
+        if self.lines >= LINES_PER_WINDOW {
+            self.suppressed += 1;
+            return None;
+        }
+        self.lines += 1;
+        Some(std::mem::take(&mut self.suppressed))
+    }
 }
 
 impl PeerLimits {
@@ -113,15 +138,7 @@ impl PeerLimits {
             key.1 = None;
         }
         let window = windows.entry(key).or_insert(Window { began: now, lines: 0, suppressed: 0 });
-        if now.saturating_sub(window.began) >= WINDOW_MILLIS {
-            (window.began, window.lines) = (now, 0);
-        }
-        if window.lines >= LINES_PER_WINDOW {
-            window.suppressed += 1;
-            return None;
-        }
-        window.lines += 1;
-        Some(std::mem::take(&mut window.suppressed))
+        window.pass_at(now)
     }
 
     fn sweep_at(&self, now: u64) -> Vec<(LineKind, Option<IpAddr>, u64)> {

@@ -11,6 +11,8 @@ mod kafka;
 mod kafka_in;
 #[cfg(feature = "kafka")]
 mod kafka_tls;
+#[cfg(feature = "kafka")]
+mod lines;
 mod loops;
 mod mosquitto;
 mod papers;
