@@ -152,10 +152,14 @@ fn behind_a_proxy_limits_are_for_the_address_it_names() {
 
 /// What the upgrade to a WebSocket is answered.
 fn upgrade(port: u16, origin: &str) -> String {
+    upgrade_for(port, &format!("localhost:{port}"), origin)
+}
+
+fn upgrade_for(port: u16, host: &str, origin: &str) -> String {
     let mut stream = from_host(1, port);
     let origin = if origin.is_empty() { String::new() } else { format!("Origin: {origin}\r\n") };
     let request = format!(
-        "GET /mqtt HTTP/1.1\r\nHost: localhost:{port}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{origin}\
+        "GET /mqtt HTTP/1.1\r\nHost: {host}\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n{origin}\
          Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\
          Sec-WebSocket-Protocol: mqtt\r\n\r\n"
     );
@@ -182,6 +186,28 @@ fn a_page_of_another_host_may_not_open_a_websocket_unless_it_is_listed() {
         assert_eq!(answers.map(|origin| upgrade(port, origin)), expected);
     }
     assert_eq!(refused(&server, "origin"), 6);
+}
+
+/// The failure: a page whose host was pointed to 127.0.0.1 (DNS rebinding) is one of this machine, since Origin and Host agree.
+#[test]
+fn a_websocket_on_loopback_is_for_this_machine_only() {
+    let listener = |name: &str, more: &str| {
+        format!("[[listeners]]\nname = \"{name}\"\nkind = \"ws\"\naddress = \"127.0.0.1:0\"\n{more}\n")
+    };
+    let server = Server::start_with(&[], &listener("listed", "allowed_origins = [\"https://app.example\"]"));
+    let (plain, listed) = (server.ports.ws, server.port("listed"));
+    for (port, host, origin, expected) in [
+        (plain, "evil.example", "http://evil.example", "403"),
+        (plain, "evil.example", "", "403"),
+        (plain, "localhost.evil.example:8083", "http://localhost.evil.example:8083", "403"),
+        (plain, "127.0.0.1", "http://127.0.0.1:3000", "101"),
+        (plain, "[::1]:8083", "", "101"),
+        (listed, "app.example", "https://app.example", "101"),
+        (listed, "evil.example", "http://evil.example", "403"),
+    ] {
+        assert_eq!(upgrade_for(port, host, origin), expected, "{host} {origin}");
+    }
+    assert_eq!((refused(&server, "host"), refused(&server, "origin")), (3, 1));
 }
 
 #[test]

@@ -568,7 +568,7 @@ impl Wire<'_> {
             self.start_tls(config.load_full()).await?;
         }
         if let Some(entry) = &listener.websocket {
-            self.upgrade(entry).await?;
+            self.upgrade(entry, listener.is_for_this_machine()).await?;
         }
         Ok(peer)
     }
@@ -604,9 +604,9 @@ impl Wire<'_> {
         Ok(())
     }
 
-    async fn upgrade(&mut self, entry: &WebSocketEntry) -> Result<(), HandshakeError> {
+    async fn upgrade(&mut self, entry: &WebSocketEntry, this_machine: bool) -> Result<(), HandshakeError> {
         let (answer, go) = loop {
-            match upgrade(&self.plain, &entry.path, &entry.origins) {
+            match upgrade(&self.plain, &entry.path, &entry.origins, this_machine) {
                 Upgrade::Partial => self.fill().await?,
                 Upgrade::Answer(answer, go) => break (answer, go),
             }

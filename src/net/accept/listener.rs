@@ -49,6 +49,17 @@ pub(in crate::net) struct Listener {
 pub(in crate::net) struct WebSocketEntry {
     pub(in crate::net) path: String,
     pub(in crate::net) origins: Origins,
+    /// On a loopback address: only requests for this machine are meant for it.
+    loopback: bool,
+}
+
+impl Listener {
+    /// Whether a request that names another host is refused: its name may have been pointed here, so that a page of that host
+    /// seems to be one of this machine. Names of pages, or a proxy that speaks first, rule that out by themselves.
+    pub(in crate::net) fn is_for_this_machine(&self) -> bool {
+        let lists_none = |entry: &WebSocketEntry| entry.loopback && entry.origins.0.is_empty();
+        !self.proxy_protocol && self.websocket.as_ref().is_some_and(lists_none)
+    }
 }
 
 enum Bound {
@@ -141,10 +152,15 @@ impl BoundListener {
         self
     }
 
-    /// Serves WebSocket at `path`, to pages of `origins`: see [`Origins`].
+    /// Serves WebSocket at `path`, to pages of `origins`: see [`Origins`]. On a loopback address it is for this machine only,
+    /// unless `origins` names pages or a proxy tells of its clients.
     #[must_use]
     pub(crate) fn with_websocket(mut self, path: &str, origins: Vec<String>) -> Self {
-        let entry = WebSocketEntry { path: path.to_owned(), origins: Origins(origins) };
+        let loopback = match &self.socket {
+            Bound::Tcp(socket) => socket.local_addr().is_ok_and(|at| at.ip().to_canonical().is_loopback()),
+            _ => false,
+        };
+        let entry = WebSocketEntry { path: path.to_owned(), origins: Origins(origins), loopback };
         self.change(|listener| listener.websocket = Some(entry));
         self
     }

@@ -7,7 +7,7 @@ use gateway_core::metrics::count;
 use thiserror::Error;
 use tungstenite::handshake::derive_accept_key;
 
-use crate::door::Origins;
+use crate::door::{Origins, is_this_machine};
 
 const LONGEST_REQUEST: usize = 16 << 10;
 
@@ -31,8 +31,8 @@ pub(in crate::net) enum Upgrade {
 }
 
 /// Reads the HTTP request at the start of `bytes`; the answer selects subprotocol `mqtt` [MQTT-6.0.0-3].
-/// A page of an origin that is not allowed gets 403.
-pub(in crate::net) fn upgrade(bytes: &[u8], path: &str, origins: &Origins) -> Upgrade {
+/// A page of an origin that is not allowed gets 403, and with `this_machine` so does a request for another host.
+pub(in crate::net) fn upgrade(bytes: &[u8], path: &str, origins: &Origins, this_machine: bool) -> Upgrade {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
     let len = match request.parse(bytes) {
@@ -47,6 +47,12 @@ pub(in crate::net) fn upgrade(bytes: &[u8], path: &str, origins: &Origins) -> Up
     let origin = sent.next().map(|header| std::str::from_utf8(header.value).unwrap_or_default());
     if !origins.allow(origin, values(&request, "host").next()) || sent.next().is_some() {
         count(|c| c.refused_origin.add(1));
+        return refuse("403 Forbidden");
+    }
+    // A request without a host is no browser's.
+    let mut hosts = request.headers.iter().filter(|header| header.name.eq_ignore_ascii_case("host"));
+    if this_machine && !hosts.all(|host| std::str::from_utf8(host.value).is_ok_and(is_this_machine)) {
+        count(|c| c.refused_host.add(1));
         return refuse("403 Forbidden");
     }
     let has = |name: &str, word: &str| {
@@ -315,7 +321,7 @@ mod tests {
             )
         };
         let origins = Origins::default();
-        let answer = |text: &str| match upgrade(text.as_bytes(), "/mqtt", &origins) {
+        let answer = |text: &str| match upgrade(text.as_bytes(), "/mqtt", &origins, false) {
             Upgrade::Answer(bytes, go) => (String::from_utf8(bytes).unwrap(), go),
             Upgrade::Partial => panic!("complete request"),
         };
@@ -323,7 +329,7 @@ mod tests {
         assert!(text.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=") && go.is_some(), "{text}");
         assert!(answer(&request("/other", "mqtt")).0.starts_with("HTTP/1.1 404"));
         assert!(answer(&request("/mqtt", "chat")).0.starts_with("HTTP/1.1 400"));
-        assert!(matches!(upgrade(b"GET /mqtt HTTP/1.1\r\n", "/mqtt", &origins), Upgrade::Partial));
+        assert!(matches!(upgrade(b"GET /mqtt HTTP/1.1\r\n", "/mqtt", &origins, false), Upgrade::Partial));
         let from = |origin: &str| {
             request("/mqtt", "mqtt").replace("Host: x", &format!("Host: x\r\nOrigin: {origin}"))
         };
@@ -331,6 +337,41 @@ mod tests {
         for origin in ["http://evil", "null", "http://x\r\nOrigin: http://evil", "http://\u{e9}"] {
             let (text, go) = answer(&from(origin));
             assert!(text.starts_with("HTTP/1.1 403") && go.is_none(), "{origin}: {text}");
+        }
+    }
+
+    /// The failure: a page of a host whose name was pointed to this machine opens a connection here, since Origin and Host agree.
+    #[test]
+    fn a_host_that_was_pointed_to_this_machine_opens_nothing() {
+        let opens = |hosts: &[&[u8]], this_machine| {
+            let mut text = b"GET /mqtt HTTP/1.1\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n".to_vec();
+            text.extend(b"Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n");
+            text.extend(b"Sec-WebSocket-Protocol: mqtt\r\n");
+            for host in hosts {
+                text.extend([b"HOST: ", *host, b"\r\n"].concat());
+            }
+            text.extend(b"\r\n");
+            match upgrade(&text, "/mqtt", &Origins::default(), this_machine) {
+                Upgrade::Answer(_, go) => go.is_some(),
+                Upgrade::Partial => panic!("a complete request"),
+            }
+        };
+        let ours: [&[&[u8]]; 5] =
+            [&[], &[b"localhost:8083"], &[b"LOCALHOST"], &[b"127.0.0.1:8083"], &[b"[::1]:8083"]];
+        for hosts in ours {
+            assert!(opens(hosts, true) && opens(hosts, false), "{hosts:?}");
+        }
+        let others: [&[&[u8]]; 7] = [
+            &[b"evil.example:8083"],
+            &[b"localhost.evil.example"],
+            &[b"192.0.2.1:8083"],
+            &[b"[2001:db8::1]:8083"],
+            &[b"localhost", b"evil.example"],
+            &[b"\xff"],
+            &[b""],
+        ];
+        for hosts in others {
+            assert!(!opens(hosts, true) && opens(hosts, false), "{hosts:?}");
         }
     }
 }

@@ -119,6 +119,8 @@ counters! {
         refused_waiting(reason = "waiting");
         /// a page that may not open a WebSocket, `allowed_origins`
         refused_origin(reason = "origin");
+        /// a WebSocket on a loopback address, for another host than this machine
+        refused_host(reason = "host");
         /// closed for a newcomer, see [doors](configuration.md#limits)
         refused_silent(reason = "silent");
         /// a CONNECT was refused
