@@ -17,7 +17,8 @@
 //!   commands           requests to devices, and their answers
 //!   bridges            messages to and from other systems
 //!   shadow             device shadows at work: requests in order, the store, who is told
-//!   abuse auth backends config door reload remote replace shutdown telemetry tls
+//!   abuse auth backends config door reload remote replace secret_files shutdown
+//!     telemetry tls
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
@@ -53,6 +54,7 @@ mod net;
 pub mod reload;
 mod remote;
 mod replace;
+mod secret_files;
 mod shadow;
 mod shutdown;
 mod telemetry;

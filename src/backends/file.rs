@@ -11,7 +11,7 @@ use std::{
 use access::backends::Tokens;
 use thiserror::Error;
 
-use crate::replace::replace;
+use crate::replace::{replace, target};
 
 /// Largest file.
 const MOST_BYTES: u64 = 16 << 20;
@@ -89,6 +89,8 @@ pub(crate) fn edit<E: From<FileError>>(
     edit: impl FnOnce(&str) -> Result<String, E>,
 ) -> Result<Tokens, E> {
     let failed = |action| move |error| FileError::Io { action, path: path.to_owned(), error };
+    // Whoever comes by another link must take the same lock.
+    let path = &*target(path).map_err(failed("find"))?;
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
@@ -106,7 +108,7 @@ pub(crate) fn edit<E: From<FileError>>(
 
 #[cfg(test)]
 mod tests {
-    use std::os::unix::fs::PermissionsExt as _;
+    use std::os::unix::fs::{PermissionsExt as _, symlink};
 
     use super::*;
 
@@ -131,14 +133,17 @@ mod tests {
         assert!(matches!(edit(&away, |_| Err(FileError::None)), Err(FileError::Io { .. })));
     }
 
-    /// Rules out that one of two changes at once is lost.
+    /// Rules out that one of two changes at once is lost, also by way of a link.
     #[test]
     fn changes_at_once_are_all_kept() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
+        fs::create_dir(dir.path().join("links")).unwrap();
+        let link = dir.path().join("links/tokens");
+        symlink(&path, &link).unwrap();
         thread::scope(|scope| {
             for number in 0..8 {
-                let path = &path;
+                let path = if number % 2 == 0 { &path } else { &link };
                 scope.spawn(move || {
                     let add = |text: &str| Ok::<_, FileError>(format!("{text}# {number}\n"));
                     (0..10).for_each(|_| drop(edit(path, add).unwrap()));
@@ -146,5 +151,6 @@ mod tests {
             }
         });
         assert_eq!(fs::read_to_string(&path).unwrap().lines().count(), 80);
+        assert!(fs::symlink_metadata(&link).unwrap().is_symlink());
     }
 }

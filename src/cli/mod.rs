@@ -33,6 +33,7 @@ use crate::{
     bridges::Bridges,
     config::{Command, Config, DEV_CERTS_DIR, Flags, kubernetes_variables},
     gateway::{Gateway, StartError},
+    secret_files,
     shutdown::{Shutdown, Signals},
     telemetry::Telemetry,
     tls::{self, TlsStore},
@@ -106,6 +107,7 @@ fn check(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
     let now = SystemTime::now();
     tls::check_files_at(config, now)?;
+    let open = secret_files::check(config)?;
     config.database_password()?;
     Backends::open(&config.backends)?;
     let certificates = TlsStore::new();
@@ -118,7 +120,8 @@ fn check(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     auth::open_rules(config, None, config.reserved_topics())?;
     Bridges::open(config)?;
     Bans::open(&config.bans, None)?;
-    for warning in config.anonymous_warning().into_iter().chain(config.warnings()).chain(notices) {
+    for warning in config.anonymous_warning().into_iter().chain(config.warnings()).chain(open).chain(notices)
+    {
         let _ = writeln!(std::io::stderr(), "mqtt-server: warning: {warning}");
     }
     Ok(())

@@ -31,6 +31,7 @@ use crate::{
     grpc, http,
     net::{self, BoundListener, Shared},
     reload::Reloads,
+    secret_files,
     telemetry::trace_clients,
     tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
 };
@@ -52,8 +53,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         ensure_dev_certs(Path::new(DEV_CERTS_DIR), SystemTime::now())?;
     }
     tls::check_files(&config)?;
+    let open = secret_files::check(&config)?;
     let anonymous = config.anonymous_warning().filter(|_| auth.is_none());
-    for warning in anonymous.into_iter().chain(config.warnings()) {
+    for warning in anonymous.into_iter().chain(config.warnings()).chain(open) {
         warn!("{warning}");
     }
     let config = Arc::new(config);

@@ -3,7 +3,6 @@
 use std::{
     fs,
     io::{self, Read as _},
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::SystemTime,
@@ -26,8 +25,9 @@ use super::{
     inspect::{Facts, inspect},
     revocations::Revoked,
 };
-use crate::config::{
-    CertificatePair, CipherSuite, Config, ConfigError, Problem, TlsFiles, TlsVersion, ocsp_of,
+use crate::{
+    config::{CertificatePair, CipherSuite, Config, ConfigError, Problem, TlsFiles, TlsVersion, ocsp_of},
+    secret_files::open_mode,
 };
 
 /// Why a TLS configuration could not be made.
@@ -444,9 +444,7 @@ pub(super) fn private_key(path: &Path, open: bool) -> Result<PrivateKeyDer<'stat
     let failed = |source| TlsError::Read { path: path.to_owned(), source };
     let mut file = fs::File::open(path).map_err(failed)?;
     let meta = file.metadata().map_err(failed)?;
-    let mode = meta.mode() & 0o777;
-    let barred = if meta.uid() == 0 { 0o037 } else { 0o077 };
-    if mode & barred != 0 && !open {
+    if let Some(mode) = open_mode(&meta).filter(|_| !open) {
         return Err(TlsError::OpenKey { path: path.to_owned(), mode });
     }
     let mut content = Zeroizing::new(Vec::with_capacity(usize::try_from(meta.len()).unwrap_or(0) + 1));

@@ -16,7 +16,7 @@ use crate::{
     client::{Client, Got, decoded, hello, message, will},
     login::{added, login, passwd, seconds_from_now, token},
     memory::held,
-    support::{Server, until},
+    support::{Server, until, write_secret},
 };
 
 const METHOD: &str = "SCRAM-SHA-256";
@@ -350,7 +350,7 @@ fn a_live_connection_goes_on_only_with_a_good_authentication() {
 }
 
 pub(crate) fn jwt(file: &Path, more: &str) -> String {
-    fs::write(file, SECRET).expect("write the secret");
+    write_secret(file, SECRET);
     format!(
         "{more}\n[auth.jwt]\nsecret_file = \"{}\"\nleeway = \"0s\"\nclient_id = \"device\"\ngroups = \"groups\"\n",
         file.display()

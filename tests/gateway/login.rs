@@ -4,6 +4,7 @@
 use std::{
     fs,
     io::Write as _,
+    os::unix::fs::PermissionsExt as _,
     path::Path,
     process::{Command, Output, Stdio},
 };
@@ -14,7 +15,7 @@ use gateway_core::Protocol;
 
 use crate::{
     client::{Client, Got, hello},
-    support::{Server, command, need, on_path, until},
+    support::{Server, command, need, on_path, until, write_secret},
 };
 
 const SECRET: &str = "correct-horse-7";
@@ -130,7 +131,6 @@ fn the_passwd_command_adds_checks_and_removes() {
         let output = passwd(&["check"], &file, user, password);
         assert_eq!(output.status.code(), Some(code), "{user} {password}: {output:?}");
     }
-    use std::os::unix::fs::PermissionsExt as _;
     assert_eq!(fs::metadata(&file).unwrap().permissions().mode() & 0o777, 0o600);
     assert!(!passwd(&["add"], &file, "a:b", "x").status.success(), "a colon would move the hash");
     assert!(!passwd(&["add"], &file, "ann", "\n").status.success(), "no password");
@@ -196,6 +196,54 @@ fn a_listener_that_others_reach_does_not_open_for_whoever_comes() {
     }
 }
 
+/// The failures: everybody on the machine reads the secret that all tokens are signed with, or the hashes of all passwords, and
+/// nobody is told.
+#[test]
+fn a_secret_that_others_can_read_is_refused() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let (config, secret, users) =
+        (dir.path().join("config.toml"), dir.path().join("secret"), dir.path().join("users"));
+    let check_with = |text: &str| {
+        fs::write(&config, text).expect("write the configuration");
+        check(&["--config", &config.display().to_string()], &[])
+    };
+    fs::write(&secret, "0123456789abcdef0123456789abcdef").expect("write the secret");
+    fs::set_permissions(&secret, fs::Permissions::from_mode(0o644)).expect("open it");
+    let jwt = format!("[auth.jwt]\nsecret_file = {:?}\n", secret.display().to_string());
+    let refused = check_with(&jwt);
+    for part in ["Some(2)", "auth.jwt.secret_file", "mode 0644", "chmod 600 "] {
+        assert!(refused.contains(part), "{part} is not in {refused}");
+    }
+    let accepted = check_with(&format!("{jwt}[tls]\nopen_key_files = true\n"));
+    assert!(accepted.starts_with("Some(0)") && accepted.contains("auth.jwt.secret_file"), "{accepted}");
+    write_secret(&secret, "0123456789abcdef0123456789abcdef");
+    assert!(check_with(&jwt).starts_with("Some(0)"));
+    added(&users, "ann", SECRET);
+    let passwords = format!("[auth]\npassword_file = {:?}\n", users.display().to_string());
+    let quiet = check_with(&passwords);
+    assert!(quiet.starts_with("Some(0)") && !quiet.contains("auth.password_file"), "{quiet}");
+    fs::set_permissions(&users, fs::Permissions::from_mode(0o644)).expect("open it");
+    let told = check_with(&passwords);
+    assert!(
+        told.starts_with("Some(0)") && told.contains("auth.password_file: others than its owner"),
+        "{told}"
+    );
+}
+
+/// The failure: a change turns the link into a file, and those who read what it led to never see the change.
+#[test]
+fn a_password_file_that_is_a_symbolic_link_stays_one() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let (file, link) = (dir.path().join("passwords"), dir.path().join("link"));
+    added(&file, "ann", SECRET);
+    std::os::unix::fs::symlink("passwords", &link).expect("make a link");
+    added(&link, "bob", SECRET);
+    assert!(passwd(&["remove"], &link, "ann", "").status.success());
+    assert!(fs::symlink_metadata(&link).expect("look at it").is_symlink());
+    let text = fs::read_to_string(&file).expect("read the file");
+    assert!(text.starts_with("bob:$argon2id$") && !text.contains("ann:"), "{text}");
+}
+
 /// A token that is signed with `secret`.
 pub(crate) fn token(secret: &[u8], claims: &serde_json::Value) -> String {
     let key = jsonwebtoken::EncodingKey::from_secret(secret);
@@ -214,7 +262,7 @@ fn tokens_let_in_until_they_expire() {
     let dir = tempfile::tempdir().expect("make a directory");
     let file = dir.path().join("secret");
     let secret = b"0123456789abcdef0123456789abcdef";
-    fs::write(&file, secret).expect("write the secret");
+    write_secret(&file, secret);
     let toml = format!(
         "[auth.jwt]\nsecret_file = \"{}\"\nleeway = \"0s\"\nclient_id = \"device\"\naudience = [\"gw\"]\n",
         file.display()

@@ -164,7 +164,7 @@ fn claims_of_a_token_are_on_the_account_as_long_as_its_connection_lasts() {
     let dir = tempfile::tempdir().expect("make a directory");
     let path = dir.path().join("secret");
     let secret = b"0123456789abcdef0123456789abcdef";
-    std::fs::write(&path, secret).expect("write the secret");
+    crate::support::write_secret(&path, secret);
     let server = Server::start_with(&[], &format!("[auth.jwt]\nsecret_file = \"{}\"\n", path.display()));
     let connect = |client_id: &str, claim: usize| {
         let claims = json!({"sub": "ann", "exp": seconds_from_now(3600), "c": "x".repeat(claim)});

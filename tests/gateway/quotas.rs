@@ -1,6 +1,6 @@
 //! Caps of identities and quotas of tenants, as devices meet them.
 
-use std::{fs, io::Write as _};
+use std::io::Write as _;
 
 use codec::{Connect, Packet};
 use gateway_core::{Protocol, QoS};
@@ -8,7 +8,7 @@ use gateway_core::{Protocol, QoS};
 use crate::{
     client::{Client, Got, hello, message},
     login::{answer, login, seconds_from_now, token},
-    support::{Server, until},
+    support::{Server, until, write_secret},
 };
 
 /// A CONNECT of a session that outlives its connection.
@@ -155,7 +155,7 @@ fn behind_a_rate_the_queue_keeps_to_its_own_limit() {
 fn a_token_says_whose_quotas_count_also_after_a_restart() {
     let dir = tempfile::tempdir().expect("make a directory");
     let secret = b"0123456789abcdef0123456789abcdef";
-    fs::write(dir.path().join("secret"), secret).expect("write the secret");
+    write_secret(&dir.path().join("secret"), secret);
     let toml = format!(
         "[auth.jwt]\nsecret_file = \"{}\"\nusername = \"sub\"\ntenant = \"org\"\n\
          [limits.identity]\nsessions = 2\n[tenants.acme]\nsessions = 3\n[tenants.\"*\"]\nsessions = 1\n",

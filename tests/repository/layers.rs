@@ -11,7 +11,7 @@ use std::{
 /// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("abuse", &["auth", "config", "door", "reload", "tls"]),
-    ("auth", &["config", "door", "reload", "remote", "tls"]),
+    ("auth", &["config", "door", "reload", "remote", "secret_files", "tls"]),
     ("backends", &["config", "reload", "replace", "telemetry"]),
     ("bridges", &["config", "groups", "remote", "tls"]),
     ("config", &[]),
@@ -19,8 +19,9 @@ const MAY_NAME: &[(&str, &[&str])] = &[
     ("reload", &[]),
     ("remote", &["config", "reload", "tls"]),
     ("replace", &[]),
+    ("secret_files", &["config"]),
     ("shutdown", &[]),
-    ("tls", &["config", "reload"]),
+    ("tls", &["config", "reload", "secret_files"]),
     ("telemetry", &["config", "reload"]),
     ("http", &["door", "grpc", "tls"]),
     ("net", &["abuse", "auth", "config", "door", "telemetry", "tls"]),

@@ -331,6 +331,12 @@ pub fn certificates(dir: &Path) {
     }
 }
 
+/// Writes a file with a secret, which nobody else may read.
+pub fn write_secret(path: &Path, secret: impl AsRef<[u8]>) {
+    fs::write(path, secret).expect("write a secret");
+    fs::set_permissions(path, fs::Permissions::from_mode(0o600)).expect("close it to others");
+}
+
 /// Beside the one for TLS, which is the default listener.
 const LISTENERS: &str = r#"
 [[listeners]]

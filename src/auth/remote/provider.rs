@@ -2,7 +2,6 @@
 
 use std::{
     fs,
-    os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
     sync::Arc,
     time::Duration,
@@ -20,6 +19,7 @@ use crate::{
     auth::hooks::v1::hook_provider_client::HookProviderClient,
     config::{AuthGrpc, ConfigError, Problem},
     reload::Reload,
+    secret_files::open_mode,
 };
 
 /// Longest answer.
@@ -191,12 +191,8 @@ fn read(config: &AuthGrpc) -> Result<(Endpoint, Option<AsciiMetadataValue>), Con
 /// Refuses a secret that others on the machine can read.
 fn own(key: &str, path: &Path) -> Result<(), ConfigError> {
     let Ok(meta) = fs::metadata(path) else { return Ok(()) };
-    // A group may have been given what belongs to root.
-    let barred = if meta.uid() == 0 { 0o037 } else { 0o077 };
-    if meta.mode() & barred == 0 {
-        return Ok(());
-    }
-    let text = format!("others can read it (mode {:o})", meta.mode() & 0o777);
+    let Some(mode) = open_mode(&meta) else { return Ok(()) };
+    let text = format!("others can read it (mode {mode:o})");
     let fix = format!("chmod 600 {}", path.display());
     Err(ConfigError(vec![Problem::new(format!("auth.grpc.{key}"), path.display(), text, fix)]))
 }

@@ -1,13 +1,11 @@
 //! A Kafka that speaks TLS and wants a certificate and a password.
 
-use std::fs;
-
 use gateway_core::Protocol;
 
 use super::{cluster::Kafka, papers};
 use crate::{
     client::{Client, Got},
-    support::{Server, until},
+    support::{Server, until, write_secret},
 };
 
 /// The failures: a bridge does not speak TLS or show its certificate and password, or it never reads a file again that was put right.
@@ -17,7 +15,7 @@ fn kafka_by_tls_is_reached_as_soon_as_the_password_is_right() {
         let folder = tempfile::tempdir().expect("make a directory");
         let at = |name: &str| folder.path().join(name).display().to_string();
         papers::write(folder.path());
-        fs::write(at("password"), "wrong\n").expect("write");
+        write_secret(at("password").as_ref(), "wrong\n");
         let Some(kafka) = Kafka::start_with(Some(folder.path().to_owned())) else { return };
         let writer = kafka.writer();
         writer.put("in", Some("1"), b"before", &[]);
@@ -44,7 +42,7 @@ fn kafka_by_tls_is_reached_as_soon_as_the_password_is_right() {
             let label = format!("direction=\"{direction}\",reason=\"denied\"");
             until(|| server.metric_of("gateway_bridge_failures_total", &label) > 0);
         }
-        fs::write(at("password"), "secret\n").expect("write");
+        write_secret(at("password").as_ref(), "secret\n");
         until(|| server.metric("gateway_bridge_up") == 2);
         let mut device = Client::connect(server.ports.tcp, Protocol::V5, "d1");
         device.subscribe("in/#");
@@ -64,7 +62,7 @@ fn a_kafka_of_another_ca_is_told_with_its_reason() {
     let (folder, other) = (tempfile::tempdir().expect("a folder"), tempfile::tempdir().expect("a folder"));
     papers::write(folder.path());
     papers::write(other.path());
-    fs::write(folder.path().join("password"), "secret\n").expect("write");
+    write_secret(&folder.path().join("password"), "secret\n");
     let Some(kafka) = Kafka::start_with(Some(folder.path().to_owned())) else { return };
     let at = |name: &str| folder.path().join(name).display().to_string();
     let config = format!(

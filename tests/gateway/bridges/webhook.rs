@@ -18,7 +18,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 use super::{carried, lag};
 use crate::{
     client::Client,
-    support::{Server, until},
+    support::{Server, until, write_secret},
 };
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -81,7 +81,7 @@ impl Service {
 
     /// The bridge to it; the secret is in a file of its own.
     fn config(&self, secret: &std::path::Path) -> String {
-        std::fs::write(secret, format!("{SECRET}\n")).expect("write the secret");
+        write_secret(secret, format!("{SECRET}\n"));
         format!(
             "[bridges.hook]\ntopics = [\"d/#\"]\nretry_max = \"1s\"\nlinger = \"50ms\"\n\
              [bridges.hook.webhook]\nurl = \"http://127.0.0.1:{}/in\"\nsecret_file = \"{}\"\n",

@@ -20,7 +20,7 @@ use crate::{
     hooks::Hook,
     login::{added, seconds_from_now, token},
     provider::Provider,
-    support::{Server, root, until},
+    support::{Server, root, until, write_secret},
 };
 
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
@@ -187,7 +187,7 @@ fn setup(dir: &Path, more: &str) -> String {
     let file = dir.join("passwords");
     added(&file, "pat", "correct-horse-7");
     with_keys(&file, "sam");
-    fs::write(dir.join("secret"), SECRET).expect("write the secret");
+    write_secret(&dir.join("secret"), SECRET);
     fs::write(dir.join("bans"), BANS).expect("write the bans");
     let mut toml = format!(
         "log.level = \"debug\"\nbans.file = \"{0}/bans\"\n[auth]\npassword_file = \"{0}/passwords\"\n[auth.certificate]\nclient_id = \"{{cn}}\"\n\
