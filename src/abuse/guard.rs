@@ -2,14 +2,17 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use access::{Backoff, BackoffRule, Flapping, bans::Presented};
+use access::{BackoffRule, Flapping, Principal, bans::Presented};
 use gateway_core::{Peer, Timestamp, metrics::count, warn_limited};
 use parking_lot::Mutex;
 
-use super::Bans;
+use super::{
+    Bans,
+    logins::{LoginHistory, LoginName},
+};
 use crate::{config, door::Address};
 
-/// Addresses whose failures, and client ids whose connects, are remembered.
+/// Client ids whose connects are remembered.
 const REMEMBERED: usize = 65_536;
 
 /// Why somebody is not let in.
@@ -29,7 +32,7 @@ pub(crate) enum Barred {
 /// What stands at the door and at CONNECT.
 pub(crate) struct AbuseGuard {
     bans: Arc<Bans>,
-    failures: Option<Mutex<Backoff<Address>>>,
+    logins: Option<Mutex<LoginHistory>>,
     flapping: Option<(Mutex<Flapping>, Duration)>,
 }
 
@@ -41,11 +44,11 @@ impl AbuseGuard {
             first: config.first_wait.0,
             longest: config.longest_wait.0,
         };
-        let failures = (rule.free > 0).then(|| Mutex::new(Backoff::new(rule, REMEMBERED)));
+        let logins = (rule.free > 0).then(|| Mutex::new(LoginHistory::new(rule)));
         let (connects, within) = (config.flapping_connects, config.flapping_within.0);
         let flapping = (connects > 0)
             .then(|| (Mutex::new(Flapping::new(connects, within, REMEMBERED)), config.flapping_ban.0));
-        Self { bans, failures, flapping }
+        Self { bans, logins, flapping }
     }
 
     /// A guard that lets everybody in.
@@ -60,34 +63,51 @@ impl AbuseGuard {
     pub(crate) fn at_door(&self, peer: Peer, now: Timestamp) -> Option<Barred> {
         let ip = address(peer)?;
         let banned = self.bans.of_address(ip).map(|ban| banned(&ban));
-        banned.or_else(|| self.waits(peer, now))
+        let logins = self.logins.as_ref();
+        let wait = || logins?.lock().wait_at_door(door(peer), now).map(Barred::Waits);
+        banned.or_else(wait)
     }
 
     /// Whether a CONNECT of somebody is refused without looking at what it would prove. The door has been passed, which
     /// may be long ago, or by many at once.
-    pub(crate) fn at_connect(&self, who: &Presented<'_>, peer: Peer, now: Timestamp) -> Option<Barred> {
+    pub(crate) fn at_connect(
+        &self,
+        who: &Presented<'_>,
+        login: &LoginName<'_>,
+        peer: Peer,
+        now: Timestamp,
+    ) -> Option<Barred> {
+        self.ban(who, peer).or_else(|| self.waits(login, peer, now).map(Barred::Waits))
+    }
+
+    /// Whether somebody is banned.
+    pub(crate) fn ban(&self, who: &Presented<'_>, peer: Peer) -> Option<Barred> {
         let who = Presented { address: address(peer), ..*who };
-        let hit = self.bans.of(&who).map(|ban| banned(&ban));
-        hit.or_else(|| self.waits(peer, now))
+        self.bans.of(&who).map(|ban| banned(&ban))
     }
 
     /// A login has failed.
-    pub(crate) fn failed(&self, peer: Peer, now: Timestamp) {
-        let (Some(failures), Some(_)) = (&self.failures, address(peer)) else { return };
-        if failures.lock().failed(door(peer), now).is_some() {
+    pub(crate) fn failed(&self, login: &LoginName<'_>, peer: Peer, now: Timestamp) {
+        let (Some(logins), Some(_)) = (&self.logins, address(peer)) else { return };
+        if logins.lock().failed(login, door(peer), now) {
             count(|c| c.backoff_begun.add(1));
         }
     }
 
-    /// Somebody is let in, and has `proved` who he is or need not. False if he connects so often that he is banned from now
-    /// on. Only proof ends the wait of his address: whoever guesses passwords would come without one in between.
-    pub(crate) fn admitted(&self, client_id: &str, proved: bool, peer: Peer, now: Timestamp) -> bool {
-        if let (Some(failures), Some(_)) = (self.failures.as_ref().filter(|_| proved), address(peer)) {
-            let mut failures = failures.lock();
-            if !failures.is_empty() {
-                failures.succeeded(door(peer));
-            }
+    /// Somebody is let in as `principal`. False if the client id connects so often that it is banned from now on. A login takes
+    /// back the failures of its own account only: whoever guesses passwords would log in, or come without one, in between.
+    pub(crate) fn admitted(
+        &self,
+        login: &LoginName<'_>,
+        principal: &Principal,
+        peer: Peer,
+        now: Timestamp,
+    ) -> bool {
+        let logins = self.logins.as_ref().filter(|_| principal.method.is_proof());
+        if let (Some(logins), Some(_)) = (logins, address(peer)) {
+            logins.lock().succeeded(login, principal.username.as_deref(), door(peer), now);
         }
+        let client_id = login.client_id;
         let Some((flapping, ban)) = &self.flapping else { return true };
         if !flapping.lock().connected(client_id, now) {
             return true;
@@ -99,12 +119,10 @@ impl AbuseGuard {
         false
     }
 
-    fn waits(&self, peer: Peer, now: Timestamp) -> Option<Barred> {
-        let failures = self.failures.as_ref()?.lock();
-        if failures.is_empty() {
-            return None;
-        }
-        failures.wait(door(peer), now).map(Barred::Waits)
+    /// How much longer a login waits before it is looked at.
+    pub(crate) fn waits(&self, login: &LoginName<'_>, peer: Peer, now: Timestamp) -> Option<Duration> {
+        address(peer)?;
+        self.logins.as_ref()?.lock().wait(login, door(peer), now)
     }
 }
 
@@ -124,6 +142,8 @@ fn door(peer: Peer) -> Address {
 mod tests {
     use std::net::SocketAddr;
 
+    use access::Method;
+
     use super::*;
     use crate::config::Span;
 
@@ -140,28 +160,96 @@ mod tests {
         Timestamp(1_000_000 + seconds * 1000)
     }
 
+    fn login<'a>(username: &'a str, client_id: &'a str) -> LoginName<'a> {
+        LoginName { username: Some(username).filter(|name| !name.is_empty()), client_id }
+    }
+
+    fn user(name: &str) -> Principal {
+        Principal { method: Method::Password, username: Some(name.into()), ..Principal::default() }
+    }
+
     /// In virtual time.
     #[test]
     fn an_address_that_fails_waits_at_the_door_and_its_network_with_it() {
         let guard = guard(config::Bans { failed_logins: 2, ..config::Bans::default() });
+        let ann = login("ann", "c");
         for _ in 0..3 {
-            guard.failed(peer("2001:db8::1"), at(0));
+            guard.failed(&ann, peer("2001:db8::1"), at(0));
         }
         let wait = Some(Barred::Waits(Duration::from_secs(1)));
         assert_eq!(guard.at_door(peer("2001:db8::2"), at(0)), wait);
         let who = Presented { client_id: "c", ..Presented::default() };
-        assert_eq!(guard.at_connect(&who, peer("2001:db8::3"), at(0)), wait);
+        assert_eq!(guard.at_connect(&who, &login("bob", "d"), peer("2001:db8::3"), at(0)), wait);
         assert_eq!(guard.at_door(peer("2001:db8:0:1::1"), at(0)), None);
         assert_eq!(guard.at_door(peer("2001:db8::1"), at(1)), None);
-        guard.failed(peer("2001:db8::1"), at(1));
+        guard.failed(&ann, peer("2001:db8::1"), at(1));
         assert_eq!(guard.at_door(peer("2001:db8::1"), at(1)), Some(Barred::Waits(Duration::from_secs(2))));
-        assert!(guard.admitted("c", false, peer("2001:db8::9"), at(1)));
+        assert!(guard.admitted(&ann, &Principal::default(), peer("2001:db8::9"), at(1)));
         assert!(
             guard.at_door(peer("2001:db8::1"), at(1)).is_some(),
             "an anonymous client has proved nothing"
         );
-        assert!(guard.admitted("c", true, peer("2001:db8::9"), at(1)));
-        assert_eq!(guard.at_door(peer("2001:db8::1"), at(1)), None, "somebody there knows his password");
+        assert!(guard.admitted(&ann, &user("ann"), peer("2001:db8::9"), at(1)));
+        assert_eq!(guard.at_door(peer("2001:db8::1"), at(1)), None, "she knows her password");
+        assert_eq!(guard.waits(&login("bob", "d"), peer("2001:db8::1"), at(1)), None);
+    }
+
+    /// The failure: somebody with an account guesses at that of another, and logs in between two guesses.
+    #[test]
+    fn a_login_of_ones_own_does_not_end_the_wait_for_guessing_at_another() {
+        let from = peer("192.0.2.1");
+        let guesses = [login("bob", "x"), login("eve", "x"), login("", "x")];
+        // What is given as a name proves nothing about it: a token of ann's comes with any.
+        let own = [login("ann", "x"), login("bob", "x"), login("", "x"), login("", "bob")];
+        for (guess, own) in guesses.iter().flat_map(|guess| own.iter().map(move |own| (guess, own))) {
+            let guard = guard(config::Bans { failed_logins: 3, ..config::Bans::default() });
+            let mut looked_at = 0;
+            for _ in 0..20 {
+                if guard.waits(guess, from, at(0)).is_none() {
+                    guard.failed(guess, from, at(0));
+                    looked_at += 1;
+                }
+                assert!(guard.admitted(own, &user("ann"), from, at(0)));
+            }
+            assert_eq!(looked_at, 4, "{guess:?} beside {own:?}");
+        }
+        // Nor does it help to guess at each of many accounts once.
+        let guard = guard(config::Bans { failed_logins: 3, ..config::Bans::default() });
+        let mut looked_at = 0;
+        for number in 0..20 {
+            let name = format!("user{number}");
+            if guard.waits(&login(&name, "x"), from, at(0)).is_none() {
+                guard.failed(&login(&name, "x"), from, at(0));
+                looked_at += 1;
+            }
+            assert!(guard.admitted(&login("ann", "x"), &user("ann"), from, at(0)));
+        }
+        assert_eq!(looked_at, 4);
+    }
+
+    /// The failure: devices behind one address cannot come back for one among them that guesses.
+    #[test]
+    fn who_has_logged_in_from_an_address_does_not_wait_for_others_there() {
+        let guard = guard(config::Bans { failed_logins: 1, ..config::Bans::default() });
+        let from = peer("192.0.2.1");
+        assert!(guard.admitted(&login("ann", "a"), &user("ann"), from, at(0)));
+        let certificate = Principal { method: Method::Certificate, ..user("device") };
+        assert!(guard.admitted(&login("", "c"), &certificate, from, at(0)));
+        for _ in 0..9 {
+            guard.failed(&login("bob", "b"), from, at(0));
+        }
+        assert_eq!(guard.at_door(from, at(0)), None, "some there need not wait");
+        assert_eq!(guard.waits(&login("ann", "other"), from, at(0)), None);
+        assert_eq!(guard.waits(&login("", "c"), from, at(0)), None);
+        for other in [login("bob", "b"), login("eve", "a"), login("", "a"), login("ann ", "a")] {
+            assert!(guard.waits(&other, from, at(0)).is_some(), "{other:?}");
+        }
+        assert_eq!(guard.waits(&login("bob", "b"), peer("192.0.2.2"), at(0)), None);
+        // But for failures of its own.
+        for _ in 0..2 {
+            guard.failed(&login("ann", "a"), from, at(0));
+        }
+        assert!(guard.waits(&login("ann", "a"), from, at(0)).is_some());
     }
 
     /// All of them would share one fate.
@@ -169,9 +257,10 @@ mod tests {
     fn clients_of_a_unix_socket_never_wait() {
         let guard = guard(config::Bans { failed_logins: 1, ..config::Bans::default() });
         for _ in 0..10 {
-            guard.failed(Peer::UNIX, at(0));
+            guard.failed(&login("ann", "c"), Peer::UNIX, at(0));
         }
         assert_eq!(guard.at_door(Peer::UNIX, at(0)), None);
+        assert_eq!(guard.waits(&login("ann", "c"), Peer::UNIX, at(0)), None);
     }
 
     #[test]
@@ -183,10 +272,10 @@ mod tests {
         };
         let guard = guard(config);
         let from = peer("192.0.2.1");
-        let admitted: Vec<bool> = (0..4).map(|second| guard.admitted("c", true, from, at(second))).collect();
+        let admitted: Vec<bool> =
+            (0..4).map(|second| guard.admitted(&login("", "c"), &user("u"), from, at(second))).collect();
         assert_eq!(admitted, [true, true, true, false]);
-        let barred =
-            |id: &str| guard.at_connect(&Presented { client_id: id, ..Presented::default() }, from, at(9));
+        let barred = |id: &str| guard.ban(&Presented { client_id: id, ..Presented::default() }, from);
         assert!(matches!(barred("c"), Some(Barred::Banned { kind: "client_id", .. })));
         assert_eq!(barred("d"), None);
         assert_eq!(guard.bans.list()[0].source, super::super::Source::Flapping);

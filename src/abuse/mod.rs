@@ -7,8 +7,10 @@
 
 mod bans;
 mod guard;
+mod logins;
 
 pub(crate) use self::{
     bans::{BanError, Bans, BansError, ListedBan, Source},
     guard::{AbuseGuard, Barred},
+    logins::LoginName,
 };

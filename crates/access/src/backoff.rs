@@ -71,10 +71,21 @@ impl<K: Copy + Eq + Hash + Ord> Backoff<K> {
         (!wait.is_zero()).then_some(wait)
     }
 
-    /// `who` has logged in: his failures are forgotten.
-    pub fn succeeded(&mut self, who: K) {
-        if let Some(before) = self.failing.remove(&who) {
-            self.order.remove(&(before.forgotten, who));
+    /// Forgets the failures of `who`, who has logged in, and returns how many there were.
+    pub fn succeeded(&mut self, who: K) -> u32 {
+        let Some(before) = self.failing.remove(&who) else { return 0 };
+        self.order.remove(&(before.forgotten, who));
+        before.failures
+    }
+
+    /// Takes back so many failures of `who`, and its wait if those that are left cost nothing.
+    pub fn forgive(&mut self, who: K, failures: u32) {
+        let Some(failing) = self.failing.get_mut(&who) else { return };
+        failing.failures = failing.failures.saturating_sub(failures);
+        if failing.failures == 0 {
+            self.succeeded(who);
+        } else if failing.failures <= self.rule.free {
+            failing.until = Timestamp::default();
         }
     }
 
@@ -143,6 +154,22 @@ mod tests {
         assert_eq!(backoff.failed(2, at(61)), None);
         backoff.failed(3, at(1_000));
         assert_eq!(backoff.len(), 1);
+    }
+
+    #[test]
+    fn failures_that_are_taken_back_cost_nothing_and_the_others_go_on() {
+        let mut backoff = Backoff::new(RULE, 100);
+        for _ in 0..6 {
+            backoff.failed(1, at(0));
+        }
+        backoff.forgive(1, 2);
+        assert_eq!(backoff.wait(1, at(0)), Some(4 * SECOND), "four are too many");
+        backoff.forgive(1, 1);
+        assert_eq!(backoff.wait(1, at(0)), None);
+        assert_eq!(backoff.failed(1, at(0)), Some(SECOND), "three are remembered");
+        backoff.forgive(1, 9);
+        assert!(backoff.is_empty());
+        backoff.forgive(2, 1);
     }
 
     #[test]

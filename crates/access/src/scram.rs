@@ -180,6 +180,13 @@ impl fmt::Debug for Exchange {
     }
 }
 
+/// The user whom a client's first message names; `None` if it is none.
+pub fn user_of(first: &[u8]) -> Option<String> {
+    let (_, rest) = message(first).ok()?.split_once(',')?;
+    let (_, bare) = rest.split_once(',')?;
+    field(&mut bare.split(','), "n=").and_then(unescape).filter(|user| !user.is_empty())
+}
+
 impl Exchange {
     /// Answers the client's first message. `fresh` is text that nobody can guess, without a comma. For a user that `find`
     /// does not know the exchange goes on with a salt that is made up, the same each time, and ends as with a wrong password.

@@ -1,12 +1,23 @@
 //! Those who are not let in, whatever they can prove: bans, and waits after failed logins.
 
-use access::bans::{Fingerprint, Presented};
+use std::borrow::Cow;
+
+use access::{
+    bans::{Fingerprint, Presented},
+    scram,
+};
 use broker::{Event, EventKind};
 use codec::{Connect, reason};
 use gateway_core::{Peer, clock, metrics::count};
 use session::{Accepted, ConnectRefused};
 
-use crate::{abuse::Barred, auth::Principal, door::DoorRefusal, net::Shared, tls::CertificateId};
+use crate::{
+    abuse::{Barred, LoginName},
+    auth::Principal,
+    door::DoorRefusal,
+    net::Shared,
+    tls::CertificateId,
+};
 
 /// Whether a socket of `peer` is closed before anything is read from it.
 pub(super) fn at_door(peer: Peer, shared: &Shared) -> Option<DoorRefusal> {
@@ -34,10 +45,38 @@ pub(super) fn at_connect(
         fingerprint: certificate.map(|certificate| Fingerprint(*certificate.fingerprint())),
         address: None,
     };
-    pass(&who, accepted, peer, shared)
+    let name = given_name(connect);
+    let login = LoginName { username: name.as_deref(), client_id: who.client_id };
+    match shared.guard.at_connect(&who, &login, peer, clock::now()) {
+        None => Ok(()),
+        Some(Barred::Banned { .. }) => Err(banned(accepted, shared)),
+        Some(Barred::Waits(_)) => {
+            count(|c| c.refused_failed_logins.add(1));
+            Err(ConnectRefused(Some(reason::CONNECTION_RATE_EXCEEDED)))
+        }
+    }
 }
 
-/// Somebody has proved who he is: it counts as a login of his address, and he may be banned under the name that he has
+/// A login has failed: it counts for its address, and for the account that it was for.
+pub(super) fn failed(connect: &Connect, accepted: &Accepted, peer: Peer, shared: &Shared) {
+    let name = given_name(connect);
+    let login = LoginName { username: name.as_deref(), client_id: accepted.client_id.as_str() };
+    shared.guard.failed(&login, peer, clock::now());
+}
+
+/// The user name that a CONNECT gives, wherever its method of authentication has it.
+fn given_name(connect: &Connect) -> Option<Cow<'_, str>> {
+    match connect.auth_method.as_deref() {
+        Some(scram::METHOD) => {
+            let data = connect.auth_data.as_deref().unwrap_or_default();
+            scram::user_of(data).map(Cow::Owned)
+        }
+        Some(_) => None,
+        None => connect.username.as_deref().map(Cow::Borrowed),
+    }
+}
+
+/// Somebody has proved who he is: it counts as a login of his account, and he may be banned under the name that he has
 /// proved, or because he connects too often.
 ///
 /// # Errors
@@ -52,23 +91,20 @@ pub(super) fn admitted(
     let client_id = accepted.client_id.as_str();
     if principal.username.is_some() && principal.username.as_deref() != connect.username.as_deref() {
         let username = principal.username.as_deref();
-        pass(&Presented { client_id, username, ..Presented::default() }, accepted, peer, shared)?;
+        if shared.guard.ban(&Presented { client_id, username, ..Presented::default() }, peer).is_some() {
+            return Err(banned(accepted, shared));
+        }
     }
-    if shared.guard.admitted(client_id, principal.method.is_proof(), peer, clock::now()) {
+    let name = given_name(connect);
+    if shared.guard.admitted(
+        &LoginName { username: name.as_deref(), client_id },
+        principal,
+        peer,
+        clock::now(),
+    ) {
         return Ok(());
     }
     Err(banned(accepted, shared))
-}
-
-fn pass(who: &Presented<'_>, accepted: &Accepted, peer: Peer, shared: &Shared) -> Result<(), ConnectRefused> {
-    match shared.guard.at_connect(who, peer, clock::now()) {
-        None => Ok(()),
-        Some(Barred::Banned { .. }) => Err(banned(accepted, shared)),
-        Some(Barred::Waits(_)) => {
-            count(|c| c.refused_failed_logins.add(1));
-            Err(ConnectRefused(Some(reason::CONNECTION_RATE_EXCEEDED)))
-        }
-    }
 }
 
 fn banned(accepted: &Accepted, shared: &Shared) -> ConnectRefused {

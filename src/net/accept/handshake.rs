@@ -286,7 +286,7 @@ async fn admit(
                 Denied::Unavailable => c.auth_unavailable.add(1),
             });
             if denied == Denied::BadCredentials {
-                shared.guard.failed(peer, clock::now());
+                barred::failed(connect, &accepted, peer, shared);
             }
             let client_id = accepted.client_id;
             shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });

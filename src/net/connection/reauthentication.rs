@@ -8,6 +8,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use access::scram;
 use broker::{Account, Charge, CloseReason, Event, EventKind, MemoryKind, Session};
 use bytes::Bytes;
 use codec::{Packet, reason};
@@ -17,6 +18,7 @@ use tokio::time::Sleep;
 
 use super::{Connection, ending::End, frames::grant_held};
 use crate::{
+    abuse::LoginName,
     auth::{
         AuthProgress, Authority, Credentials, Denied, Dialogue, Identity, Permissions, Principal, Unanswered,
     },
@@ -42,6 +44,8 @@ struct Granting {
 /// The authentications of one connection.
 pub(in crate::net) struct Reauthentication {
     pub(in crate::net) enhanced: Enhanced,
+    /// User name that the client has given in the authentication that is under way.
+    given_name: Option<Box<str>>,
     /// Waits for the client's next AUTH.
     dialogue: Option<Box<dyn Dialogue>>,
     /// What the authenticator says to the last one.
@@ -57,7 +61,15 @@ impl Reauthentication {
     /// For a connection that has authenticated so.
     pub(in crate::net) fn new(enhanced: Enhanced, account: &Arc<Account>) -> Self {
         let charge = Charge::new(account, MemoryKind::Partial);
-        Self { enhanced, dialogue: None, answering: None, granting: None, deadline: None, charge }
+        Self {
+            enhanced,
+            given_name: None,
+            dialogue: None,
+            answering: None,
+            granting: None,
+            deadline: None,
+            charge,
+        }
     }
 
     /// What the client has presented is held until the authentication is over; false if there is no room.
@@ -74,7 +86,7 @@ impl Connection {
     /// Lets the authenticator look at what the client has presented; [`Self::poll_reauthentication`] hears what it says.
     pub(in crate::net) fn authenticate(&mut self, presented: Presented) -> Result<(), End> {
         let Presented { begins, data } = presented;
-        let begun = if begins { Some(self.begin_reauthentication()?) } else { None };
+        let begun = if begins { Some(self.begin_reauthentication(&data)?) } else { None };
         let allowed = self.device.shared.limits.connect_timeout.0;
         let Some(this) = self.reauthentication() else { return Err(End::Protocol(reason::PROTOCOL_ERROR)) };
         if begun.is_some() {
@@ -95,9 +107,18 @@ impl Connection {
         Ok(())
     }
 
-    fn begin_reauthentication(&mut self) -> Result<Box<dyn Dialogue>, End> {
-        let core = self.device.core();
+    fn begin_reauthentication(&mut self, first: &[u8]) -> Result<Box<dyn Dialogue>, End> {
+        let device = Arc::clone(&self.device);
+        let core = device.core();
         let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
+        let Some(this) = self.reauthentication() else { return Err(End::Protocol(reason::PROTOCOL_ERROR)) };
+        let of_scram = this.enhanced.method() == scram::METHOD;
+        this.given_name = of_scram.then(|| scram::user_of(first)).flatten().map(Into::into);
+        let login = LoginName { username: this.given_name.as_deref(), client_id: core.client_id().as_str() };
+        if device.shared.guard.waits(&login, info.peer, clock::now()).is_some() {
+            count(|c| c.refused_failed_logins.add(1));
+            return Err(self.refuse_reauthentication(Denied::NotAuthorized));
+        }
         let credentials = Credentials {
             client_id: core.client_id().to_string(),
             username: None,
@@ -291,7 +312,10 @@ impl Connection {
         let core = self.device.core();
         if let Some(info) = core.connection(self.epoch) {
             if denied == Denied::BadCredentials {
-                self.device.shared.guard.failed(info.peer, clock::now());
+                let rare = self.rare.as_ref().and_then(|rare| rare.reauthentication.as_deref());
+                let username = rare.and_then(|this| this.given_name.as_deref());
+                let login = LoginName { username, client_id: core.client_id().as_str() };
+                self.device.shared.guard.failed(&login, info.peer, clock::now());
             }
             let (peer, listener) = (info.peer, info.listener.as_str());
             info_of_peer!(
