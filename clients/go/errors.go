@@ -44,6 +44,7 @@ const (
 	GroupsDisabled       Reason = "GROUPS_DISABLED"
 	GroupDeleted         Reason = "GROUP_DELETED"
 	GroupExists          Reason = "GROUP_EXISTS"
+	GroupOfBridge        Reason = "GROUP_OF_BRIDGE"
 	GroupNotFound        Reason = "GROUP_NOT_FOUND"
 	HistoryOff           Reason = "HISTORY_OFF"
 	IdempotencyKeyReused Reason = "IDEMPOTENCY_KEY_REUSED"

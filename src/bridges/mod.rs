@@ -250,6 +250,12 @@ impl BridgesStatus {
         self.0.iter().map(shown).collect()
     }
 
+    /// Whether a group of this name is, or would be, the queue of one of them.
+    pub(crate) fn own_group(&self, group: &str) -> bool {
+        let mut out = self.0.iter().filter(|(direction, _)| *direction == Direction::Out);
+        out.any(|(_, status)| group_of(status.name()) == group)
+    }
+
     /// What `/metrics` shows.
     pub(crate) fn rows(&self, groups: Option<&Groups>, rows: &mut Vec<Row>) {
         for (direction, status) in &self.0 {

@@ -268,7 +268,8 @@ pub enum TokenCommand {
         /// Topic filters, separated by commas; without it all topics
         #[arg(long, value_name = "FILTERS", value_delimiter = ',')]
         topics: Option<Vec<String>>,
-        /// Client ids, with * for any characters, separated by commas; without it all devices
+        /// Client ids, with * for any characters, separated by commas; without it all devices. Queues and packets of these
+        /// devices show what others sent to them, too
         #[arg(long, value_name = "PATTERNS", value_delimiter = ',')]
         devices: Option<Vec<String>>,
         /// How long it is valid, like 90d, 12h or 30m, or never

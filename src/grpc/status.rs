@@ -99,6 +99,8 @@ pub(super) enum Error {
     GroupsOff(&'static str),
     #[error("there is no group of this name")]
     GroupNotFound,
+    #[error("the group is the queue of a bridge: change the bridge in the configuration, or pause it")]
+    GroupOfBridge,
     #[error("there is a group of this name with another configuration")]
     GroupExists,
     #[error("there are as many groups as groups.max_groups allows")]
@@ -208,6 +210,7 @@ impl Error {
             | Self::NoTokens(_)
             | Self::BanInFile
             | Self::GroupsOff(_)
+            | Self::GroupOfBridge
             | Self::ShadowsOff(_)
             | Self::GroupDeleted
             | Self::ScheduleOff
@@ -287,6 +290,7 @@ impl Error {
             Self::TokenNotFound => "TOKEN_NOT_FOUND",
             Self::GroupsOff(_) => "GROUPS_DISABLED",
             Self::GroupNotFound => "GROUP_NOT_FOUND",
+            Self::GroupOfBridge => "GROUP_OF_BRIDGE",
             Self::GroupExists => "GROUP_EXISTS",
             Self::TooManyGroups => "TOO_MANY_GROUPS",
             Self::EtagMismatch => "ETAG_MISMATCH",

@@ -48,6 +48,8 @@ const (
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
 // Administers groups. Methods that name a group fail with NOT_FOUND, GROUP_NOT_FOUND, if there is none of that name.
+// CreateGroup, UpdateGroup of more than `paused` and DeleteGroup fail with FAILED_PRECONDITION, GROUP_OF_BRIDGE, for the queue of a
+// bridge that is configured.
 type GroupsClient interface {
 	// Makes a group. From the answer on, every matching message that the gateway acknowledges to its publisher is in the
 	// group. ALREADY_EXISTS, GROUP_EXISTS, if the name is used with another configuration; the same one again is OK, so a retry
@@ -202,6 +204,8 @@ func (c *groupsClient) PurgeDeadLetters(ctx context.Context, in *PurgeDeadLetter
 // for forward compatibility.
 //
 // Administers groups. Methods that name a group fail with NOT_FOUND, GROUP_NOT_FOUND, if there is none of that name.
+// CreateGroup, UpdateGroup of more than `paused` and DeleteGroup fail with FAILED_PRECONDITION, GROUP_OF_BRIDGE, for the queue of a
+// bridge that is configured.
 type GroupsServer interface {
 	// Makes a group. From the answer on, every matching message that the gateway acknowledges to its publisher is in the
 	// group. ALREADY_EXISTS, GROUP_EXISTS, if the name is used with another configuration; the same one again is OK, so a retry
@@ -560,8 +564,9 @@ const (
 //
 // For semantics around ctx use and closing/ending streaming RPCs, please refer to https://pkg.go.dev/google.golang.org/grpc/?tab=doc#ClientConn.NewStream.
 //
-// Reads groups. Methods fail with NOT_FOUND, GROUP_NOT_FOUND, if there is no such group, and with UNAVAILABLE while the gateway
-// shuts down or its disk takes nothing.
+// Reads groups. Methods fail with NOT_FOUND, GROUP_NOT_FOUND, if there is no such group, with FAILED_PRECONDITION,
+// GROUP_OF_BRIDGE, for the queue of a bridge that is configured, and with UNAVAILABLE while the gateway shuts down or its disk
+// takes nothing.
 type ConsumerClient interface {
 	// Joins a group. The first request is Open; then messages come as long as fewer than Flow allows are unacknowledged. Where
 	// Open names a member_id, what is outstanding when the stream ends stays with that member for its lease; without one
@@ -632,8 +637,9 @@ func (c *consumerClient) ModifyLease(ctx context.Context, in *ModifyLeaseRequest
 // All implementations must embed UnimplementedConsumerServer
 // for forward compatibility.
 //
-// Reads groups. Methods fail with NOT_FOUND, GROUP_NOT_FOUND, if there is no such group, and with UNAVAILABLE while the gateway
-// shuts down or its disk takes nothing.
+// Reads groups. Methods fail with NOT_FOUND, GROUP_NOT_FOUND, if there is no such group, with FAILED_PRECONDITION,
+// GROUP_OF_BRIDGE, for the queue of a bridge that is configured, and with UNAVAILABLE while the gateway shuts down or its disk
+// takes nothing.
 type ConsumerServer interface {
 	// Joins a group. The first request is Open; then messages come as long as fewer than Flow allows are unacknowledged. Where
 	// Open names a member_id, what is outstanding when the stream ends stays with that member for its lease; without one

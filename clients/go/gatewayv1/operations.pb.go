@@ -955,7 +955,7 @@ type Bridge struct {
 	LastFailure *BridgeFailure `protobuf:"bytes,13,opt,name=last_failure,json=lastFailure,proto3" json:"last_failure,omitempty"`
 	// When the other side is tried again; absent while it is not waited for.
 	RetryTime *timestamppb.Timestamp `protobuf:"bytes,14,opt,name=retry_time,json=retryTime,proto3" json:"retry_time,omitempty"`
-	// The group of a bridge out, for Groups and Consumer; empty for one that leads in, and where the group is missing.
+	// The group of a bridge out, for Groups; empty for one that leads in, and where the group is missing.
 	Group string `protobuf:"bytes,15,opt,name=group,proto3" json:"group,omitempty"`
 	// Whether the group is paused (Groups.UpdateGroup).
 	Paused bool `protobuf:"varint,16,opt,name=paused,proto3" json:"paused,omitempty"`

@@ -212,7 +212,7 @@ type Scope struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// MQTT topic filters, none of them shared.
 	TopicFilters []string `protobuf:"bytes,1,rep,name=topic_filters,json=topicFilters,proto3" json:"topic_filters,omitempty"`
-	// Client ids, with * for any characters.
+	// Client ids, with * for any characters. Queues and packets of these devices show what others sent to them, too.
 	DevicePatterns []string `protobuf:"bytes,2,rep,name=device_patterns,json=devicePatterns,proto3" json:"device_patterns,omitempty"`
 	unknownFields  protoimpl.UnknownFields
 	sizeCache      protoimpl.SizeCache

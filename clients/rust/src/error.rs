@@ -68,6 +68,7 @@ reasons! {
     GroupsDisabled = "GROUPS_DISABLED",
     GroupDeleted = "GROUP_DELETED",
     GroupExists = "GROUP_EXISTS",
+    GroupOfBridge = "GROUP_OF_BRIDGE",
     GroupNotFound = "GROUP_NOT_FOUND",
     HistoryOff = "HISTORY_OFF",
     IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",

@@ -261,6 +261,11 @@ impl Update {
         Ok(Self { fields, new })
     }
 
+    /// Whether it pauses the group, or lets it go on, and nothing else.
+    pub(in crate::grpc) fn only_pauses(&self) -> bool {
+        self.fields.iter().all(|field| *field == "paused")
+    }
+
     /// Changes those fields.
     pub(in crate::grpc) fn apply(self, definition: &mut Definition) {
         let Self { fields, new } = self;

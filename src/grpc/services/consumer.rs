@@ -22,7 +22,7 @@ use tokio::{
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
-use super::groups::{failed, log_id, name, offered};
+use super::groups::{failed, log_id, name_of_free, offered};
 use crate::{
     groups::{Groups, Joining, LiveMember, MemberBatch},
     grpc::{
@@ -357,7 +357,7 @@ async fn open(
     let all = Arc::clone(offered(&context)?);
     let bounds = bounds(&context);
     let credit = credit(first.flow.unwrap_or_default(), bounds);
-    let name = name(&context, &call, "open.group", first.group)?;
+    let name = name_of_free(&context, &call, "open.group", first.group)?;
     let (member_id, lease) = match first.member_id.is_empty() {
         // Nobody else has it, so nobody can come back for what it had.
         true => (format!("stream-{:032x}", random()), Duration::ZERO),
@@ -437,7 +437,7 @@ impl Consumer for ConsumerService {
         if wait > MAX_FETCH_WAIT {
             return Err(Error::invalid("wait", "is more than 30 s").into());
         }
-        let name = name(&self.context, &call, "group", request.group)?;
+        let name = name_of_free(&self.context, &call, "group", request.group)?;
         let info = all.get(&name).map_err(Error::from)?;
         let lease = Duration::from_millis(info.definition.ack_deadline);
         let wait = wait.min(until.saturating_duration_since(Instant::now()));
@@ -468,7 +468,7 @@ impl Consumer for ConsumerService {
         let (metadata, _, request) = request.into_parts();
         let v1::AcknowledgeRequest { group, ack_ids } = request;
         let ids = Ids::parse(&ack_ids)?;
-        let name = name(&self.context, &call, "group", group)?;
+        let name = name_of_free(&self.context, &call, "group", group)?;
         let all = offered(&self.context)?;
         let acknowledge = async { Ok(all.acknowledge(&name, &ids.valid).await?) };
         let results = within(&metadata, self.context.config.wait_timeout, acknowledge).await?;
@@ -486,7 +486,7 @@ impl Consumer for ConsumerService {
         groups::reason("reason", &reason)?;
         let span = groups::wait("deadline", deadline)?;
         let span = span.ok_or_else(|| Error::invalid("deadline", "is missing"))?;
-        let name = name(&self.context, &call, "group", group)?;
+        let name = name_of_free(&self.context, &call, "group", group)?;
         let all = offered(&self.context)?;
         let results = match span.is_zero() {
             true => all.nack(&name, &ids.valid, &Nack { reason, ..Nack::default() }),

@@ -54,6 +54,22 @@ pub(super) fn name(context: &Context, call: &Call, field: &str, name: String) ->
     }
 }
 
+/// As [`name`], of a group that is no bridge's: nobody else takes messages from a bridge, or changes what it carries.
+pub(super) fn name_of_free(
+    context: &Context,
+    call: &Call,
+    field: &str,
+    group: String,
+) -> Result<String, Error> {
+    let group = name(context, call, field, group)?;
+    if is_of_bridge(context, &group) { Err(Error::GroupOfBridge) } else { Ok(group) }
+}
+
+/// Whether the group is the queue of a bridge that is configured.
+fn is_of_bridge(context: &Context, group: &str) -> bool {
+    context.hooks.operated.bridges.own_group(group)
+}
+
 /// The error of a call about a group that `field` names.
 pub(super) fn failed(call: &Call, field: &str, name: &str, error: GroupError) -> Error {
     match error {
@@ -103,6 +119,9 @@ impl Groups for GroupsService {
         let definition = groups::definition(group, &context.config.groups, context.broker.limits())?;
         if !in_scope(call.scope(), &definition.filter) {
             return Err(call.out_of_scope("group.filter", &definition.name).into());
+        }
+        if is_of_bridge(context, &definition.name) {
+            return Err(Error::GroupOfBridge.into());
         }
         if validate_only {
             self.validate(&definition)?;
@@ -164,6 +183,9 @@ impl Groups for GroupsService {
         if update.filter().is_some_and(|filter| !in_scope(call.scope(), filter)) {
             return Err(call.out_of_scope("group.filter", &name).into());
         }
+        if is_of_bridge(context, &name) && !update.only_pauses() {
+            return Err(Error::GroupOfBridge.into());
+        }
         let info = all.get(&name).map_err(Error::from)?;
         let mut definition = info.definition;
         update.apply(&mut definition);
@@ -181,7 +203,7 @@ impl Groups for GroupsService {
         let call = Call::of(request.extensions())?;
         let (metadata, _, request) = request.into_parts();
         let v1::DeleteGroupRequest { name, allow_missing } = request;
-        let (all, name) = (self.all()?, self.name(&call, name)?);
+        let (all, name) = (self.all()?, name_of_free(&self.context, &call, "name", name)?);
         let delete = async { Ok(all.delete(&name).await?) };
         match within(&metadata, self.context.config.wait_timeout, delete).await {
             Err(Error::GroupNotFound) if allow_missing => {}

@@ -319,7 +319,7 @@ async fn tokens(visitor: &Visitor, wanted: &RightsQuery) -> Markup {
                 (csrf(visitor))
                 label { "Role" select name="role" { @for role in ["reader", "publisher", "consumer", "operator", "admin"] { option { (role) } } } }
                 label { "Topic filters, with spaces between them; none is all" input name="topics"; }
-                label { "Client ids, with * for any characters; none is all" input name="devices"; }
+                label { "Client ids, with * for any characters; none is all. Their queues and packets show what others sent to them, too" input name="devices"; }
                 label { "Days, 0 is without end" input type="number" name="days" min="0" max=(MOST_DAYS) value="0" required; }
                 label { "Who has it" input name="note" maxlength="200"; }
                 (button(visitor, "Security/CreateToken", "", ("do", "create"), "Make it"))

@@ -3,6 +3,7 @@
 mod broker;
 #[cfg(feature = "kafka")]
 mod cluster;
+mod group;
 mod incoming;
 mod inward;
 #[cfg(feature = "kafka")]
