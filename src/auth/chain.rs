@@ -3,6 +3,7 @@
 use std::{collections::HashMap, io, net::SocketAddr, sync::Arc};
 
 use access::{
+    ClientIdTemplate,
     certificate::{CertificateFields, Template},
     jwt::{self, JwtError},
     scram,
@@ -47,6 +48,8 @@ pub(super) struct Sources {
     certificate: CertificateNames,
     pub(super) scram: Option<Scram>,
     passwords: Option<Arc<PasswordFile>>,
+    /// Client id that a user of the password file must have; `None` lets the device choose.
+    client_id_of_users: Option<ClientIdTemplate>,
     hashing: Hashing,
     tokens: Option<Arc<JwtTokens>>,
     /// Checks signatures, which never wait for passwords.
@@ -100,6 +103,8 @@ impl Chain {
             scram: passwords.as_ref().map(|file| Scram::new(Arc::clone(file))),
             hashing: Hashing::start(bounds(passwords.as_ref().map_or(0, |_| config.hash_threads())))?,
             passwords,
+            // The configuration was checked: no template is left out.
+            client_id_of_users: ClientIdTemplate::parse(&config.auth.password.client_id).ok(),
             http,
             grpc,
             signatures: Hashing::start(bounds(tokens.iter().len()))?,
@@ -195,7 +200,7 @@ impl Authenticator for Chain {
         }
         let (sources, common_name) = (Arc::clone(&self.sources), fields.and_then(|fields| fields.cn));
         Some(match step {
-            AuthStep::Scram => Box::new(ScramDialogue::new(sources, common_name)),
+            AuthStep::Scram => Box::new(ScramDialogue::new(sources, credentials.client_id, common_name)),
             _ => {
                 let asker = sources.signatures.asker(address_of(&credentials), None);
                 Box::new(TokenDialogue { sources, client_id: credentials.client_id, common_name, asker })
@@ -316,6 +321,11 @@ impl Sources {
         }
     }
 
+    /// Whether a user of the password file may connect under this client id.
+    pub(super) fn may_have(&self, username: &str, client_id: &str) -> bool {
+        self.client_id_of_users.as_ref().is_none_or(|template| template.fits(username, client_id))
+    }
+
     async fn by_http(&self, credentials: &Credentials, fields: Option<&CertificateFields>) -> Verdict {
         let Some(http) = &self.http else { return Verdict::Pass };
         http.ask(credentials, fields).await.into()
@@ -333,6 +343,10 @@ impl Sources {
             return Verdict::Pass;
         };
         let allow = || {
+            // Said only to who knows the password.
+            if !self.may_have(user, &credentials.client_id) {
+                return Verdict::Deny(Denied::ClientId);
+            }
             let username = Some(user.as_str().into());
             Verdict::Allow(Principal { method: Method::Password, username, ..Principal::default() })
         };

@@ -45,6 +45,7 @@ impl Scram {
 /// The dialogue of SCRAM-SHA-256.
 pub(super) struct ScramDialogue {
     sources: Arc<Sources>,
+    client_id: String,
     common_name: Option<Box<str>>,
     stage: ScramStage,
 }
@@ -58,8 +59,8 @@ enum ScramStage {
 }
 
 impl ScramDialogue {
-    pub(super) fn new(sources: Arc<Sources>, common_name: Option<Box<str>>) -> Self {
-        Self { sources, common_name, stage: ScramStage::First }
+    pub(super) fn new(sources: Arc<Sources>, client_id: String, common_name: Option<Box<str>>) -> Self {
+        Self { sources, client_id, common_name, stage: ScramStage::First }
     }
 
     fn take(&mut self, data: &[u8]) -> Result<AuthProgress, Denied> {
@@ -71,6 +72,7 @@ impl ScramDialogue {
                 Ok(AuthProgress::Challenge(answer.into()))
             }
             ScramStage::Last(exchange) => match exchange.finish(data) {
+                Ok((user, _)) if !self.sources.may_have(&user, &self.client_id) => Err(Denied::ClientId),
                 Ok((user, proof)) => {
                     let principal = Principal {
                         method: Method::Scram,

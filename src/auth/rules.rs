@@ -19,13 +19,14 @@ use access::{
     rules::{AccessQuestion, Explanation, Grant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
-use broker::{Account, ReservedTopics};
+use broker::{Account, CloseReason, ReservedTopics};
 use gateway_core::{ClientId, QoS, SharedMessage, has_wildcard, matches, parse_shared};
 use session::{GATED, Gate, TooManyGranted};
+use tokio::sync::Notify;
 use tracing::info;
 
 use super::{
-    Authorizer, Remembered,
+    Authorizer, Connected, Judge, Remembered, identity,
     remote::{RemoteAuthorizer, Unanswered, Wish},
 };
 use crate::{
@@ -57,6 +58,8 @@ struct RulesFile {
     rules: ArcSwap<Rules>,
     /// Grows after the rules were replaced: what was decided under an earlier one is decided anew.
     version: AtomicU32,
+    /// Told each time they were replaced.
+    replaced: Notify,
 }
 
 impl Authority {
@@ -77,9 +80,30 @@ impl Authority {
         reserved: ReservedTopics,
         closes: bool,
     ) -> Result<Arc<Self>, Vec<String>> {
-        let file = RulesFile { path, rules: ArcSwap::default(), version: AtomicU32::new(0) };
+        let file = RulesFile {
+            path,
+            rules: ArcSwap::default(),
+            version: AtomicU32::new(0),
+            replaced: Notify::new(),
+        };
         file.reload()?;
         Ok(Arc::new(Self { decides: Decides::Rules(file), authorizer, reserved, closes }))
+    }
+
+    /// Whether a client that has proved who it is may connect under its client id. A program decides that as it authenticates.
+    pub(crate) fn may_connect(&self, subject: &Subject<'_>) -> bool {
+        match &self.decides {
+            Decides::Rules(file) => file.rules.load().connect(subject),
+            Decides::Program(_) => true,
+        }
+    }
+
+    /// Completes when other rules are in force than at the last call; never where the embedding program decides.
+    pub(crate) async fn replaced(&self) {
+        match &self.decides {
+            Decides::Rules(file) => file.replaced.notified().await,
+            Decides::Program(_) => std::future::pending().await,
+        }
     }
 
     /// What may be published to a topic.
@@ -149,6 +173,7 @@ impl Authority {
             AccessQuestion::Publish { topic, qos, retain, bytes } => {
                 program.publish(subject, topic).permits(qos, retain, bytes).is_ok()
             }
+            AccessQuestion::Connect => true,
             AccessQuestion::Subscribe { filter } => {
                 !matches!(program.subscribe(subject, filter), Subscribing::Denied(_))
             }
@@ -194,6 +219,7 @@ impl Authority {
     ) -> Option<(bool, &'static str)> {
         let authorizer = self.authorizer.as_ref()?;
         let wish = match *asked {
+            AccessQuestion::Connect => return None,
             AccessQuestion::Publish { topic, qos, retain, .. } => {
                 Wish::Publish { topic: topic.into(), qos, retain }
             }
@@ -246,6 +272,16 @@ impl Authority {
     }
 }
 
+impl Judge for Authority {
+    /// Asked about a connection of its own process only, of which the identity is known.
+    fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason> {
+        let principal = identity::principal(connected.info);
+        let (client_id, listener) = (connected.client_id, connected.info.listener.as_str());
+        let may = self.may_connect(&Subject { client_id, listener, principal: &principal });
+        (!may).then_some(CloseReason::NotAuthorized)
+    }
+}
+
 impl Reload for Authority {
     fn name(&self) -> &'static str {
         "rules"
@@ -282,6 +318,7 @@ impl RulesFile {
         // Whoever sees the version sees these rules or later ones.
         self.rules.store(Arc::new(rules));
         self.version.fetch_add(1, AcqRel);
+        self.replaced.notify_one();
         Ok(said)
     }
 }

@@ -48,7 +48,9 @@ fn test(test: &RulesTest) -> Result<ExitCode, Box<dyn Error>> {
     };
     let asked = match asked(test) {
         Ok(asked) => asked,
-        Err(problem) => return Ok(fail(BROKEN, &format!("'{}': {problem}", test.topic))),
+        Err(problem) => {
+            return Ok(fail(BROKEN, &format!("'{}': {problem}", test.topic.as_deref().unwrap_or_default())));
+        }
     };
     let principal = principal(test);
     let subject = Subject { client_id: &test.client, listener: &test.listener, principal: &principal };
@@ -58,8 +60,9 @@ fn test(test: &RulesTest) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 fn asked(test: &RulesTest) -> Result<AccessQuestion<'_>, TopicError> {
-    let topic = test.topic.as_str();
+    let topic = test.topic.as_deref().unwrap_or_default();
     match test.action {
+        RulesAction::Connect => Ok(AccessQuestion::Connect),
         RulesAction::Subscribe => {
             TopicFilter::check(topic)?;
             Ok(AccessQuestion::Subscribe { filter: topic })

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use access::certificate::Template;
+use access::{ClientIdTemplate, certificate::Template};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -60,6 +60,14 @@ impl Default for AuthCertificate {
             tenant: String::new(),
         }
     }
+}
+
+/// `[auth.password]`: what a user of the password file may do with it, by the steps `password` and `scram`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct AuthPassword {
+    /// Template of the client id that a user must connect with; empty lets the device choose. It has {username} once.
+    pub client_id: String,
 }
 
 /// `[auth.jwt]`: tokens that devices bring as password. In names of claims `a.b` is `b` inside `a`.
@@ -163,6 +171,8 @@ pub struct Auth {
     pub password_cache_ttl: Span,
     /// Passwords of which that is remembered.
     pub password_cache_size: usize,
+    /// `[auth.password]`.
+    pub password: AuthPassword,
     /// `[auth.certificate]`.
     pub certificate: AuthCertificate,
     /// `[auth.jwt]`.
@@ -183,6 +193,7 @@ impl Default for Auth {
             max_waiting_hashes: 1_000,
             password_cache_ttl: Span(Duration::from_hours(24)),
             password_cache_size: 100_000,
+            password: AuthPassword::default(),
             certificate: AuthCertificate::default(),
             jwt: AuthJwt::default(),
             http: AuthHttp::default(),
@@ -306,11 +317,27 @@ impl Config {
                 );
             }
         }
+        self.check_client_id_of_users(check);
         let lists = std::iter::once(("auth.order".to_owned(), &auth.order));
         let own = self.listeners.iter().enumerate();
         let own = own.map(|(number, listener)| (format!("listeners[{number}].auth"), &listener.auth));
         for (key, steps) in lists.chain(own) {
             self.check_steps(&key, steps, check);
+        }
+    }
+
+    fn check_client_id_of_users(&self, check: &mut Check) {
+        let (key, client_id) = ("auth.password.client_id", &self.auth.password.client_id);
+        if client_id.is_empty() {
+            return;
+        }
+        if let Err(problem) = ClientIdTemplate::parse(client_id) {
+            check.fail(key, client_id, problem.to_string(), "write it like {username} or lab-{username}");
+        }
+        if self.auth.password_file.is_none() {
+            let fix =
+                "set auth.password_file, or remove it; certificates and tokens have a client_id of their own";
+            check.fail(key, client_id, "there is no password file whose users it could be about", fix);
         }
     }
 

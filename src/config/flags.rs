@@ -173,8 +173,9 @@ pub struct RulesTest {
     pub size: ByteSize,
     /// What it wants to do
     pub action: RulesAction,
-    /// Topic, or filter of a subscription
-    pub topic: String,
+    /// Topic, or filter of a subscription; none for connect
+    #[arg(required_if_eq_any([("action", "publish"), ("action", "subscribe")]))]
+    pub topic: Option<String>,
 }
 
 /// What a device wants to do.
@@ -184,6 +185,8 @@ pub enum RulesAction {
     Publish,
     /// Subscribe to a filter.
     Subscribe,
+    /// Connect under the client id.
+    Connect,
 }
 
 fn claim(text: &str) -> Result<(String, String), String> {

@@ -41,7 +41,7 @@ pub use gateway_core::{
 };
 
 pub use address::{Address, FileMode};
-pub use auth::{Auth, AuthCertificate, AuthHttp, AuthJwt, AuthStep};
+pub use auth::{Auth, AuthCertificate, AuthHttp, AuthJwt, AuthPassword, AuthStep};
 pub use authorization::{Authorization, DeniedPublish};
 pub use backends::{BackendCertificate, BackendJwt, Backends};
 pub use bans::Bans;

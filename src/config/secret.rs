@@ -57,5 +57,7 @@ impl Serialize for Secret {
 /// Whether the value under this key, perhaps misspelt, must not be shown. Takes a whole line with key and value, too.
 pub(super) fn is_secret(text: &str) -> bool {
     let text = text.to_lowercase();
+    // Its section is named for passwords, and has none.
+    let text = text.trim_start_matches("auth.password.");
     !text.ends_with("password_file") && (text.contains("pas") || text.contains("secret"))
 }

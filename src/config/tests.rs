@@ -390,6 +390,18 @@ fn every_rule_names_key_value_and_fix() {
         ("[auth]\norder = [\"jwt\"]", "auth.order", "jwt", "leave the step out"),
         ("[auth]\norder = [\"anonymous\", \"anonymous\"]", "auth.order", "anonymous", "once"),
         ("[auth]\nmax_waiting_hashes = 0", "auth.max_waiting_hashes", "0", "more than 0"),
+        (
+            "[auth.password]\nclient_id = \"{username}\"",
+            "auth.password.client_id",
+            "{username}",
+            "auth.password_file",
+        ),
+        (
+            "[auth]\npassword_file = \"p\"\n[auth.password]\nclient_id = \"lab\"",
+            "auth.password.client_id",
+            "lab",
+            "{username}",
+        ),
         ("[auth.certificate]\ntenant = \"{x}\"", "auth.certificate.tenant", "{x}", "{cn}"),
         ("http_addr = \"127.0.0.1:10000\"", "http_addr", "127.0.0.1:10000", "own port"),
         ("[latest]\nexcluded = [\"a/#/b\"]", "latest.excluded", "a/#/b", "#"),

@@ -13,6 +13,7 @@ mod service;
 mod shadows;
 mod stores;
 mod sys;
+mod unnamed;
 
 use std::{
     collections::BTreeMap,

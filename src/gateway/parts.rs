@@ -296,6 +296,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         shared.add_judge(Arc::new(revoked));
         tasks.spawn(revoked::watch(tls.revocations_changed(), Arc::clone(&shared)));
     }
+    if let Some(authority) = authority.filter(|_| config.authorization.rules.is_some()) {
+        shared.add_judge(Arc::clone(&authority) as _);
+        tasks.spawn(super::unnamed::watch(authority, Arc::clone(&shared)));
+    }
     shared.add_judge(Arc::clone(&bans) as _);
     tasks.spawn(banned::watch(bans, Arc::clone(&shared)));
     tasks.spawn(tls.watch_dates(CERTIFICATE_AGE_LOOK));

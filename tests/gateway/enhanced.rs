@@ -173,6 +173,41 @@ fn scram_lets_in_who_knows_the_password_and_nobody_else() {
     assert!(!server.log().contains(PASSWORD) && !server.log().contains("guess"));
 }
 
+/// The failure: SCRAM lets a user in under the client id of another, which a plain password would not.
+#[test]
+fn scram_is_good_for_the_client_id_of_its_user_only() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let server = server(dir.path(), "[auth.password]\nclient_id = \"{username}\"\n");
+    let (mut ann, accepted) = by_scram(&server, "ann", "ann", PASSWORD);
+    assert!(matches!(accepted, Said::Accepted(Some(_))), "{accepted:?}");
+    let (_, refused) = by_scram(&server, "ann", "bob", PASSWORD);
+    assert_eq!(refused, Said::Other(Got::ConnAck(0x85)));
+    let (_, refused) = by_scram(&server, "ann", "bob", "guess");
+    assert_eq!(refused, Said::Other(Got::ConnAck(0x86)));
+    assert!(matches!(again(&mut ann, "ann", PASSWORD), Said::Auth(0, _)));
+    assert_eq!(again(&mut ann, "bob", PASSWORD), Said::Other(Got::Disconnect(0x87)));
+}
+
+/// The failure: groups or claims that a client proves later leave it under a client id that it may no longer have.
+#[test]
+fn connect_rules_apply_to_who_a_connection_is_later() {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let rules = dir.path().join("rules.toml");
+    let text =
+        "[[rules]]\nconnect = [\"d*\"]\ngroups = [\"a\"]\n[[rules]]\nconnect = [\"e\"]\ngroups = [\"b\"]\n";
+    fs::write(&rules, text).expect("write the rules");
+    let more = format!("[authorization]\nrules = \"{}\"\n", rules.display());
+    let server = Server::start_with(&[], &jwt(&dir.path().join("secret"), &more));
+    let mut refused = open(&server, connect("d1", "JWT", claims(3600, &["b"]).as_bytes()));
+    assert_eq!(said(&mut refused, "JWT"), Said::Other(Got::ConnAck(0x85)));
+    let mut client = open(&server, connect("d1", "JWT", claims(3600, &["a"]).as_bytes()));
+    assert_eq!(said(&mut client, "JWT"), Said::Accepted(None));
+    client.send(&auth(0x19, "JWT", claims(3600, &["a", "b"]).as_bytes()));
+    assert_eq!(said(&mut client, "JWT"), Said::Auth(0, Vec::new()));
+    client.send(&auth(0x19, "JWT", claims(3600, &["b"]).as_bytes()));
+    assert_eq!(said(&mut client, "JWT"), Said::Other(Got::Disconnect(0x87)));
+}
+
 /// The failure: salts or iterations tell which users there are.
 #[test]
 fn who_is_not_there_is_challenged_like_who_is() {

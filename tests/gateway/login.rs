@@ -138,6 +138,42 @@ fn the_passwd_command_adds_checks_and_removes() {
     assert!(!passwd(&["remove"], &file, "ann", "").status.success(), "it is gone");
 }
 
+/// The failure: whoever has a password takes over the session of another user, its shadows and its commands.
+#[test]
+fn a_password_is_good_for_the_client_id_of_its_user_only() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("passwords");
+    for user in ["boiler", "sensor", "a/+"] {
+        added(&file, user, SECRET);
+    }
+    let toml = format!("{}[auth.password]\nclient_id = \"lab-{{username}}\"\n", config(&file));
+    let server = Server::start_with(&[], &toml);
+    let connect = |protocol, client_id, user| login(protocol, client_id, Some(user), Some(SECRET));
+    let mut boiler = Client::connect_with(server.ports.tcp, connect(Protocol::V5, "lab-boiler", "boiler"));
+    for (protocol, code) in [(Protocol::V5, 0x85), (Protocol::V4, 2), (Protocol::V3, 2)] {
+        for client_id in ["lab-boiler", "boiler", "lab-sensor1", "lab-{username}", "sensor"] {
+            let got = answer(server.ports.tcp, connect(protocol, client_id, "sensor"));
+            assert_eq!(got, Got::ConnAck(code), "{protocol:?} {client_id}");
+        }
+        let guessed = login(protocol, "lab-boiler", Some("sensor"), Some("guess"));
+        let wrong = if protocol == Protocol::V5 { 0x86 } else { 4 };
+        assert_eq!(
+            answer(server.ports.tcp, guessed),
+            Got::ConnAck(wrong),
+            "only who knows the password is told"
+        );
+        let own = connect(protocol, "lab-sensor", "sensor");
+        assert_eq!(answer(server.ports.tcp, own), Got::ConnAck(0), "{protocol:?}");
+        let odd = connect(protocol, "lab-a/+", "a/+");
+        assert_eq!(answer(server.ports.tcp, odd), Got::ConnAck(0), "{protocol:?}");
+    }
+    // An id that the gateway would assign is another one.
+    assert_eq!(answer(server.ports.tcp, connect(Protocol::V5, "", "sensor")), Got::ConnAck(0x85));
+    assert_eq!(boiler.ping(), [], "its session was not touched");
+    let page = server.http_get("/metrics").expect("read the metrics");
+    assert!(page.contains("mqtt_auth_failures_total{reason=\"client_id\"} 16"), "{page}");
+}
+
 /// Files as `mosquitto_passwd` makes them, and its own client.
 #[test]
 fn mosquittos_password_files_are_taken_as_they_are() {

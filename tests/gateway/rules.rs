@@ -3,6 +3,7 @@
 use std::{fs, path::Path};
 
 use crate::client::{Client, Got, hello, will};
+use crate::login::{added, answer as connected, login};
 use crate::support::{Server, until};
 use gateway_core::{Protocol, QoS};
 
@@ -153,4 +154,42 @@ fn rules_changed_100_times_let_through_exactly_what_they_allow() {
     server.signal("HUP");
     until(|| server.log().contains("line 2"));
     assert_eq!(answer(&mut sender, "p", b""), 0);
+}
+
+/// The failure: a client takes the session of another, whose rules and subscriptions it has then, or keeps it after it may not.
+#[test]
+fn client_ids_are_for_those_whom_the_rules_of_now_name() {
+    let dir = tempfile::tempdir().expect("a directory");
+    let (file, users) = (dir.path().join("rules.toml"), dir.path().join("users"));
+    let text = |people: &str| {
+        format!(
+            "[groups]\npeople = {{ users = [{people}] }}\n[[rules]]\nconnect = [\"%u\"]\n\
+             [[rules]]\nconnect = [\"%u:*\"]\ngroups = [\"people\"]\n"
+        )
+    };
+    fs::write(&file, text("\"anna\"")).expect("write the rules");
+    for user in ["anna", "s1"] {
+        added(&users, user, "secret");
+    }
+    let server = start(&file, &format!("[auth]\npassword_file = {:?}\n", users.display().to_string()));
+    let connect = |protocol, client_id, user| login(protocol, client_id, Some(user), Some("secret"));
+    let open =
+        |client_id, user| Client::connect_with(server.ports.tcp, connect(Protocol::V5, client_id, user));
+    let (mut plain, mut phone, mut sensor) =
+        (open("anna", "anna"), open("anna:phone", "anna"), open("s1", "s1"));
+    let tried = [("anna", "s1"), ("anna:phone", "s1"), ("s1:x", "s1"), ("s1", "anna"), ("", "anna")];
+    for (client_id, user) in tried {
+        for (protocol, code) in [(Protocol::V5, 0x85), (Protocol::V4, 2)] {
+            let got = connected(server.ports.tcp, connect(protocol, client_id, user));
+            assert_eq!(got, Got::ConnAck(code), "{user} as {client_id:?}");
+        }
+    }
+    for client in [&mut plain, &mut phone, &mut sensor] {
+        assert_eq!(client.ping(), [], "no session was touched");
+    }
+    reload(&server, &file, &text(""));
+    assert_eq!(phone.next(), Got::Disconnect(0x87), "anna is none of the people any more");
+    assert_eq!((plain.ping(), sensor.ping()), (vec![], vec![]));
+    reload(&server, &file, "");
+    drop(open("anything", "s1"));
 }

@@ -80,6 +80,7 @@ fn a_decision_is_explained_rule_by_rule_with_an_exit_code() {
         (plant, &["subscribe", "$share/g/site/#"], 0, "allowed: every topic of the filter is"),
         (&["--cn", "gate"], &["publish", "site/x"], 1, "another party, by 'listeners'"),
         (&["--user", "sensor-/"], &["publish", "lab/a/t"], 1, "%{u} has '+', '#' or '/' in it"),
+        (sensor, &["connect"], 0, "allowed: no rule has 'connect'"),
         (sensor, &["publish", "lab/+"], 2, "'lab/+':"),
     ] {
         let (code, text) = test(&[who, action].concat());

@@ -1870,11 +1870,11 @@ type Rule struct {
 	Deny bool `protobuf:"varint,2,opt,name=deny,proto3" json:"deny,omitempty"`
 	// Whether it is about publishing.
 	Publish bool `protobuf:"varint,3,opt,name=publish,proto3" json:"publish,omitempty"`
-	// Whether it is about subscribing.
+	// Whether it is about subscribing. One about neither says under which client ids devices may connect.
 	Subscribe bool `protobuf:"varint,4,opt,name=subscribe,proto3" json:"subscribe,omitempty"`
-	// Its first 100 topics, with placeholders as in the file.
+	// Its first 100 topics, or client ids of a rule about connecting, with placeholders as in the file.
 	Topics []string `protobuf:"bytes,5,rep,name=topics,proto3" json:"topics,omitempty"`
-	// How many topics it has.
+	// How many topics or client ids it has.
 	TopicCount uint32 `protobuf:"varint,6,opt,name=topic_count,json=topicCount,proto3" json:"topic_count,omitempty"`
 	// Whom it is for, as `users: anna, ops-*`, with the first 100 names of each; all must hold, and none is everybody.
 	Conditions []string `protobuf:"bytes,7,rep,name=conditions,proto3" json:"conditions,omitempty"`

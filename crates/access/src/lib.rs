@@ -7,6 +7,7 @@ pub mod backends;
 mod backoff;
 pub mod bans;
 pub mod certificate;
+mod client_id;
 mod flapping;
 pub mod jwt;
 #[doc(hidden)]
@@ -20,6 +21,7 @@ pub mod scram;
 
 pub use author::Author;
 pub use backoff::{Backoff, BackoffRule};
+pub use client_id::{BadClientIdTemplate, ClientIdTemplate};
 pub use flapping::Flapping;
 pub use principal::{Method, Principal, Subject};
 pub use recently::Recently;

@@ -254,7 +254,8 @@ fn rule_row(rule: &v1::Rule) -> Markup {
     let action = match (rule.publish, rule.subscribe) {
         (true, true) => "publish and subscribe",
         (true, false) => "publish",
-        (false, _) => "subscribe",
+        (false, true) => "subscribe",
+        (false, false) => "connect as",
     };
     let more = (rule.topic_count as usize).saturating_sub(rule.topics.len());
     html! {

@@ -57,7 +57,7 @@ use crate::net::{
     timers, trace, wheel,
 };
 use crate::{
-    auth::{Credentials, Denied, Identity, Permissions, Secret, Unanswered, Wish},
+    auth::{Credentials, Denied, Identity, Permissions, Secret, Subject, Unanswered, Wish},
     door::{Guest, Seat},
     tls::CertificateId,
 };
@@ -263,6 +263,14 @@ async fn admit(
             proved.principal
         }
     };
+    // Before the session of that client id is touched.
+    let decided = decided.and_then(|principal| {
+        let authority = shared.authority.as_ref();
+        let client_id = accepted.client_id.as_str();
+        let subject = Subject { client_id, listener: &listener.name, principal: &principal };
+        let allowed = authority.is_none_or(|authority| authority.may_connect(&subject));
+        if allowed { Ok(principal) } else { Err(Denied::ClientId) }
+    });
     match decided {
         Ok(principal) => {
             barred::admitted(connect, &accepted, &principal, peer, shared)?;

@@ -20,7 +20,8 @@ use super::{Connection, ending::End, frames::grant_held};
 use crate::{
     abuse::LoginName,
     auth::{
-        AuthProgress, Authority, Credentials, Denied, Dialogue, Identity, Permissions, Principal, Unanswered,
+        AuthProgress, Authority, Credentials, Denied, Dialogue, Identity, Permissions, Principal, Subject,
+        Unanswered,
     },
     net::{layers::layered::Io, shard::PacketWork, timers},
     tls::CertificateId,
@@ -195,7 +196,15 @@ impl Connection {
         if !self.permissions.is_of_user(&principal) {
             return Err(self.refuse_reauthentication(Denied::NotAuthorized));
         }
+        let core = self.device.core();
+        let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
+        let (client_id, listener) = (core.client_id().as_str(), info.listener.as_str());
+        let subject = Subject { client_id, listener, principal: &principal };
         let shared = &self.device.shared;
+        // Its groups and claims may be others than before.
+        if shared.authority.as_ref().is_some_and(|authority| !authority.may_connect(&subject)) {
+            return Err(self.refuse_reauthentication(Denied::ClientId));
+        }
         match shared.authority.as_ref().filter(|authority| authority.authorizer().is_some()) {
             None => self.replace_principal(&principal, data, None, work),
             Some(authority) => {

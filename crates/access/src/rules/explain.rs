@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use gateway_core::{QoS, has_wildcard, parse_shared};
 
-use super::{Concerning, LONGEST, Rule, Rules, Subscribing, cover::Cover};
+use super::{Concerning, LONGEST, Rule, Rules, Subscribing, connect, cover::Cover};
 use crate::Subject;
 
 /// Filters of a rule that are shown.
@@ -24,6 +24,8 @@ pub enum AccessQuestion<'a> {
         /// Bytes of payload.
         bytes: usize,
     },
+    /// Connect under its client id.
+    Connect,
     /// Subscribe to a filter, or `$share/group/filter`.
     Subscribe {
         /// The filter.
@@ -53,6 +55,7 @@ impl Rules {
     pub fn explain(&self, subject: &Subject<'_>, asked: &AccessQuestion<'_>) -> Explanation {
         match *asked {
             AccessQuestion::Publish { topic, .. } => self.explain_topic(subject, topic, asked),
+            AccessQuestion::Connect => self.explain_client_id(subject),
             AccessQuestion::Subscribe { filter } => {
                 let inner = parse_shared(filter).ok().flatten().map_or(filter, |(_, inner)| inner);
                 if has_wildcard(inner) {
@@ -81,7 +84,7 @@ impl Rules {
             }
             let within = match *asked {
                 AccessQuestion::Publish { qos, retain, bytes, .. } => rule.within(qos, retain, bytes),
-                AccessQuestion::Subscribe { .. } => Ok(()),
+                AccessQuestion::Subscribe { .. } | AccessQuestion::Connect => Ok(()),
             };
             let allowed = !rule.deny && within.is_ok();
             let verdict = if allowed { "allowed" } else { "denied" };
@@ -92,6 +95,17 @@ impl Rules {
         }
         lines.push("denied: no rule names it".to_owned());
         Explanation { allowed: false, line: 0, lines }
+    }
+
+    fn explain_client_id(&self, subject: &Subject<'_>) -> Explanation {
+        let (line, mut lines) = self.explain_connect(subject);
+        let allowed = self.connect(subject);
+        lines.push(match line {
+            Some(line) => format!("allowed by line {line}"),
+            None if allowed => "allowed: no rule has 'connect'".to_owned(),
+            None => "denied: no rule lets it connect under this client id".to_owned(),
+        });
+        Explanation { allowed, line: line.unwrap_or_default(), lines }
     }
 
     fn explain_filter(&self, subject: &Subject<'_>, filter: &str, inner: &str) -> Explanation {
@@ -137,7 +151,13 @@ impl Rules {
 }
 
 impl Rule {
-    fn title(&self) -> String {
+    pub(super) fn title(&self) -> String {
+        if !self.client_ids.is_empty() {
+            let shown: Vec<String> = connect::shown(&self.client_ids, SHOWN).collect();
+            let more = self.client_ids.len().saturating_sub(SHOWN);
+            let more = if more > 0 { format!(" and {more} more") } else { String::new() };
+            return format!("connect as {}{more}", shown.join(", "));
+        }
         let verb = if self.deny { "deny" } else { "allow" };
         let action = match (self.publish, self.subscribe) {
             (true, true) => "all",

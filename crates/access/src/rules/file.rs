@@ -8,6 +8,7 @@ use toml::Spanned;
 
 use super::{
     Rule, Rules,
+    connect::ClientIdPattern,
     pattern::Pattern,
     who::{Condition, Members, Name, Who},
 };
@@ -57,7 +58,8 @@ struct RuleGroup {
 struct RuleEntry {
     allow: Option<Spanned<Actions>>,
     deny: Option<Spanned<Actions>>,
-    topics: Spanned<Vec<Spanned<String>>>,
+    connect: Option<Spanned<Vec<Spanned<String>>>>,
+    topics: Option<Spanned<Vec<Spanned<String>>>>,
     clients: Option<Vec<Spanned<String>>>,
     users: Option<Vec<Spanned<String>>>,
     common_names: Option<Vec<Spanned<String>>>,
@@ -148,6 +150,9 @@ impl RuleReader<'_> {
     fn rule(&mut self, entry: &Spanned<RuleEntry>) -> Option<Rule> {
         let here = entry.span();
         let entry = entry.get_ref();
+        if let Some(client_ids) = &entry.connect {
+            return self.connecting_rule(entry, client_ids);
+        }
         let (deny, actions) = match (&entry.allow, &entry.deny) {
             (Some(allow), None) => (false, allow),
             (None, Some(deny)) => (true, deny),
@@ -156,7 +161,9 @@ impl RuleReader<'_> {
                 return None;
             }
             (None, None) => {
-                self.wrong(here, "a rule needs 'allow' or 'deny' with \"publish\", \"subscribe\" or \"all\"");
+                let what = "a rule needs 'allow' or 'deny' with \"publish\", \"subscribe\" or \"all\", or 'connect' with \
+                            client ids";
+                self.wrong(here, what);
                 return None;
             }
         };
@@ -166,35 +173,89 @@ impl RuleReader<'_> {
             Actions::All => (true, true),
         };
         self.check_limits(entry, deny, publish, subscribe);
-        if entry.topics.get_ref().is_empty() {
-            self.wrong(entry.topics.span(), "a rule needs topics; all are [\"#\"]");
-        }
-        let mut patterns = Vec::new();
-        for topic in entry.topics.get_ref() {
-            match Pattern::parse(topic.get_ref()) {
-                Ok(pattern) => patterns.push(pattern),
-                Err(what) => self.wrong(topic.span(), format!("'{}': {what}", topic.get_ref())),
-            }
-        }
-        self.filters += patterns.len();
-        if self.filters > MOST_FILTERS {
-            self.wrong(entry.topics.span(), format!("there are more than {MOST_FILTERS} filters"));
+        let Some(topics) = &entry.topics else {
+            self.wrong(here, "a rule needs topics; all are [\"#\"]");
             return None;
+        };
+        if topics.get_ref().is_empty() {
+            self.wrong(topics.span(), "a rule needs topics; all are [\"#\"]");
         }
+        let patterns = self.patterns(topics, Pattern::parse)?;
         let who = self.who(entry);
         let limit = |size: &Spanned<ByteSize>| u32::try_from(size.get_ref().0).unwrap_or(u32::MAX);
         Some(Rule {
-            line: u32::try_from(line_of(self.text, actions.span().start)).unwrap_or(u32::MAX),
+            line: self.line(actions.span()),
             deny,
             publish,
             subscribe,
             patterns,
+            client_ids: Vec::new(),
             who,
             max_qos: entry.max_qos.as_ref().map_or(2, |qos| *qos.get_ref()),
             retain: entry.retain.as_ref().is_none_or(|retain| *retain.get_ref()),
             max_bytes: entry.max_bytes.as_ref().map_or(u32::MAX, limit),
             on_delivery: entry.filter.as_ref().is_some_and(|filter| *filter.get_ref() == Filter::OnDelivery),
         })
+    }
+
+    /// A rule about connecting: client ids, and whom they are for.
+    fn connecting_rule(
+        &mut self,
+        entry: &RuleEntry,
+        client_ids: &Spanned<Vec<Spanned<String>>>,
+    ) -> Option<Rule> {
+        let here = client_ids.span();
+        if entry.allow.is_some() || entry.deny.is_some() || entry.topics.is_some() {
+            self.wrong(here, "a rule with 'connect' has no 'allow', 'deny' or 'topics': write two rules");
+            return None;
+        }
+        if entry.clients.is_some() {
+            self.wrong(here, "'connect' names client ids already, leave out 'clients'");
+            return None;
+        }
+        self.check_limits(entry, false, false, false);
+        if client_ids.get_ref().is_empty() {
+            self.wrong(client_ids.span(), "a rule needs client ids; all are [\"*\"]");
+        }
+        let client_ids = self.patterns(client_ids, ClientIdPattern::parse)?;
+        Some(Rule {
+            line: self.line(here),
+            deny: false,
+            publish: false,
+            subscribe: false,
+            patterns: Vec::new(),
+            client_ids,
+            who: self.who(entry),
+            max_qos: 2,
+            retain: true,
+            max_bytes: u32::MAX,
+            on_delivery: false,
+        })
+    }
+
+    /// Those that can be used; `None` if there are too many.
+    fn patterns<T>(
+        &mut self,
+        texts: &Spanned<Vec<Spanned<String>>>,
+        parse: impl Fn(&str) -> Result<T, String>,
+    ) -> Option<Vec<T>> {
+        let mut patterns = Vec::new();
+        for text in texts.get_ref() {
+            match parse(text.get_ref()) {
+                Ok(pattern) => patterns.push(pattern),
+                Err(what) => self.wrong(text.span(), format!("'{}': {what}", text.get_ref())),
+            }
+        }
+        self.filters += patterns.len();
+        if self.filters > MOST_FILTERS {
+            self.wrong(texts.span(), format!("there are more than {MOST_FILTERS} filters"));
+            return None;
+        }
+        Some(patterns)
+    }
+
+    fn line(&self, at: Range<usize>) -> u32 {
+        u32::try_from(line_of(self.text, at.start)).unwrap_or(u32::MAX)
     }
 
     /// The conditions that are given, those first that are decided fastest.

@@ -31,6 +31,8 @@ fn ask(rules: &Rules, names: &str) {
         ..Principal::default()
     };
     let subject = Subject { client_id, listener: "default", principal: &principal };
+    let explained = rules.explain(&subject, &AccessQuestion::Connect);
+    assert_eq!(rules.connect(&subject), explained.allowed, "{client_id}");
     for topic in words.take(8).chain(["a", "a/b", "$SYS/x", "#", "+/a"]) {
         if TopicName::check(topic).is_ok() {
             let grant = rules.publish(&subject, topic);

@@ -1,7 +1,7 @@
 //! Rules as people read them: those that were compiled, in the order in which they are looked at.
 
 use super::{
-    LONGEST, Rule, Rules,
+    LONGEST, Rule, Rules, connect,
     who::{Condition, Name},
 };
 
@@ -19,7 +19,7 @@ pub struct ListedRule {
     pub publish: bool,
     /// Whether it is about subscribing.
     pub subscribe: bool,
-    /// Its first topics.
+    /// Its first topics; client ids, if it is about neither.
     pub topics: Vec<String>,
     /// How many it has.
     pub topic_count: usize,
@@ -51,13 +51,14 @@ impl Rule {
         if self.on_delivery {
             limits.push("subscriptions are filtered on delivery".to_owned());
         }
+        let topics = self.patterns.iter().take(MOST).map(|pattern| cut(&pattern.to_string()));
         ListedRule {
             line: self.line,
             deny: self.deny,
             publish: self.publish,
             subscribe: self.subscribe,
-            topics: self.patterns.iter().take(MOST).map(|pattern| cut(&pattern.to_string())).collect(),
-            topic_count: self.patterns.len(),
+            topics: topics.chain(connect::shown(&self.client_ids, MOST)).collect(),
+            topic_count: self.patterns.len() + self.client_ids.len(),
             conditions: self.who.conditions().iter().map(told).collect(),
             limits,
         }

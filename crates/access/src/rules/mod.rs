@@ -2,12 +2,14 @@
 //!
 //! The first rule that names the action, the party and the topic decides; what no rule names is denied. A rule's limits
 //! for publishing are part of its decision, they do not hand it on to later rules. So all that can be said about one
-//! topic is one [`Grant`], which the caller may remember.
+//! topic is one [`Grant`], which the caller may remember. Once a rule has `connect`, a client needs one that names its
+//! client id to connect at all.
 //!
 //! `#` and `+` at the beginning of a filter cover no topic that begins with `$`, as everywhere in MQTT [MQTT-4.7.2-1]. A
 //! placeholder whose value has `+`, `#` or `/` in it stands for nothing in a rule that allows, and for everything from its
 //! level on in a rule that denies: a client cannot choose a name that gets it more.
 
+mod connect;
 mod cover;
 mod explain;
 mod file;
@@ -26,6 +28,7 @@ use std::collections::BTreeMap;
 use gateway_core::{QoS, has_wildcard, parse_shared};
 
 use self::{
+    connect::ClientIdPattern,
     cover::Cover,
     pattern::Pattern,
     tree::{Judge, NONE, Tree},
@@ -52,6 +55,10 @@ pub struct Rules {
     subscribe: Tree,
     /// Rules that allow subscriptions which are filtered on delivery.
     on_delivery: Vec<u32>,
+    /// Rules with `connect`.
+    connecting: Vec<u32>,
+    /// Texts between a name and what a client chooses, in any of them.
+    separators: Vec<Box<str>>,
 }
 
 #[derive(Debug)]
@@ -62,6 +69,8 @@ struct Rule {
     publish: bool,
     subscribe: bool,
     patterns: Vec<Pattern>,
+    /// Of a rule with `connect`, which has nothing else.
+    client_ids: Vec<ClientIdPattern>,
     who: Who,
     max_qos: u8,
     retain: bool,
@@ -245,6 +254,14 @@ impl Rules {
             }
             if rule.subscribe {
                 self.subscribe.add(pattern, number, rule.deny);
+            }
+        }
+        if !rule.client_ids.is_empty() {
+            self.connecting.push(number);
+        }
+        for separator in rule.client_ids.iter().filter_map(ClientIdPattern::separator) {
+            if !self.separators.iter().any(|known| **known == *separator) {
+                self.separators.push(separator.into());
             }
         }
         if rule.on_delivery {

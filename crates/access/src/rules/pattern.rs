@@ -34,7 +34,7 @@ pub(super) enum PatternLevel {
 pub(super) struct Template(Box<[PatternPart]>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum PatternPart {
+pub(super) enum PatternPart {
     Text(Box<str>),
     ClientId,
     Username,
@@ -238,7 +238,7 @@ impl PatternLevel {
 
 impl PatternPart {
     /// Splits a level into text and placeholders: `%c`, `%u`, `%cn`, `%{claim.NAME}`; `%%` is a per cent sign.
-    fn parse_all(text: &str) -> Result<Vec<Self>, String> {
+    pub(super) fn parse_all(text: &str) -> Result<Vec<Self>, String> {
         let mut parts = Vec::new();
         let mut plain = String::new();
         let mut rest = text;
@@ -295,7 +295,7 @@ impl PatternPart {
     }
 
     /// What it stands for; several values of a claim are alternatives.
-    fn values<'a>(&self, subject: &Subject<'a>) -> Values<'a> {
+    pub(super) fn values<'a>(&self, subject: &Subject<'a>) -> Values<'a> {
         let principal = subject.principal;
         match self {
             Self::Text(_) => Values::One(None),
@@ -310,7 +310,7 @@ impl PatternPart {
     }
 }
 
-enum Values<'a> {
+pub(super) enum Values<'a> {
     One(Option<&'a str>),
     Several(std::slice::Iter<'a, Box<str>>),
 }

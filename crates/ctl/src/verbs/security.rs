@@ -215,7 +215,8 @@ fn rule(rule: &Rule) -> Vec<String> {
     let action = match (rule.publish, rule.subscribe) {
         (true, true) => "all",
         (true, false) => "publish",
-        (false, _) => "subscribe",
+        (false, true) => "subscribe",
+        (false, false) => "connect",
     };
     let more = (rule.topic_count as usize).saturating_sub(rule.topics.len());
     let more = if more > 0 { format!(" and {more} more") } else { String::new() };
