@@ -101,7 +101,7 @@ MEMORY = [
     Mix("mem-frames", "3,000 unfinished PUBLISHes of 1 MB"),
     Mix("mem-connects", "1,000 unfinished CONNECTs of 950 KB"),
     Mix(
-        "mem-credentials", "2,000 CONNECTs with credentials of 190 KB that wait for a hash", users=True,
+        "mem-credentials", "2,000 CONNECTs of 190 KB that wait for a hash", users=True,
         settings=("[bans]", "failed_logins = 0"),
     ),
     Mix("mem-filters", "1,000,000 filters of 900 bytes"),

@@ -85,11 +85,12 @@ pub fn plan(mix: Mix) -> Plan {
             Client::new(move |out| out.extend_from_slice(&begin)).feed(zeros(940_000)).eager().once_only()
         })),
         Mix::MemCredentials => Plan::attack((0..2000).map(|i| {
-            // Made anew for each connection, as the wills are.
+            // Made anew for each connection, as the wills are. Longer client ids are refused at once.
             Client::new(move |out| {
                 let text = "c".repeat(63_000);
-                let login = Some((format!("{i}-{text}"), text.clone()));
-                out.extend_from_slice(&Hello { login, ..Hello::new(format!("{i}-{text}")) }.encode());
+                let login = Some((format!("{i}-{text}"), text));
+                let will = Some((format!("will/{i}"), vec![b'w'; 63_000]));
+                out.extend_from_slice(&Hello { login, will, ..Hello::new(id("credentials", i)) }.encode());
             })
             .eager()
         })),

@@ -101,7 +101,7 @@ pub enum Mix {
     MemFrames,
     /// Memory: 1,000 unfinished CONNECTs of 950 KB
     MemConnects,
-    /// Memory: 2,000 CONNECTs with credentials of 190 KB that wait for a decision
+    /// Memory: 2,000 CONNECTs of 190 KB, with credentials that wait for a decision
     MemCredentials,
     /// Memory: filters of 900 bytes, as many as are taken
     MemFilters,
