@@ -13,7 +13,7 @@ use tokio::{
 };
 
 use super::{
-    MARK, entry, has_mark,
+    MARK, has_mark,
     outward::{LAST, ended, pause},
     status::{BridgeFailure, Reason, Status},
 };
@@ -77,17 +77,19 @@ pub(super) struct Door {
     pub(super) broker: Broker,
     /// The mark of this gateway.
     pub(super) mark: String,
+    /// The mark of what comes in here.
+    pub(super) entry: String,
 }
 
 impl Door {
     /// Returns whether the message has already left this gateway, or entered it by a bridge.
     pub(super) fn was_here(&self, properties: Option<&Properties>) -> bool {
-        has_mark(properties, &self.mark) || has_mark(properties, &entry(&self.mark))
+        has_mark(properties, &self.mark) || has_mark(properties, &self.entry)
     }
 
     /// Adds the marks that end loops: of this gateway, and of the one that sent the message, if that is known.
     pub(super) fn mark(&self, properties: &mut Properties, sender: Option<&str>) {
-        for mark in [Some(&*entry(&self.mark)), sender].into_iter().flatten() {
+        for mark in [Some(&*self.entry), sender].into_iter().flatten() {
             if !has_mark(Some(properties), mark) {
                 properties.user.push((MARK.to_owned(), mark.to_owned()));
             }

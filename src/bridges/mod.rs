@@ -137,7 +137,7 @@ impl Bridges {
         let number = groups.map_or(0, |groups| groups.log_id());
         for Planned { config, status, side } in self.all {
             if config.direction == Direction::In {
-                let door = Door { broker: broker.clone(), mark: mark.clone() };
+                let door = Door { broker: broker.clone(), mark: mark.clone(), entry: entry(&mark) };
                 let most = broker.limits().max_packet_size.0;
                 match side {
                     #[cfg(feature = "kafka")]

@@ -83,8 +83,9 @@ pub(super) struct BridgeBatch {
 }
 
 impl BridgeBatch {
-    /// Takes more messages in hand, behind those that are.
+    /// Takes more messages in hand, behind those that are, and forgets those that are settled: places change.
     pub(super) fn add(&mut self, deliveries: Vec<Delivery>) {
+        self.items.retain(|item| item.fate != Fate::Settled);
         for delivery in deliveries {
             let item = BridgeItem { delivery, fate: Fate::Open, failed: 0 };
             self.bytes += item.cost();

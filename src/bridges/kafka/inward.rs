@@ -44,7 +44,7 @@ use super::{
 };
 use crate::{
     bridges::{
-        MARK, entry,
+        MARK,
         inward::{Door, In, InwardMessage},
         outward::pause,
         status::{BridgeFailure, BridgeRefusal, Reason, Status},
@@ -709,8 +709,8 @@ fn understand(
     door: &Door,
 ) -> Result<Option<(String, Properties)>, BridgeRefusal> {
     let headers = headers(message)?;
-    let (mark, entry) = (door.mark.as_bytes(), entry(&door.mark));
-    if headers.iter().any(|(name, value)| *name == MARK && (*value == mark || *value == entry.as_bytes())) {
+    let (mark, entry) = (door.mark.as_bytes(), door.entry.as_bytes());
+    if headers.iter().any(|(name, value)| *name == MARK && (*value == mark || *value == entry)) {
         return Ok(None);
     }
     let record = View { message, headers: &headers };
