@@ -1,7 +1,8 @@
 """What hostile clients do to those beside them: `scripts/bench.sh hostile` and `scripts/bench.sh memory`.
 
 Each mix attacks a fresh gateway with one shard for a few seconds (`mqload hostile`, `grpcload batch` and `hold`), while
-a pair exchanges 100 messages/s, idle clients keep alive and new ones connect. There is no other broker to compare with:
+a pair exchanges 100 messages/s, idle clients keep alive and new ones connect. Attackers of gRPC without credentials are
+`grpcload strangers`, with new gRPC clients beside them. There is no other broker to compare with:
 the measure is what ten plain publishers cost the bystanders, and for memory the configured budget.
 """
 
@@ -24,6 +25,8 @@ TIMES_FLOOD = 3
 FLOOR_MS = 50
 # A page, or an answer about health, comes within this.
 HTTP_MS = 1_000
+# A new gRPC client beside attackers is served in this time.
+NEWCOMER_MS = 1000
 # Beyond the budget memory may grow by so much.
 SLACK_MIB = 64
 BUDGETS_MIB = (192, 1024)
@@ -48,6 +51,12 @@ class Mix:
     users: bool = False
     settings: tuple = ()
     connect_ms: int = 0
+    # Backends need a token, which new gRPC clients beside the attackers have.
+    tokens: bool = False
+
+
+def strangers(attack, *args):
+    return ("strangers", "--attack", attack, *args)
 
 
 WORK = [
@@ -94,6 +103,14 @@ WORK = [
     Mix("http", "ten clients of the HTTP API"),
     Mix("page-seats", "1,000 forms of logins to the web page that never come", http=True),
     Mix("grpc-batch", "gRPC batches of 10,000 messages", "quiet", ("batch",)),
+    Mix(
+        "grpc-places", "1,000 gRPC connections from two addresses, one health check each", "quiet",
+        strangers("places", "--connections", "1000", "--sources", "2"), tokens=True,
+    ),
+    Mix(
+        "grpc-prefaces", "1,000 halves of an HTTP/2 preface from as many addresses", "quiet",
+        strangers("prefaces", "--connections", "1000", "--sources", "1000"), tokens=True,
+    ),
 ]
 MEMORY = [
     Mix("mem-ws-pings", "WebSocket pings, answers not read"),
@@ -120,6 +137,18 @@ MEMORY = [
         ("streams", "--kind", "messages", "--connections", "10", "--streams", "50"),
     ),
     Mix("mem-grpc", "unfinished gRPC requests of 4 MB", "quiet", ("hold", "--connections", "10", "--calls", "100")),
+    Mix(
+        "mem-grpc-health", "unfinished health checks of 15 MB", "quiet",
+        strangers("health-bodies", "--connections", "150", "--calls", "60"), tokens=True,
+    ),
+    Mix(
+        "mem-grpc-window", "1,000 health checks on each gRPC connection, answers without room", "quiet",
+        strangers("window-zero", "--connections", "150", "--calls", "1000"), tokens=True,
+    ),
+    Mix(
+        "mem-grpc-denied", "1,000 denied calls on each gRPC connection, answers not read", "quiet",
+        strangers("denied", "--connections", "450", "--calls", "1000"), tokens=True,
+    ),
     Mix(
         "mem-all", "frames, CONNECTs, wills, filters, pings, slow subscribers and gRPC together",
         "mem-frames,mem-connects,mem-small-wills,mem-filters,mem-ws-pings,mem-slow",
@@ -179,9 +208,16 @@ class Hostile:
                 add = [str(self.gateway.binary), "passwd", "add", str(users), USER]
                 subprocess.run(add, input=PASSWORD + "\n", text=True, check=True, capture_output=True)
                 settings = (*settings, "[auth]", f'password_file = "{users}"', *mix.settings)
-            return self.attack(mix, settings, seconds, patience)
+            token = []
+            if mix.tokens:
+                tokens = Path(directory) / "tokens"
+                make = [str(self.gateway.binary), "token", "create", "--role", "reader", "--file", str(tokens)]
+                made = subprocess.run(make, capture_output=True, text=True, check=True)
+                settings = (*settings, "[backends]", f'tokens = "{tokens}"')
+                token = ["--token", made.stdout.strip()]
+            return self.attack(mix, settings, seconds, patience, token)
 
-    def attack(self, mix, settings, seconds, patience):
+    def attack(self, mix, settings, seconds, patience, token):
         running = self.gateway.start(("ws", "grpc"), settings)
         other = None
         try:
@@ -200,7 +236,7 @@ class Hostile:
                 # With the quiet second before an attack over.
                 time.sleep(1.2)
                 rpc = ["grpcload", mix.grpc[0], "--addr", f"http://127.0.0.1:{running.ports['grpc']}", *mix.grpc[1:]]
-                rpc += ["-d", str(seconds)] + (["--warmup", "0"] if mix.grpc[0] == "batch" else [])
+                rpc += [*token, "-d", str(seconds)] + (["--warmup", "0"] if mix.grpc[0] == "batch" else [])
                 other = subprocess.Popen(
                     pinned(self.bench.load_cpu, ["nice", "-n", "10", str(self.bench.tools / rpc[0]), *rpc[1:]]),
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
@@ -252,6 +288,7 @@ def work_row(mix, report, flood):
         problems.append("others harmed")
     if report.get("http_failed") or report.get("http_ms", 0) > HTTP_MS:
         problems.append(f"pages: {report['http_failed']} failed, slowest {report['http_ms']:.0f} ms")
+    problems += newcomers(report)
     text = [
         f"`{mix.name}`", mix.title, f"{gap:.0f}" + (" +" if report["undelivered"] else ""),
         f"{milliseconds(report, 'latency_us', 'p50'):.1f}", f"{milliseconds(report, 'latency_us', 'p99'):.0f}",
@@ -259,6 +296,18 @@ def work_row(mix, report, flood):
         ", ".join(problems) or "pass",
     ]
     return text, not problems
+
+
+def newcomers(report):
+    """What new gRPC clients beside the attackers have to complain of."""
+    grpc = report.get("grpc")
+    if not isinstance(grpc, dict) or "served" not in grpc:
+        return []
+    missing = grpc["newcomers"] - grpc["served"]
+    late = grpc["slowest_ms"] > NEWCOMER_MS
+    return ([f"{missing} new gRPC clients not served"] if missing else []) + (
+        [f"a new gRPC client waited {grpc['slowest_ms']:.0f} ms"] if late else []
+    )
 
 
 WORK_HEAD = ["mix", "what attacks", "greatest gap, ms", "p50, ms", "p99, ms", "undelivered", "others closed", "slowest CONNECT, ms", ""]
@@ -271,12 +320,13 @@ def memory_row(mix, report, budget):
     before, peak = report["rss_mib_before"], report["rss_mib_peak"]
     # The rest are pages of the stores' files, which the system can have back at any time; the bound is on both.
     anonymous = report["anonymous_mib_peak"] - report["anonymous_mib_before"]
-    kept = peak - before <= budget + SLACK_MIB
+    late = newcomers(report)
+    kept = peak - before <= budget + SLACK_MIB and not late
     closed = report["pair_closed"] + report["innocents_closed"]
     text = [
         f"`{mix.name}`", mix.title, str(budget), f"{before:.0f}", f"{peak:.0f}", f"{peak - before:.0f}", f"{anonymous:.0f}",
         str(closed),
-        str(report["refused"]), "pass" if kept else "MISS",
+        str(report["refused"]), "pass" if kept else ", ".join(late) or "MISS",
     ]
     return text, kept
 

@@ -177,7 +177,7 @@ pub struct Grpc {
     pub max_streams: u32,
     /// Streams at once of one caller; 0 for no limit of its own.
     pub max_streams_per_caller: u32,
-    /// Connections at once; for one more the oldest that never made a call is closed, or it is refused.
+    /// Connections at once; for one more the oldest without credentials is closed, or it is refused.
     pub max_connections: u32,
     /// The same from one address; 0 for no limit of its own.
     pub max_connections_per_address: u32,
@@ -218,7 +218,7 @@ impl Default for Grpc {
             max_streams_per_caller: 5_000,
             max_connections: 1_000,
             max_connections_per_address: 500,
-            max_handshakes: 100,
+            max_handshakes: 1_000,
             handshake_timeout: Span(Duration::from_secs(10)),
             max_calls_per_connection: 1_000,
             max_calls: 20_000,

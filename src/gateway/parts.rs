@@ -42,6 +42,9 @@ const RELOAD_LOOK: Duration = Duration::from_secs(1);
 /// How often the age of certificates is looked at.
 const CERTIFICATE_AGE_LOOK: Duration = Duration::from_secs(60);
 
+/// Connections to gRPC or HTTP that the system may have ready, as for devices.
+const BACKLOG: i32 = 4096;
+
 pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let Builder { config, auth, authorizer, mut sockets } = builder;
     config.validate()?;
@@ -443,6 +446,8 @@ fn take_or_bind(
         Some(socket) => socket,
         None => TcpListener::bind(address).map_err(failed)?,
     };
+    // That of the standard library is 128: in a flood of connections the system would have others try again a second later.
+    socket2::SockRef::from(&socket).listen(BACKLOG)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }

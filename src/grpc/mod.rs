@@ -101,7 +101,7 @@ const ACCEPT_QUEUE: usize = 128;
 /// How often keys are looked through for those whose time is over.
 const SWEEP: Duration = Duration::from_secs(1);
 const STREAM_WINDOW: u32 = 1 << 20;
-/// What HTTP/2 may buffer of a connection's requests, which is charged to the memory account for as long as it lasts: the
+/// What HTTP/2 may buffer of a connection's requests, which is charged to the memory account once it has shown credentials: the
 /// budget's quarter for as many as there may be, in these bounds. The lower one is the protocol's.
 const CONNECTION_WINDOW: (u32, u32) = (65_535, 4 << 20);
 /// What HTTP/2 takes of a request's headers, and of one frame.
@@ -113,7 +113,7 @@ const FRAME: u32 = 16 << 10;
 pub(crate) struct GrpcConfig {
     /// Largest request message, unpacked if it is compressed.
     pub max_message_bytes: usize,
-    /// Connections at once. For one more the oldest that never made a call is closed, or it is refused.
+    /// Connections at once. For one more the oldest without credentials is closed, or it is refused.
     pub max_connections: usize,
     /// The same from one address.
     pub max_connections_per_address: usize,
@@ -167,7 +167,7 @@ impl Default for GrpcConfig {
             max_message_bytes: 16 << 20,
             max_connections: 1_000,
             max_connections_per_address: 500,
-            max_handshakes: 100,
+            max_handshakes: 1_000,
             handshake_timeout: Duration::from_secs(10),
             max_calls_per_connection: 1_000,
             max_calls: 20_000,
@@ -285,7 +285,7 @@ impl Api {
         let Context { broker, hooks, streams, .. } = context;
         let account = Arc::clone(broker.account());
         let timeout = broker.limits().packet_timeout.0;
-        let bounds = RequestBounds { message: config.max_message_bytes, timeout };
+        let bounds = RequestBounds { message: config.max_message_bytes, body: usize::MAX, timeout };
         Ok(Self {
             limit: call_limit(&config, &account, bounds),
             account,

@@ -18,8 +18,11 @@ use tonic_types::StatusExt as _;
 
 use super::{services::health::SERVICES, *};
 
+mod unauthenticated;
+
 struct Running {
     port: u16,
+    account: Arc<Account>,
     stop: watch::Sender<bool>,
     server: JoinHandle<Result<(), GrpcError>>,
 }
@@ -44,6 +47,15 @@ async fn start_with(
     config: GrpcConfig,
     latest: Option<watch::Receiver<Condition>>,
 ) -> Running {
+    start_for(&Default::default(), tls, config, latest).await
+}
+
+async fn start_for(
+    backends: &crate::config::Backends,
+    tls: Option<server::accept::SharedTls>,
+    config: GrpcConfig,
+    latest: Option<watch::Receiver<Condition>>,
+) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let (stop, shutdown) = watch::channel(false);
@@ -52,13 +64,18 @@ async fn start_with(
     let health = Health::new(health, met(latest));
     let account = Arc::new(Account::new(64 << 20));
     let streams = streams(&account);
-    let bounds = RequestBounds { message: config.max_message_bytes, timeout: Duration::from_secs(30) };
+    let bounds = RequestBounds {
+        message: config.max_message_bytes,
+        body: usize::MAX,
+        timeout: Duration::from_secs(30),
+    };
     let limit = call_limit(&config, &account, bounds);
     let tls = tls.map(|settings| GrpcTls { settings, revocations: None });
-    let access = Access::new(Arc::new(Backends::open(&Default::default()).unwrap()), config.calls());
+    let access = Access::new(Arc::new(Backends::open(backends).unwrap()), config.calls());
+    let known = Arc::clone(&account);
     let api = Api { config, account, limit, access, routes, health, streams, shutdown };
     let server = tokio::spawn(api.serve(listener, tls));
-    Running { port, stop, server }
+    Running { port, account: known, stop, server }
 }
 
 /// A new server certificate, and its PEM for clients.
@@ -353,7 +370,7 @@ async fn a_call_inside_the_process_is_let_in_by_the_same_layers() {
     let health = HealthReporter::new();
     let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
     let account = Arc::new(Account::new(64 << 20));
-    let bounds = RequestBounds { message: 1 << 20, timeout: Duration::from_secs(30) };
+    let bounds = RequestBounds { message: 1 << 20, body: usize::MAX, timeout: Duration::from_secs(30) };
     let api = Api {
         config: GrpcConfig::default(),
         limit: CallLimit::new(1, 1, Arc::clone(&account), bounds),

@@ -227,7 +227,7 @@ pub(in crate::grpc) struct Guarded<S> {
 }
 
 impl<S> Guarded<S> {
-    /// The call, if it may be made.
+    /// The call, if it may be made. Its connection counts as authenticated once the caller is known.
     fn admit<B>(&self, request: &Request<B>) -> Result<(Arc<Call>, &'static Method), Error> {
         let path = request.uri().path();
         let standing = request.extensions().get::<Arc<Standing>>();
@@ -253,6 +253,11 @@ impl<S> Guarded<S> {
                 return Err(deny(None, Error::Unauthenticated(unknown)));
             }
         };
+        let shows_nothing =
+            self.access.backends.is_on() && found.is_some_and(|found| found.who == Who::Anybody);
+        if let Some(standing) = standing.filter(|_| !shows_nothing) {
+            standing.authenticate()?;
+        }
         let method = found.ok_or(Error::Unimplemented)?;
         if let Who::Has(roles) = method.who
             && !roles.include(caller.grant.role)

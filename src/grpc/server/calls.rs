@@ -2,15 +2,19 @@
 //!
 //! HTTP/2's own limit makes clients hold calls back without a word, so it is announced [`SPARE`] higher, and what is
 //! above ours is answered at once. What a call makes the process hold is charged: to begin with what each one takes and its
-//! headers, then its request as it comes and its answer until it is sent.
+//! headers, then its request as it comes and its answer until it is sent. A health check, which anybody may make, has a request of
+//! a few bytes, and a small reserve for when memory is short.
 
 use std::{
     net::SocketAddr,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{
+            AtomicBool, AtomicUsize,
+            Ordering::{Acquire, Relaxed, Release},
+        },
     },
-    task::{Context, Poll},
+    task::{Context, Poll, Waker},
 };
 
 use broker::Account;
@@ -44,6 +48,10 @@ const HEALTH_CHECK: &str = "/grpc.health.v1.Health/Check";
 const CALL: usize = 16 << 10;
 /// Bytes of a call for descriptors, of which two answers wait for a client that reads none.
 const DESCRIBING_CALL: usize = 256 << 10;
+/// Bytes of the request of a health check, with the head of its message: it names a service.
+const HEALTH_REQUEST: usize = 256;
+/// Health checks at once in the process for which there was no memory, and which are answered all the same.
+const RESERVED_CHECKS: usize = 16;
 /// What a header takes besides its bytes.
 const HEADER: usize = 128;
 
@@ -55,21 +63,81 @@ pub(in crate::grpc) struct Standing {
     certificate: Option<CertificateNames>,
     _seat: Seat,
     calls: AtomicUsize,
+    /// Refused calls whose answers are not sent.
+    refusals: AtomicUsize,
     purse: Arc<Purse>,
-    /// What HTTP/2 may buffer.
-    _window: Holding,
+    /// What the connection holds besides its calls.
+    own: Mutex<Holding>,
+    /// What HTTP/2 may buffer once it has shown credentials.
+    window: usize,
+    is_authenticated: AtomicBool,
+    /// Calls that were looked at before it had shown credentials, and who waits for the next.
+    looked_at: AtomicUsize,
+    looking: Mutex<Option<Waker>>,
 }
 
 impl Standing {
     pub(in crate::grpc) fn new(
         peer: SocketAddr,
         certificate: Option<CertificateNames>,
-        seat: Seat,
-        guest: Guest,
-        purse: Arc<Purse>,
-        window: Holding,
+        (seat, guest): (Seat, Guest),
+        own: Holding,
+        window: usize,
     ) -> Self {
-        Self { guest, peer, certificate, _seat: seat, calls: AtomicUsize::new(0), purse, _window: window }
+        Self {
+            guest,
+            peer,
+            certificate,
+            _seat: seat,
+            calls: AtomicUsize::new(0),
+            refusals: AtomicUsize::new(0),
+            purse: Arc::clone(own.purse()),
+            own: Mutex::new(own),
+            window,
+            is_authenticated: AtomicBool::new(false),
+            looked_at: AtomicUsize::new(0),
+            looking: Mutex::default(),
+        }
+    }
+
+    /// The connection has shown credentials: it keeps its place, and what it holds is charged like that of all callers.
+    ///
+    /// # Errors
+    /// There is no memory for that.
+    pub(in crate::grpc) fn authenticate(&self) -> Result<(), Error> {
+        if self.is_authenticated() {
+            return Ok(());
+        }
+        let mut own = self.own.lock();
+        if !self.purse.authenticate(&mut own, self.window) {
+            return Err(Error::MemoryBudget);
+        }
+        self.is_authenticated.store(true, Release);
+        self.guest.heard();
+        Ok(())
+    }
+
+    /// Whether it has shown credentials, or made a call that needs none.
+    pub(in crate::grpc) fn is_authenticated(&self) -> bool {
+        self.is_authenticated.load(Acquire)
+    }
+
+    /// Calls that were let through or refused before the connection had shown credentials; `cx` is woken after the next one.
+    pub(super) fn looked_at(&self, cx: &Context<'_>) -> usize {
+        *self.looking.lock() = Some(cx.waker().clone());
+        self.looked_at.load(Acquire)
+    }
+
+    fn look(&self) {
+        self.looked_at.fetch_add(1, Release);
+        if let Some(waiting) = self.looking.lock().take() {
+            waiting.wake();
+        }
+    }
+
+    /// Whether more answers of refused calls wait to be sent than a client that reads would have.
+    pub(in crate::grpc) fn leaves_refusals_unread(&self) -> bool {
+        self.refusals.load(Relaxed) > SPARE as usize
     }
 
     /// From where it comes.
@@ -100,8 +168,8 @@ pub(in crate::grpc) struct CallLimit {
     calls: Arc<AtomicUsize>,
     account: Arc<Account>,
     bounds: RequestBounds,
-    /// For health checks, which are never refused.
-    health: Arc<Purse>,
+    /// Health checks that are answered without memory for them.
+    reserved: Arc<AtomicUsize>,
 }
 
 impl CallLimit {
@@ -117,7 +185,7 @@ impl CallLimit {
             calls: Arc::default(),
             account,
             bounds,
-            health: Purse::new(Arc::new(Account::new(usize::MAX))),
+            reserved: Arc::default(),
         }
     }
 
@@ -127,8 +195,6 @@ impl CallLimit {
         let mut call = RunningCall::default();
         let standing = request.extensions().get::<Arc<Standing>>();
         if let Some(standing) = standing {
-            // From now on it is not a silent guest.
-            standing.guest.heard();
             let before = standing.calls.fetch_add(1, Relaxed);
             call.connection = Some(Arc::clone(standing));
             if before >= self.per_connection {
@@ -145,16 +211,28 @@ impl CallLimit {
             }
         }
         let purse = match standing {
-            _ if is_health => Arc::clone(&self.health),
             Some(standing) => Arc::clone(&standing.purse),
             None => Purse::new(Arc::clone(&self.account)),
         };
         let mut holding = purse.open();
-        if !holding.set(size_of_call(request.uri().path()) + size_of_headers(request.headers())) {
+        if holding.set(size_of_call(request.uri().path()) + size_of_headers(request.headers())) {
+            call.holding = Some(holding);
+        } else if is_health && self.reserved.fetch_add(1, Relaxed) < RESERVED_CHECKS {
+            call.reserved = Some(Arc::clone(&self.reserved));
+        } else {
+            if is_health {
+                self.reserved.fetch_sub(1, Relaxed);
+            }
             return Err(Error::MemoryBudget);
         }
-        call.holding = Some(holding);
         Ok((call, purse))
+    }
+
+    fn bounds_of<B>(&self, request: &Request<B>) -> RequestBounds {
+        match request.uri().path() {
+            HEALTH_CHECK => RequestBounds { body: HEALTH_REQUEST, ..self.bounds },
+            _ => self.bounds,
+        }
     }
 }
 
@@ -186,6 +264,40 @@ pub(in crate::grpc) struct RunningCall {
     holding: Option<Holding>,
     /// Among the calls of its caller, once that is known.
     place: CallPlace,
+    /// A health check of the reserve.
+    reserved: Option<Arc<AtomicUsize>>,
+}
+
+impl RunningCall {
+    /// Whether it is a health check of the reserve, of which the answer is a part.
+    pub(super) fn is_reserved(&self) -> bool {
+        self.reserved.is_some()
+    }
+
+    /// A call of a connection that holds `bytes`.
+    #[cfg(test)]
+    pub(super) fn holding(purse: &Arc<Purse>, bytes: usize) -> Self {
+        let mut holding = purse.open();
+        assert!(holding.set(bytes));
+        let place = CallPlace::default();
+        Self { connection: None, all: None, holding: Some(holding), place, reserved: None }
+    }
+}
+
+/// A call that was refused, until its answer is sent.
+struct RefusedCall(Arc<Standing>);
+
+impl RefusedCall {
+    fn new(standing: &Arc<Standing>) -> Self {
+        standing.refusals.fetch_add(1, Relaxed);
+        Self(Arc::clone(standing))
+    }
+}
+
+impl Drop for RefusedCall {
+    fn drop(&mut self) {
+        self.0.refusals.fetch_sub(1, Relaxed);
+    }
 }
 
 impl Drop for RunningCall {
@@ -193,8 +305,8 @@ impl Drop for RunningCall {
         if let Some(standing) = &self.connection {
             standing.calls.fetch_sub(1, Relaxed);
         }
-        if let Some(all) = &self.all {
-            all.fetch_sub(1, Relaxed);
+        for count in [&self.all, &self.reserved].into_iter().flatten() {
+            count.fetch_sub(1, Relaxed);
         }
     }
 }
@@ -236,12 +348,32 @@ where
         self.inner.poll_ready(cx)
     }
 
-    fn call(&mut self, mut request: Request<Body>) -> Self::Future {
+    fn call(&mut self, request: Request<Body>) -> Self::Future {
+        let standing = request.extensions().get::<Arc<Standing>>();
+        let newcomer = standing.filter(|standing| !standing.is_authenticated()).cloned();
+        let answer = self.begin(request);
+        if let Some(newcomer) = newcomer {
+            newcomer.look();
+        }
+        answer
+    }
+}
+
+impl<S> Limited<S> {
+    /// Calls the service, which says at once whether the caller may, unless there is no place or no memory for the call.
+    fn begin<B>(&mut self, mut request: Request<Body>) -> BoxFuture<Response<Body>, S::Error>
+    where
+        S: Service<Request<Body>, Response = Response<B>>,
+        S::Future: Send + 'static,
+        S::Error: 'static,
+        B: HttpBody<Data = Bytes, Error = Status> + Send + 'static,
+    {
         match self.limit.begin(&request) {
             Ok((call, purse)) => {
                 request.extensions_mut().insert(call.place.clone());
                 let arrived = Arc::new(Mutex::new(purse.open()));
-                let request = request_body::charged(request, self.limit.bounds, Arc::clone(&arrived));
+                let bounds = self.limit.bounds_of(&request);
+                let request = request_body::charged(request, bounds, Arc::clone(&arrived));
                 let answer = self.inner.call(request);
                 Box::pin(async move {
                     let answer = answer.await?;
@@ -250,7 +382,10 @@ where
                 })
             }
             Err(error) => {
-                let refused = Status::from(error).into_http();
+                let mut refused = Status::from(error).into_http();
+                if let Some(standing) = request.extensions().get::<Arc<Standing>>() {
+                    answer_body::keep_until_sent(refused.headers_mut(), RefusedCall::new(standing));
+                }
                 Box::pin(async move { Ok(refused) })
             }
         }

@@ -1,5 +1,5 @@
 //! What the calls of one connection, or the streams of one caller, hold on the memory account: those who hold much are refused
-//! first.
+//! first. Until it has shown credentials, a connection holds a part of what all unauthenticated ones may.
 
 use std::sync::{
     Arc,
@@ -9,23 +9,37 @@ use std::sync::{
 use broker::{Account, MemoryKind};
 use gateway_core::{Budget, metrics::count};
 
+use super::unauthenticated::{UnauthenticatedMemory, UnauthenticatedPart};
+
 /// The holdings of a connection, or of the streams of a caller.
 #[derive(Debug)]
 pub(in crate::grpc) struct Purse {
     account: Arc<Account>,
     kind: MemoryKind,
     held: AtomicUsize,
+    /// Of a connection that has, or had, yet to show credentials.
+    unauthenticated: Option<UnauthenticatedPart>,
 }
 
 impl Purse {
-    /// For the calls of a connection.
+    /// For calls whose caller is known.
     pub(in crate::grpc) fn new(account: Arc<Account>) -> Arc<Self> {
-        Arc::new(Self { account, kind: MemoryKind::GrpcMessages, held: AtomicUsize::new(0) })
+        Arc::new(Self::empty(account, MemoryKind::GrpcMessages))
+    }
+
+    /// For the calls of a connection that has yet to show credentials.
+    pub(super) fn unauthenticated(account: Arc<Account>, all: &Arc<UnauthenticatedMemory>) -> Arc<Self> {
+        let empty = Self::empty(account, MemoryKind::GrpcMessages);
+        Arc::new(Self { unauthenticated: Some(all.open()), ..empty })
     }
 
     /// For all streams of a caller.
     pub(in crate::grpc) fn of_streams(account: Arc<Account>) -> Arc<Self> {
-        Arc::new(Self { account, kind: MemoryKind::GrpcStreams, held: AtomicUsize::new(0) })
+        Arc::new(Self::empty(account, MemoryKind::GrpcStreams))
+    }
+
+    fn empty(account: Arc<Account>, kind: MemoryKind) -> Self {
+        Self { account, kind, held: AtomicUsize::new(0), unauthenticated: None }
     }
 
     /// What it is charged to.
@@ -41,7 +55,10 @@ impl Purse {
 
     /// Charges `bytes` more; false, and charges nothing, if they do not fit.
     pub(in crate::grpc) fn charge(&self, bytes: usize) -> bool {
-        let Self { account, kind, held } = self;
+        let Self { account, kind, held, unauthenticated } = self;
+        if let Some(taken) = unauthenticated.as_ref().and_then(|part| part.take(bytes)) {
+            return taken;
+        }
         let fits = account.charge(*kind, held.load(Relaxed), bytes);
         if fits {
             held.fetch_add(bytes, Relaxed);
@@ -51,8 +68,46 @@ impl Purse {
 
     /// Gives `bytes` back that were charged.
     pub(in crate::grpc) fn release(&self, bytes: usize) {
+        if self.unauthenticated.as_ref().is_some_and(|part| part.give_back(bytes)) {
+            return;
+        }
         self.held.fetch_sub(bytes, Relaxed);
         self.account.release(self.kind, bytes);
+    }
+
+    /// The connection has shown credentials: all that it holds is charged to the account from now on, with `own` made `bytes`
+    /// if it is less. False, and changes nothing, if the account has no room.
+    pub(super) fn authenticate(&self, own: &mut Holding, bytes: usize) -> bool {
+        let more = bytes.saturating_sub(own.bytes);
+        let Some(part) = &self.unauthenticated else { return own.set(own.bytes + more) };
+        let charged = part.authenticate(|held| {
+            let charged = self.account.charge(self.kind, 0, held + more);
+            if charged {
+                self.held.store(held + more, Relaxed);
+                own.bytes += more;
+            } else {
+                count(|c| c.memory_grpc.add(1));
+            }
+            charged
+        });
+        charged.unwrap_or(true)
+    }
+
+    /// Waits until others need the memory and the connection has to close. Never ends once it has shown credentials. Cancel safe.
+    pub(super) async fn closed(&self) {
+        match &self.unauthenticated {
+            Some(part) => part.closed().await,
+            None => std::future::pending().await,
+        }
+    }
+
+    fn count_refusal(&self) {
+        let is_unauthenticated = self.unauthenticated.as_ref().is_some_and(|part| !part.is_authenticated());
+        count(|c| match self.kind {
+            MemoryKind::GrpcStreams => c.memory_grpc_streams.add(1),
+            _ if is_unauthenticated => c.memory_grpc_unauthenticated.add(1),
+            _ => c.memory_grpc.add(1),
+        });
     }
 }
 
@@ -64,17 +119,19 @@ pub(in crate::grpc) struct Holding {
 }
 
 impl Holding {
+    /// Of what it is a part.
+    pub(super) fn purse(&self) -> &Arc<Purse> {
+        &self.purse
+    }
+
     /// Makes it `bytes`; false, and changes nothing, if it must grow and may not.
     pub(in crate::grpc) fn set(&mut self, bytes: usize) -> bool {
         if bytes > self.bytes {
             if !self.purse.charge(bytes - self.bytes) {
-                count(|c| match self.purse.kind {
-                    MemoryKind::GrpcStreams => c.memory_grpc_streams.add(1),
-                    _ => c.memory_grpc.add(1),
-                });
+                self.purse.count_refusal();
                 return false;
             }
-        } else {
+        } else if bytes < self.bytes {
             self.purse.release(self.bytes - bytes);
         }
         self.bytes = bytes;

@@ -46,6 +46,8 @@ const STREAMING: [&str; 3] = ["/PublishStream", "/Consume", "/ServerReflectionIn
 pub(in crate::grpc) struct RequestBounds {
     /// Bytes of a message, unpacked.
     pub(in crate::grpc) message: usize,
+    /// Bytes of all messages together, as they come.
+    pub(in crate::grpc) body: usize,
     /// Time for a message, or [`STEP`] of it.
     pub(in crate::grpc) timeout: Duration,
 }
@@ -58,6 +60,8 @@ struct RequestBody {
     /// A stream: any time may pass between messages.
     is_stream: bool,
     is_gzip: bool,
+    /// Bytes that have come.
+    received: usize,
     /// The message that is arriving, with its head.
     partial: Vec<u8>,
     /// What came after it.
@@ -88,6 +92,7 @@ pub(in crate::grpc) fn charged(
             holding,
             is_stream,
             is_gzip,
+            received: 0,
             partial: Vec::new(),
             rest: Bytes::new(),
             largest: 0,
@@ -129,7 +134,7 @@ impl RequestBody {
     fn whole(&self, bytes: &[u8]) -> Result<Option<usize>, Error> {
         let Some(&[_, a, b, c, d]) = bytes.first_chunk::<HEAD>() else { return Ok(None) };
         let len = u32::from_be_bytes([a, b, c, d]) as usize;
-        if len > self.bounds.message {
+        if len > self.bounds.message.min(self.bounds.body) {
             return Err(Error::RequestTooLarge);
         }
         Ok(Some(HEAD + len))
@@ -220,7 +225,13 @@ impl HttpBody for RequestBody {
             }
             match Pin::new(&mut this.body).poll_frame(cx) {
                 Poll::Ready(Some(Ok(frame))) => match frame.into_data() {
-                    Ok(data) => this.rest = data,
+                    Ok(data) => {
+                        this.received = this.received.saturating_add(data.len());
+                        if this.received > this.bounds.body {
+                            return Poll::Ready(Some(Err(this.fail(Error::RequestTooLarge))));
+                        }
+                        this.rest = data;
+                    }
                     Err(trailers) => return Poll::Ready(Some(Ok(trailers))),
                 },
                 Poll::Ready(Some(Err(status))) => {
@@ -327,7 +338,7 @@ mod tests {
         let pieces = bytes.chunks(16 << 10).map(Bytes::copy_from_slice).collect();
         let mut request = Request::post(path).body(Body::new(Pieces(pieces))).unwrap();
         request.headers_mut().insert("grpc-encoding", encoding.parse().unwrap());
-        let bounds = RequestBounds { message: 16 * MIB, timeout: Duration::from_secs(30) };
+        let bounds = RequestBounds { message: 16 * MIB, body: usize::MAX, timeout: Duration::from_secs(30) };
         let body = charged(request, bounds, Arc::clone(&call)).into_body();
         Setup { account, _call: call, body }
     }

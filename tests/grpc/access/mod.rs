@@ -4,6 +4,7 @@ pub(crate) mod audit;
 mod certificates;
 mod groups;
 mod jwt;
+mod places;
 mod raw;
 mod roles;
 mod rules;

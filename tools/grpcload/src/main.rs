@@ -10,6 +10,7 @@ mod seen;
 mod send;
 mod shadows;
 mod stored;
+mod strangers;
 mod streams;
 
 use std::time::{Duration, Instant};
@@ -75,6 +76,8 @@ enum Command {
     Hold(hold::Hold),
     /// Open many streams that ask for much, and read none of them
     Streams(streams::Streams),
+    /// Attack without credentials, and see whether new clients are served beside that
+    Strangers(strangers::Strangers),
 }
 
 #[derive(Args)]
@@ -168,6 +171,7 @@ fn main() {
                 Command::Shadows(args) => shadows::run(&args).await,
                 Command::Hold(args) => hold::run(&args).await,
                 Command::Streams(args) => streams::run(&args).await,
+                Command::Strangers(args) => strangers::run(&args).await,
             }
         })
     });

@@ -33,6 +33,8 @@ pub enum MemoryKind {
     Retained,
     /// Requests and answers of gRPC calls under way.
     GrpcMessages,
+    /// gRPC connections that have not shown credentials, with their calls.
+    GrpcUnauthenticated,
     /// What gRPC streams were asked for, and what waits for their readers.
     GrpcStreams,
     /// What the Publisher remembers: keys and their answers.
@@ -55,7 +57,7 @@ pub enum MemoryKind {
 
 impl MemoryKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 18] = [
+    pub const ALL: [Self; 19] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
@@ -65,6 +67,7 @@ impl MemoryKind {
         Self::Aliases,
         Self::Retained,
         Self::GrpcMessages,
+        Self::GrpcUnauthenticated,
         Self::GrpcStreams,
         Self::Publisher,
         Self::Unauthenticated,
@@ -88,6 +91,7 @@ impl MemoryKind {
             Self::Aliases => "topic_aliases",
             Self::Retained => "retained",
             Self::GrpcMessages => "grpc_messages",
+            Self::GrpcUnauthenticated => "grpc_unauthenticated",
             Self::GrpcStreams => "grpc_streams",
             Self::Publisher => "publisher",
             Self::Unauthenticated => "unauthenticated",
@@ -109,6 +113,7 @@ impl MemoryKind {
             Self::Sessions | Self::GrpcMessages | Self::Quic => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
             Self::Http | Self::Wills | Self::Log | Self::Publisher | Self::Commands | Self::Shadows => 8,
+            Self::GrpcUnauthenticated => 8,
             Self::Unauthenticated | Self::Logins => 16,
         }
     }
@@ -222,7 +227,9 @@ impl Account {
         let share = self.share(kind);
         let fits = match kind {
             // Newcomers may use all of it: those who came before make room.
-            MemoryKind::Unauthenticated => before.saturating_add(bytes) <= share,
+            MemoryKind::Unauthenticated | MemoryKind::GrpcUnauthenticated => {
+                before.saturating_add(bytes) <= share
+            }
             _ => fits(share, before, held, bytes),
         };
         if !fits {

@@ -196,6 +196,7 @@ counters! {
         memory_sessions(kind = "sessions");
         memory_grpc(kind = "grpc_messages");
         memory_grpc_streams(kind = "grpc_streams");
+        memory_grpc_unauthenticated(kind = "grpc_unauthenticated");
         memory_http(kind = "http");
         memory_publisher(kind = "publisher");
         memory_commands(kind = "commands");
@@ -600,8 +601,10 @@ counters! {
         grpc_refused_silent(reason = "silent");
         /// no handshake in time
         grpc_refused_timeout(reason = "handshake_timeout");
-        /// `limits.memory_budget` is used up
+        /// `limits.memory_budget` is used up, or others needed what an unauthenticated connection held
         grpc_refused_memory(reason = "memory");
+        /// too many calls at once before any credentials, or too many refused calls whose answers are not read
+        grpc_refused_calls(reason = "calls");
     }
     "gateway_grpc_connections_evicted_total": "gRPC connections ended because of a change of who may be connected" {
         grpc_evicted_revoked(reason = "revoked");

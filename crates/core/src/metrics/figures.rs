@@ -51,7 +51,8 @@ figures! {
     /// what deciding about it takes (a sixteenth of the budget; beyond that the oldest such connection of the address that holds
     /// most is closed), then `wills`, `filters`, `sessions`,
     /// `topic_aliases`, `retained` (messages in memory, and the topics of those on disk), `http` (requests and answers of the HTTP API and of the web page, with its logins, charts and live parts; an eighth), `grpc_messages` (requests and
-    /// answers of gRPC calls, 16 KiB for each call, and what HTTP/2 may buffer of each connection), `grpc_streams` (with 2.5
+    /// answers of gRPC calls, 16 KiB for each call, and what HTTP/2 may buffer of each connection), `grpc_unauthenticated` (gRPC
+    /// connections that have not shown credentials, with their calls; an eighth, of which a small reserve is always set aside), `grpc_streams` (with 2.5
     /// MiB for each member of a consumer group that has a stream or a call), `log` (set aside for the log of consumer groups
     /// as long as there is a group), `shadows` (requests for device shadows that wait, and changes that wait for watchers; an
     /// eighth), `publisher` (idempotency keys, messages with `deliver_at`; an eighth) and `commands` (commands and answers that
