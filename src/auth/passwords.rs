@@ -28,7 +28,7 @@ impl PasswordFile {
     /// Reads the file that is configured; `None` if none is.
     ///
     /// # Errors
-    /// It cannot be read, or has a line that cannot be used; or the system gives no random numbers.
+    /// The file cannot be read, or has a line that cannot be used; or the system gives no random numbers.
     pub(super) fn open(config: &Auth) -> Result<Option<Self>, ConfigError> {
         let Some(path) = config.password_file.as_deref() else { return Ok(None) };
         let users = read(path).map_err(|problems| {

@@ -1,8 +1,8 @@
 //! Passwords that were proved lately: a device that comes back with the same one costs no hash, so that all devices of a site can
 //! come back at once.
 //!
-//! What is kept is a digest of user, password and the user's line in the file, under a key that this process has made up. So it
-//! ends with the line: a hit says that the password has been checked against the hash that the file has now. Passwords are not
+//! A proof is a digest of user, password and the user's line in the file, under a key that this process has made up. So it ends
+//! with the line: a hit says that the password has been checked against the hash that the file has now. Passwords are not
 //! kept. Bans are looked at before, as for every login.
 
 use std::{fmt::Write as _, sync::Arc, time::Duration};
@@ -73,7 +73,7 @@ impl Proofs {
         Some(Proof(proof))
     }
 
-    /// Whether this login was proved lately.
+    /// Returns whether this login was proved lately.
     pub(super) fn has(&self, proof: Proof) -> bool {
         matches!(self.kept.lock().proofs.get(&proof.0, clock::now()), CachedAnswer::Fresh(()))
     }

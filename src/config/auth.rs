@@ -167,7 +167,7 @@ pub struct Auth {
     pub hash_threads: usize,
     /// Logins that may wait for them; fewer, if not so many can be checked in time. One more is refused as busy.
     pub max_waiting_hashes: usize,
-    /// How long a password that was right need not be hashed again, 0 hashes each time.
+    /// Time for which a password that was right need not be hashed again, 0 hashes each time.
     pub password_cache_ttl: Span,
     /// Passwords of which that is remembered.
     pub password_cache_size: usize,

@@ -356,8 +356,8 @@ impl Passwords {
         self.users.get(user)
     }
 
-    /// Whether `password` is the user's; `None` for a user who is not in the file. A wrong password and an unknown user cost
-    /// the same, one hash of each kind that the file has, so that the time of an answer tells neither whether a user exists
+    /// Checks the user's password; `None` for a user who is not in the file. A wrong password and an unknown user cost the
+    /// same, one hash of each kind that the file has, so that the time of an answer tells neither whether a user exists
     /// nor which kind of hash it has.
     pub fn check(&self, user: &str, password: &[u8], scratch: &mut Scratch) -> Option<bool> {
         let known = self.get(user);
@@ -376,13 +376,13 @@ impl Passwords {
         self.get(user).unwrap_or(&self.decoys[0])
     }
 
-    /// How many kinds of hashes the file has beyond those that a wrong password is made to cost. With any, the users who have
-    /// such a hash can be told from others by time.
+    /// Number of kinds of hashes in the file beyond those that a wrong password is made to cost. With any, users with such a hash
+    /// can be told from others by time.
     pub fn kinds_beyond(&self) -> usize {
         self.kinds.saturating_sub(MOST_KINDS)
     }
 
-    /// How keys for SCRAM were made, and for how many users each, in order. Empty if no user has such keys.
+    /// Parameters of the keys for SCRAM with the number of users that have them, in order. Empty if no user has such keys.
     pub fn scram_shapes(&self) -> &[(scram::Shape, usize)] {
         &self.scram_shapes
     }
@@ -562,7 +562,7 @@ mod tests {
         assert!(scratch.work().argon2id > 0, "an empty file gives nothing away either");
     }
 
-    /// It makes the salts of users that are not there, which would show as such if theirs alone changed.
+    /// Salts of users that are not there come from the secret: if theirs alone changed, everybody could see that.
     #[test]
     fn the_secret_of_a_file_outlives_restarts_and_most_changes() {
         let user = |n: usize| format!("user-{n}:{}\n", mosquitto(&n.to_be_bytes()));

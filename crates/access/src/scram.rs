@@ -107,8 +107,8 @@ pub struct Pretence<'a> {
     ///
     /// [`Passwords::secret`]: crate::passwords::Passwords::secret
     pub secret: &'a [u8],
-    /// How the keys of users were made, and for how many users each: [`Passwords::scram_shapes`]. None is as keys are made
-    /// here.
+    /// Parameters of users' keys with the number of users that have them: [`Passwords::scram_shapes`]. Empty stands for the
+    /// parameters of keys that are made here.
     ///
     /// [`Passwords::scram_shapes`]: crate::passwords::Passwords::scram_shapes
     pub shapes: &'a [(Shape, usize)],

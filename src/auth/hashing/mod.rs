@@ -29,7 +29,7 @@ use crate::door::Address;
 
 /// Time that a job is supposed to take before any was done: a hash of argon2id as made here takes about as long.
 const FIRST_GUESS: Duration = Duration::from_millis(25);
-/// How much of the time that a client waits may pass before its job begins, in quarters.
+/// Part of a client's patience that may pass before its job begins, in quarters.
 const QUARTERS: u32 = 3;
 
 /// A job, with the memory of the thread that does it; with none it is displaced.
@@ -45,7 +45,7 @@ struct Shared {
     ready: Condvar,
 }
 
-/// What may wait.
+/// Bounds of the queue.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct HashBounds {
     /// Threads; without one no job is ever done.
@@ -80,7 +80,7 @@ impl Hashing {
         Ok(this)
     }
 
-    /// Somebody at an address who says that this is its user name.
+    /// Names a client by its address and the user name that it claims.
     pub(super) fn asker(&self, address: Option<Address>, user: Option<&str>) -> Asker {
         self.0.queue.lock().standing.asker(address, user)
     }
@@ -164,7 +164,7 @@ impl Shared {
 }
 
 impl HashBounds {
-    /// How many jobs may wait while each takes `mean`: no more than are done before their clients give up.
+    /// Number of jobs that may wait while each takes `mean`: no more than are done before their clients give up.
     fn most(&self, mean: Duration) -> usize {
         let time = self.patience * QUARTERS / 4;
         let each = mean.as_nanos().max(1);
@@ -188,7 +188,7 @@ impl Drop for Waits<'_> {
             count(|c| c.checks_abandoned.add(1));
         }
         drop(queue);
-        // What the peer sent goes with it.
+        // The job holds the peer's credentials.
         drop(left);
     }
 }
@@ -197,7 +197,7 @@ fn work(shared: &Shared) {
     let mut scratch = Scratch::default();
     while let Some(job) = shared.next() {
         let began = Instant::now();
-        // What a peer sent must not take a thread from all others; who waits for this job is told.
+        // A peer's data must not take a thread from all others. The client that waits for this job is told.
         if catch_unwind(AssertUnwindSafe(|| job(Some(&mut scratch)))).is_err() {
             scratch = Scratch::default();
         }

@@ -1,4 +1,5 @@
-//! What came of the last logins by address and network, and which identities were let in from where: it decides who goes first.
+//! Memory of the last logins: their outcomes by address and network, and the identities that were let in, each with its address.
+//! The rank of the next login comes from it.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::RandomState},
@@ -21,7 +22,7 @@ const OUTCOMES: u16 = 32;
 /// Bytes that an entry takes in its map and its order, at most.
 const ENTRY: usize = 96;
 
-/// Who asks for a job, as far as the order of jobs is concerned.
+/// The client that asks for a job, as far as the order of jobs is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::auth) struct Asker {
     pub(super) address: Option<Address>,
@@ -80,7 +81,7 @@ impl Standing {
         self.charge = Some(Charge::new(account, MemoryKind::Logins));
     }
 
-    /// Somebody at an address who says that this is its user name.
+    /// Names a client by its address and the user name that it claims.
     pub(super) fn asker(&self, address: Option<Address>, user: Option<&str>) -> Asker {
         let identity = user.map(|user| Identity(self.random.hash_one((address, user))));
         Asker { address, identity }
@@ -131,7 +132,7 @@ impl Standing {
         }
     }
 
-    /// Whether most of the last logins from an address were wrong; of its network, if nobody has come from the address.
+    /// Returns whether most of the last logins from an address were wrong; of its network, if nobody has come from the address.
     fn is_failing(&self, address: Option<Address>) -> bool {
         let Some(address) = address else { return false };
         let network = || self.sources.get(&Source::Network(address.network()));

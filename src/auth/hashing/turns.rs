@@ -12,7 +12,7 @@ use crate::door::{Address, Network};
 /// Jobs of the middle rank that are done for each of the lowest while both wait.
 const FRESH_PER_FAILING: u32 = 4;
 
-/// How soon a job is done.
+/// Precedence of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rank {
     /// Before all others: its identity was let in from its address lately.
@@ -51,7 +51,7 @@ impl<J> Turns<J> {
         Self { lanes: [Lane::new(), Lane::new(), Lane::new()], next: 0, in_a_row: 0 }
     }
 
-    /// How many wait.
+    /// Number of jobs that wait.
     pub(super) fn len(&self) -> usize {
         self.lanes.iter().map(Waiting::len).sum()
     }
@@ -250,7 +250,7 @@ mod tests {
         assert_eq!(turns.len(), 0);
     }
 
-    /// Somebody behind the same address may be guessing.
+    /// A neighbour behind the same address may be guessing.
     #[test]
     fn at_one_address_user_names_take_turns() {
         let mut turns = Turns::new();

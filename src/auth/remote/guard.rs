@@ -262,7 +262,7 @@ mod tests {
         assert!(matches!(asked, Ok(ServiceAnswer::Allow(7))), "it is asked again");
     }
 
-    /// What it would have asked holds credentials of somebody who has left.
+    /// The question holds credentials of a client that has left.
     #[tokio::test]
     async fn a_question_that_waits_for_its_turn_ends_with_whom_it_is_for() {
         let guard = guard(RemoteLimits { max_concurrent: 1, ..RemoteLimits::default() });

@@ -729,7 +729,7 @@ impl Wire<'_> {
         Ok(opened?)
     }
 
-    /// What the client has presented takes so many bytes from now on, with what is made of it.
+    /// Charges so many bytes for the client's CONNECT from now on, with the copies and questions that are made of it.
     fn present(&mut self, bytes: usize) -> Result<(), HandshakeError> {
         self.presented = bytes;
         self.hold()

@@ -1,5 +1,5 @@
-//! What those hold who have not authenticated: little in all. When that is not enough, of the address that holds most whoever has
-//! held the longest leaves, whatever he was about to send: a flood ends its own connections.
+//! Memory of clients that have not authenticated: little in all. When that is not enough, the address that holds most gives way: its
+//! oldest client is closed, whatever it was about to send, so that a flood ends its own connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -26,7 +26,7 @@ pub(in crate::net) struct Unauthenticated {
     guests: Mutex<UnauthenticatedGuests>,
 }
 
-/// Those of an address that is not known, of Unix sockets and of proxies that have not named it, count as one address.
+/// Guests of an unknown address, of Unix sockets and of proxies that have not named it, count as one address.
 #[derive(Default)]
 struct UnauthenticatedGuests {
     all: HashMap<u64, UnauthenticatedGuest>,
@@ -114,7 +114,7 @@ impl UnauthenticatedGuests {
         Some(guest)
     }
 
-    /// Who leaves for the guest with this number: of the address that holds most, who came first.
+    /// Chooses the guest that leaves for the one with this number: the oldest of the address that holds most.
     fn leaves_for(&self, number: u64) -> Option<u64> {
         let oldest = |(_, address): &(usize, Option<Address>)| {
             let holds = self.addresses.get(address)?;

@@ -73,7 +73,7 @@ impl Reauthentication {
         }
     }
 
-    /// What the client has presented is held until the authentication is over; false if there is no room.
+    /// Charges the client's data until the authentication is over; false if there is no room.
     fn hold(&mut self, data: &Bytes) -> bool {
         self.charge.set(self.charge.bytes() + AuthProgress::FOOTPRINT * data.len())
     }

@@ -51,7 +51,7 @@ pub enum MemoryKind {
     Http,
     /// What QUIC may hold of connections: its state, and what is on the way in both directions.
     Quic,
-    /// What is remembered of logins: proofs of passwords, and which identities and addresses have logged in lately.
+    /// Memory of logins: proofs of passwords, and the identities and addresses that have logged in lately.
     Logins,
 }
 
