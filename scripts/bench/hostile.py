@@ -13,6 +13,7 @@ import sys
 import tempfile
 import threading
 import time
+import urllib.request
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,7 +40,7 @@ class Mix:
     """`mixes` for mqload; `grpc` are the arguments of a grpcload that attacks meanwhile; with `http` pages are read meanwhile.
 
     With `users` the gateway has a password file, and bystanders log in; `settings` are lines of its configuration. With
-    `connect_ms` no CONNECT of a bystander takes longer.
+    `connect_ms` no CONNECT of a bystander takes longer. `groups` are filters of consumer groups without members.
     """
 
     name: str
@@ -53,6 +54,7 @@ class Mix:
     connect_ms: int = 0
     # Backends need a token, which new gRPC clients beside the attackers have.
     tokens: bool = False
+    groups: tuple = ()
 
 
 def strangers(attack, *args):
@@ -62,6 +64,7 @@ def strangers(attack, *args):
 WORK = [
     Mix("flood", "ten plain publishers, QoS 0"),
     Mix("flood1", "ten publishers, QoS 1"),
+    Mix("group-flood", "ten plain publishers, QoS 0, beside a consumer group of all topics", "flood", groups=("#",)),
     Mix("topics", "publishing to new topics"),
     Mix("retain-new", "retained messages to new topics"),
     Mix("replay", "1 MiB SUBSCRIBEs that match retained messages"),
@@ -221,6 +224,8 @@ class Hostile:
         running = self.gateway.start(("ws", "grpc"), settings)
         other = None
         try:
+            for number, topic_filter in enumerate(mix.groups):
+                create_group(running.ports["http"], f"all-{number}", topic_filter)
             line = ["mqload", "hostile", "-p", str(running.ports["tcp"]), "--ws-port", str(running.ports["ws"])]
             line += ["--http-port", str(running.ports["http"])]
             line += ["--pid", str(running.pid), "--mix", mix.mixes or mix.name, "-d", str(seconds), "--quiet", *mix.args]
@@ -261,6 +266,13 @@ class Hostile:
             # It may be busy for minutes, and has nothing that is worth waiting for.
             running.process.kill()
             running.stop()
+
+
+def create_group(port, name, topic_filter):
+    """A group that nobody consumes, which takes the oldest messages' room for new ones."""
+    body = json.dumps({"group": {"name": name, "filter": {"topicFilters": [topic_filter]}}}).encode()
+    request = urllib.request.Request(f"http://127.0.0.1:{port}/v1/groups", body, {"Content-Type": "application/json"})
+    urllib.request.urlopen(request, timeout=10).close()
 
 
 def milliseconds(report, key, field="max"):

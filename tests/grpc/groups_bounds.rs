@@ -3,10 +3,11 @@
 use std::{
     io::{Read as _, Write as _},
     net::TcpStream,
+    sync::atomic::{AtomicBool, Ordering::Relaxed},
     time::Duration,
 };
 
-use gateway_core::{Protocol, QoS};
+use gateway_core::{Protocol, QoS, units::ByteSize};
 use mqtt_server::proto::gateway::v1::{self, consume_item::Item, consume_request::Action};
 use prost::Message as _;
 
@@ -49,6 +50,48 @@ fn until_answered(device: &mut Client, topic: &str, refused: bool) -> usize {
         }
         // Groups look at what they keep once a second.
         std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// Before, QoS 0 took the room of those who wait for the disk, and half of a bystander's messages were refused.
+#[tokio::test(flavor = "multi_thread")]
+async fn floods_of_qos_0_get_no_qos_1_of_a_bystander_refused() {
+    let setup = Setup::with(|config| config.groups.max_waiting_bytes = ByteSize(64 << 10)).await;
+    let everything = v1::Filter { topic_filters: vec!["#".to_owned()], ..v1::Filter::default() };
+    setup.create(v1::Group { filter: Some(everything), ..group("all") }).await;
+    let is_over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        for flooder in ["f1", "f2", "f3", "f4"] {
+            let mut flooder = setup.raw(flooder, |_| {});
+            let is_over = &is_over;
+            scope.spawn(move || {
+                while !is_over.load(Relaxed) {
+                    flooder.publish("flood", &[b'f'; 1_000], QoS::AtMostOnce, false);
+                }
+            });
+        }
+        // Also when something fails: the scope waits for all.
+        let over = Over(&is_over);
+        let mut bystander = setup.raw("bystander", |_| {});
+        let mut refused = 0;
+        for _ in 0..200 {
+            bystander.publish("up/1", &[b'b'; 500], QoS::AtLeastOnce, false);
+            match bystander.next() {
+                Got::PubAck(code) => refused += usize::from(code >= 0x80),
+                other => panic!("{other:?}"),
+            }
+        }
+        drop(over);
+        assert_eq!(refused, 0);
+    });
+}
+
+/// Says that it is over when it goes.
+struct Over<'a>(&'a AtomicBool);
+
+impl Drop for Over<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Relaxed);
     }
 }
 

@@ -169,7 +169,8 @@ pub struct Published {
 pub enum Shortage {
     /// The memory budget is used up.
     Memory,
-    /// The store accepts nothing more, and a persistent session or a consumer group would have to store it.
+    /// The store accepts nothing more, or nothing more of this publisher, and a persistent session or a consumer group would
+    /// have to store it.
     Store,
 }
 

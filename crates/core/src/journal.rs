@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Commit, QoS, SharedMessage, Timestamp, commit::Unwritten};
+use super::{Commit, Feeder, QoS, SharedMessage, Timestamp, commit::Unwritten};
 
 /// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -37,6 +37,8 @@ pub struct QueueEntry {
     /// Bytes that its message counts for, as [`SharedMessage::cost`]; kept so that it is known when the message is
     /// gone.
     cost: u32,
+    /// Sender of its message, kept for the same reason.
+    feeder: Feeder,
     message: Unwritten<Arc<SharedMessage>>,
 }
 
@@ -63,6 +65,7 @@ impl QueueEntry {
             expires: message.expires,
             commit,
             cost: u32::try_from(message.cost()).unwrap_or(u32::MAX),
+            feeder: Feeder::from(&*message),
             message: Unwritten::new(message),
         }
     }
@@ -70,6 +73,11 @@ impl QueueEntry {
     /// Bytes that its message counts for.
     pub fn cost(&self) -> u32 {
         self.cost
+    }
+
+    /// The sender of its message.
+    pub fn feeder(&self) -> Feeder {
+        self.feeder
     }
 
     /// The store begins to write it. Returns its message, or `None` if it no longer needs to be written.

@@ -19,6 +19,7 @@ mod peer;
 mod quotas;
 mod receipt;
 mod record;
+mod shares;
 mod sync;
 mod tail;
 mod topic;
@@ -36,6 +37,7 @@ pub use peer::Peer;
 pub use quotas::Quotas;
 pub use receipt::{DropReason, Receipt, ReceiptState};
 pub use record::{GroupId, LogRecord, PARTITIONS, Partition};
+pub use shares::{Feeder, NoRoom, Shares, part_of_qos_0};
 pub use tail::Tail;
 pub use topic::{
     MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, has_wildcard, level_count, matches, parse_shared,

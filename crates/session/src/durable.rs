@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use gateway_core::{
     Commit, DropReason, Durability, Journal, Message, Offer, Outcome, Page, QoS, QueueEntry, QueueId,
-    QueueOp, Receipt, StoredEntry, Tail, Timestamp, limits::OverflowPolicy, metrics::count,
+    QueueOp, Receipt, StoredEntry, Tail, Timestamp, limits::OverflowPolicy, metrics::count, part_of_qos_0,
 };
 
 use super::{
@@ -286,10 +286,14 @@ impl Outbound {
         let cost = message.cost() as u64;
         let rare = self.rare();
         let backlog = rare.backlog.get_or_insert_with(Box::default);
-        let most_bytes = env.limits.offline_bytes.0 as u64;
-        while backlog.tail.messages() >= env.limits.offline_messages
-            || backlog.tail.bytes() + cost > most_bytes
-        {
+        let (most, most_bytes) = match qos {
+            // The last room is for messages that somebody waits for.
+            QoS::AtMostOnce => {
+                (part_of_qos_0(env.limits.offline_messages), part_of_qos_0(env.limits.offline_bytes.0))
+            }
+            _ => (env.limits.offline_messages, env.limits.offline_bytes.0),
+        };
+        while backlog.tail.messages() >= most || backlog.tail.bytes() + cost > most_bytes as u64 {
             let disconnect = env.limits.overflow == OverflowPolicy::Disconnect && online;
             let oldest = backlog.oldest();
             let keeps = qos == QoS::AtMostOnce

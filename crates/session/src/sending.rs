@@ -5,6 +5,7 @@ use std::sync::Arc;
 use codec::{AckKind, PublishFrame, reason};
 use gateway_core::{
     DropReason, Message, Offer, Outcome, QoS, Receipt, Timestamp, limits::OverflowPolicy, metrics::count,
+    part_of_qos_0,
 };
 
 use super::{
@@ -85,6 +86,11 @@ impl Outbound {
             (env.limits.mailbox_messages, env.limits.mailbox_bytes.0)
         } else {
             (env.limits.offline_messages, env.limits.offline_bytes.0)
+        };
+        // The last room is for messages that somebody waits for.
+        let (most, most_bytes) = match qos {
+            QoS::AtMostOnce => (part_of_qos_0(most), part_of_qos_0(most_bytes)),
+            _ => (most, most_bytes),
         };
         let rare = self.rare();
         let cost = message.cost();

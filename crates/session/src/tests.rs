@@ -447,6 +447,30 @@ fn full_queues_follow_the_policy() {
     assert!(outbound.take_overflow() && !outbound.take_overflow());
 }
 
+/// The failure: whoever sends QoS 0 fast enough gets others' QoS 1 dropped at a receiver that is slow.
+#[test]
+fn qos_0_leaves_the_last_quarter_of_a_queue() {
+    for online in [true, false] {
+        let limits =
+            Limits { mailbox_messages: 8, offline_messages: 8, offline_qos0: true, ..Limits::default() };
+        let mut outbound = Outbound::new();
+        if online {
+            outbound.attach(LinkParams { receive_maximum: 1, ..link(Protocol::V5) }, &[], &env(&limits, 0));
+            outbound.offer(&message(b"sent", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
+            while outbound.sizes().1 == 0 {
+                let fills = message(&[b'x'; 20_000], QoS::AtMostOnce);
+                outbound.offer(&fills, offer(QoS::AtMostOnce), &env(&limits, 0));
+            }
+        }
+        let mut taken = |qos| {
+            let offered = (0..20).map(|_| outbound.offer(&message(b"x", qos), offer(qos), &env(&limits, 0)));
+            offered.filter(|outcome| !matches!(outcome, Outcome::Dropped(_))).count()
+        };
+        assert_eq!(taken(QoS::AtMostOnce), if online { 5 } else { 6 }, "online: {online}");
+        assert_eq!(taken(QoS::AtLeastOnce), 2, "online: {online}");
+    }
+}
+
 /// The failure: a client that does not acknowledge holds a window full of large messages that are not charged.
 #[test]
 fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{Commit, GroupId, LogRecord, Partition, SharedMessage, Timestamp};
+use gateway_core::{Commit, GroupId, LogRecord, Message, NoRoom, Partition, SharedMessage, Timestamp};
 
 use super::{BoxFuture, StoreError, StoreHealth};
 
@@ -16,8 +16,8 @@ pub trait PartitionedLog: Send + Sync {
     /// is refused when it never will be.
     ///
     /// # Errors
-    /// [`LogFull`] if it takes no message now (too much waits for the disk, or the disk takes nothing). The part of the
-    /// commit is still the caller's.
+    /// [`LogFull`] if it takes this message not now: too much waits for the disk, of all or of its sender, or the disk takes
+    /// nothing. The part of the commit is still the caller's.
     fn append(
         &self,
         partition: Partition,
@@ -26,9 +26,12 @@ pub trait PartitionedLog: Send + Sync {
         commit: Option<Arc<Commit>>,
     ) -> Result<(), LogFull>;
 
-    /// Whether [`Self::append`] would take a message now, as far as is known. While the disk fails few are let through to
-    /// try it: asked last, and by who then really appends.
-    fn accepts(&self) -> bool;
+    /// Tells, as far as is known, whether [`Self::append`] would take the message now. While the disk fails few are let
+    /// through to try it: to be asked last, and by a caller that then really appends.
+    ///
+    /// # Errors
+    /// The reason why not.
+    fn admit(&self, message: &Message<'_>) -> Result<(), NoRoom>;
 
     /// How many messages [`Self::append`] has taken. They wait for the disk until [`Self::ended`] is as much, and only then
     /// all that is durable of them is within [`Self::bounds`].
@@ -50,6 +53,11 @@ pub trait PartitionedLog: Send + Sync {
     /// Nothing of the partition before this place is needed from now on; the next process must say so again. The log frees room
     /// when it can; until then [`Self::bounds`] and [`Self::read`] may still show it.
     fn trim(&self, partition: Partition, before: u64);
+
+    /// Trims up to a place at or after this one free nothing more: what is there is freed together with what comes.
+    fn trimmable(&self) -> u64 {
+        u64::MAX
+    }
 
     /// Places in the log at which a group's messages are counted, in order: about one for every 64 MiB, from the start of
     /// what is there to its end, both included. For lag after a seek, for retention, for the age of what is left.

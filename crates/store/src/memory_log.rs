@@ -3,7 +3,10 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gateway_core::{Commit, GroupId, LogRecord, PARTITIONS, Partition, SharedMessage, Timestamp};
+use gateway_core::{
+    Commit, Feeder, GroupId, LogRecord, Message, NoRoom, PARTITIONS, Partition, SharedMessage, Shares,
+    Timestamp,
+};
 use parking_lot::Mutex;
 
 use super::{
@@ -36,6 +39,8 @@ impl Default for MemoryLogOptions {
 /// A log in memory.
 pub struct MemoryLog {
     options: MemoryLogOptions,
+    /// What waits, by sender.
+    shares: Shares,
     state: Mutex<MemoryLogState>,
     /// The last that was set: a log that is opened again is the same one here.
     watcher: Mutex<Option<Arc<dyn LogWatcher>>>,
@@ -47,7 +52,6 @@ type MemoryLogCounts = BTreeMap<GroupId, (u64, u64)>;
 #[derive(Default)]
 struct MemoryLogState {
     waiting: Vec<WaitingAppend>,
-    waiting_bytes: usize,
     submitted: u64,
     partitions: Vec<MemoryPartition>,
     counts: MemoryLogCounts,
@@ -89,7 +93,8 @@ impl MemoryLog {
         let mut state =
             MemoryLogState { marks: vec![(0, Timestamp(0), BTreeMap::new())], ..MemoryLogState::default() };
         state.partitions.resize_with(PARTITIONS, MemoryPartition::default);
-        Self { options, state: Mutex::new(state), watcher: Mutex::default() }
+        let shares = Shares::new(options.max_waiting_bytes);
+        Self { options, shares, state: Mutex::new(state), watcher: Mutex::default() }
     }
 
     /// How many messages wait.
@@ -124,12 +129,14 @@ impl MemoryLog {
     pub fn fail(&self) -> usize {
         let waiting = {
             let mut state = self.state.lock();
-            state.waiting_bytes = 0;
             state.failing = true;
             std::mem::take(&mut state.waiting)
         };
-        for commit in waiting.iter().filter_map(|waiting| waiting.commit.as_ref()) {
-            commit.refuse();
+        for WaitingAppend { message, commit, .. } in &waiting {
+            self.shares.give_back(Feeder::from(&**message), message.cost());
+            if let Some(commit) = commit {
+                commit.refuse();
+            }
         }
         waiting.len()
     }
@@ -151,7 +158,7 @@ impl MemoryLog {
         let (mut records, mut commits) = (Vec::with_capacity(count), Vec::new());
         for WaitingAppend { partition, groups, message, commit, .. } in settled {
             let cost = message.cost();
-            state.waiting_bytes -= cost;
+            self.shares.give_back(Feeder::from(&*message), cost);
             state.failing = false;
             let offset = state.next;
             state.next += self.options.stride.max(1);
@@ -229,10 +236,9 @@ impl PartitionedLog for MemoryLog {
         commit: Option<Arc<Commit>>,
     ) -> Result<(), LogFull> {
         let mut state = self.state.lock();
-        if state.waiting_bytes > self.options.max_waiting_bytes {
-            return Err(LogFull);
-        }
-        state.waiting_bytes += message.cost();
+        let feeder = Feeder::from(&**message);
+        self.shares.admit(message.qos, message.cost(), || feeder).map_err(|_| LogFull)?;
+        self.shares.take(feeder, message.cost());
         let (groups, message) = (Arc::clone(groups), message.without_receipt());
         let number = state.submitted;
         state.submitted += 1;
@@ -244,8 +250,8 @@ impl PartitionedLog for MemoryLog {
         Ok(())
     }
 
-    fn accepts(&self) -> bool {
-        self.state.lock().waiting_bytes <= self.options.max_waiting_bytes
+    fn admit(&self, message: &Message<'_>) -> Result<(), NoRoom> {
+        self.shares.admit_message(message)
     }
 
     fn submitted(&self) -> u64 {

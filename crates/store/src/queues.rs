@@ -1,6 +1,6 @@
 //! Durable queues: what waits for sessions and shared groups, and which QoS 2 messages came in.
 
-use gateway_core::{Journal, QoS, QueueId, StoredEntry};
+use gateway_core::{Journal, Message, NoRoom, QoS, QueueId, StoredEntry};
 
 use super::{BoxFuture, StoreError};
 
@@ -79,6 +79,12 @@ pub trait QueueStore: Journal {
 
     /// Whether there is room for another message, in memory and, as far as known, on disk.
     fn accepts(&self) -> bool;
+
+    /// As [`Self::accepts`], for this message: while room is short, its sender may hold no more than its share.
+    ///
+    /// # Errors
+    /// The reason why not.
+    fn admit(&self, message: &Message<'_>) -> Result<(), NoRoom>;
 
     /// Its health.
     fn health(&self) -> StoreHealth;

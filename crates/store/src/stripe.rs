@@ -48,6 +48,15 @@ pub(super) enum NotRecorded {
     Excluded,
     DeviceTopics,
     Bytes,
+    Share,
+}
+
+/// What a device has here.
+#[derive(Debug, Default)]
+struct DeviceEntries {
+    topics: u32,
+    /// What its entries count for in the process-wide sum.
+    charged: usize,
 }
 
 /// The process-wide bounds at the time of a call.
@@ -87,7 +96,7 @@ pub(super) struct Stripe {
     slots: Vec<Option<StripeEntry>>,
     free: Vec<u32>,
     index: HashTable<u32>,
-    topics: HashMap<ClientId, u32, ahash::RandomState>,
+    devices: HashMap<ClientId, DeviceEntries, ahash::RandomState>,
     dirty: VecDeque<u32>,
     /// Entries that became clean: in which round, which, and with which version.
     clean: VecDeque<(u64, u32, u64)>,
@@ -115,12 +124,16 @@ impl Stripe {
                 // Exactly what the entry will count for, so that nothing below refuses what was inserted.
                 let properties = message.properties.map_or(0, |p| properties_size(p));
                 let names = device.as_str().len() + message.topic.len();
-                if bounds.free < (OVERHEAD + names + message.payload.len() + properties) as isize {
+                let size = (OVERHEAD + names + message.payload.len() + properties) as isize;
+                if bounds.free < size {
                     return Err(NotRecorded::Bytes);
                 }
-                let topics = self.topics.get(device).copied().unwrap_or(0);
+                let topics = self.devices.get(device).map_or(0, |entries| entries.topics);
                 if topics >= bounds.topics_per_device {
                     return Err(NotRecorded::DeviceTopics);
+                }
+                if !self.is_within_share(device, size, bounds) {
+                    return Err(NotRecorded::Share);
                 }
                 self.insert(hash, device, message.topic)
             }
@@ -128,14 +141,19 @@ impl Stripe {
         let Some(entry) = self.slots[slot as usize].as_mut() else { return Err(NotRecorded::Excluded) };
         let pending = entry.dirty || entry.in_flight;
         let grown = message.payload.len().saturating_sub(entry.payload.capacity()) as isize;
+        let size = entry.size() as isize;
         let refused = if pending {
             grown > 0 && bounds.free.saturating_add(bounds.growth) < grown
         } else {
-            bounds.free < entry.size() as isize + grown
+            bounds.free < size + grown
         };
         if refused {
             return Err(NotRecorded::Bytes);
         }
+        if !pending && !self.is_within_share(device, size + grown, bounds) {
+            return Err(NotRecorded::Share);
+        }
+        let Some(entry) = self.slots[slot as usize].as_mut() else { return Err(NotRecorded::Excluded) };
         if !pending {
             self.clean_bytes -= entry.size().min(self.clean_bytes);
         }
@@ -149,7 +167,27 @@ impl Stripe {
             entry.dirty = true;
             self.dirty.push_back(slot);
         }
+        if change.bytes != 0
+            && let Some(entries) = self.devices.get_mut(device)
+        {
+            entries.charged = entries.charged.saturating_add_signed(change.bytes);
+        }
         Ok(Recorded { change, coalesced })
+    }
+
+    /// Whether the device may hold so many bytes more: at most 16 times as much as is free, as [`gateway_core::Shares`] have it. A
+    /// device alone must be able to fill as much as makes the spill begin.
+    fn is_within_share(&self, device: &ClientId, bytes: isize, bounds: StripeBounds) -> bool {
+        let own = self.devices.get(device).map_or(0, |entries| entries.charged);
+        own as isize + bytes <= bounds.free.saturating_mul(16)
+    }
+
+    fn discharge(&mut self, slot: u32) {
+        let Some(entry) = self.slots[slot as usize].as_mut() else { return };
+        if let Some(entries) = self.devices.get_mut(&entry.device) {
+            entries.charged -= entry.charged.min(entries.charged);
+        }
+        entry.charged = 0;
     }
 
     /// Copies dirty values to `out` and marks them in flight, until `bytes` or `count` is reached. An entry in flight
@@ -197,7 +235,8 @@ impl Stripe {
             return Sums::default();
         }
         let change = Sums { values: -1, bytes: -(entry.charged as isize) };
-        entry.charged = 0;
+        self.discharge(taken.0);
+        let Some(entry) = self.slots[taken.0 as usize].as_mut() else { return change };
         let size = entry.size();
         if entry.payload.capacity() > KEEP_BUFFER || self.clean_bytes + size > keep_bytes {
             self.remove(taken.0);
@@ -292,7 +331,7 @@ impl Stripe {
         };
         // Counted as clean until it is filled.
         self.clean_bytes += entry.size();
-        *self.topics.entry(device.clone()).or_default() += 1;
+        self.devices.entry(device.clone()).or_default().topics += 1;
         let slot = match self.free.pop() {
             Some(slot) => slot,
             None => {
@@ -307,14 +346,15 @@ impl Stripe {
     }
 
     fn remove(&mut self, slot: u32) {
+        self.discharge(slot);
         let Some(entry) = self.slots[slot as usize].take() else { return };
         if let Ok(found) = self.index.find_entry(entry.hash, |s| *s == slot) {
             found.remove();
         }
-        if let Some(topics) = self.topics.get_mut(&entry.device) {
-            *topics -= 1;
-            if *topics == 0 {
-                self.topics.remove(&entry.device);
+        if let Some(entries) = self.devices.get_mut(&entry.device) {
+            entries.topics -= 1;
+            if entries.topics == 0 {
+                self.devices.remove(&entry.device);
             }
         }
         self.free.push(slot);

@@ -355,6 +355,24 @@ async fn over_the_byte_bound_known_values_are_replaced_and_new_ones_refused() {
 }
 
 #[tokio::test]
+async fn a_device_that_floods_an_absent_store_leaves_room_for_others() {
+    let store = Flaky::new();
+    store.away.store(true, SeqCst);
+    let options = LatestOptions { max_bytes: 200_000, ..Default::default() };
+    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
+    for n in 0..1000 {
+        for flooder in ["f1", "f2", "f3", "f4"] {
+            record(&latest, flooder, &format!("t/{n:03}"), &[1; 500]);
+        }
+    }
+    let before = latest.gauges().pending_values;
+    for n in 0..3 {
+        record(&latest, "bystander", &format!("t/{n}"), &[1; 500]);
+    }
+    assert_eq!(latest.gauges().pending_values, before + 3);
+}
+
+#[tokio::test]
 async fn topics_per_device_are_bounded_in_memory_and_idle_entries_go() {
     let options = LatestOptions { topics_per_device: 10, ..Default::default() };
     let latest = Latest::new(Flaky::new(), options);

@@ -22,7 +22,9 @@ use std::{
 };
 
 use ahash::RandomState;
-use gateway_core::{DropReason, GroupId, Message, Offer, Outcome, Partition, QoS, matches, metrics::count};
+use gateway_core::{
+    DropReason, GroupId, Message, NoRoom, Offer, Outcome, Partition, QoS, matches, metrics::count,
+};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use store::{LogFull, PartitionedLog, StoreHealth};
@@ -74,6 +76,8 @@ struct KnownGroup {
     alone: Arc<[GroupId]>,
     /// It is full, and what matches is refused.
     full: AtomicBool,
+    /// It gets nothing for now, and nothing is refused for that.
+    skipped: AtomicBool,
 }
 
 /// A group behind a topic filter.
@@ -219,7 +223,7 @@ impl LogTarget {
         let mut more = None;
         let mut full = false;
         for kept in table.wanting(message, numbers) {
-            if message.qos == QoS::AtMostOnce && kept.full.load(Relaxed) {
+            if kept.skipped.load(Relaxed) || message.qos == QoS::AtMostOnce && kept.full.load(Relaxed) {
                 full = true;
                 continue;
             }
@@ -257,24 +261,29 @@ impl LogTarget {
         set
     }
 
-    /// Whether every message would be taken: nearly always.
-    fn is_calm(&self) -> bool {
+    /// Whether the message would be taken, whoever wants it: nearly always.
+    fn is_calm(&self, message: &Message<'_>) -> bool {
         self.groups.load(Relaxed) == 0
-            || self.full.load(Relaxed) == 0 && self.log.health() == StoreHealth::Sound && self.log.accepts()
+            || self.full.load(Relaxed) == 0
+                && self.log.health() == StoreHealth::Sound
+                && self.log.admit(message).is_ok()
     }
 
-    /// Whether a message that matched these filters is wanted and cannot be taken.
-    fn refuses(&self, message: &Message<'_>, numbers: &[u32]) -> bool {
-        let concerned = {
+    /// Tells whether a message that matched these filters can be taken, if it is wanted.
+    fn admit(&self, message: &Message<'_>, numbers: &[u32]) -> Result<(), NoRoom> {
+        let full = {
             let table = self.table.read();
             let mut wanting = table.wanting(message, numbers).peekable();
             if wanting.peek().is_none() {
-                return false;
+                return Ok(());
             }
             wanting.any(|kept| kept.full.load(Relaxed))
         };
+        if full {
+            return Err(NoRoom::Full);
+        }
         // Asked last: while the disk fails only a few messages are let through to try it.
-        concerned || !self.log.accepts()
+        self.log.admit(message)
     }
 
     /// Appends the message for all groups that want it.
@@ -328,22 +337,27 @@ impl Target for LogTarget {
 }
 
 impl Inner {
-    /// Whether a consumer group wants the message and cannot have it: then nobody gets it.
+    /// Refuses a message that a consumer group wants and cannot have: then nobody gets it.
     #[inline]
-    pub(crate) fn log_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
+    pub(crate) fn admit_to_log(&self, message: &Message<'_>, turn: &mut Turn) -> Result<(), NoRoom> {
         match &self.log {
-            Some(log) if !log.is_calm() => self.log_refuses_now(log, message, turn),
-            _ => false,
+            Some(log) if !log.is_calm(message) => self.admit_to_busy_log(log, message, turn),
+            _ => Ok(()),
         }
     }
 
     #[cold]
-    fn log_refuses_now(&self, log: &LogTarget, message: &Message<'_>, turn: &mut Turn) -> bool {
+    fn admit_to_busy_log(
+        &self,
+        log: &LogTarget,
+        message: &Message<'_>,
+        turn: &mut Turn,
+    ) -> Result<(), NoRoom> {
         let Turn { matches, effort, .. } = turn;
         let list = matches.find(&self.index, &self.slots, message.topic, effort);
         let matched = list.targets.iter().find(|matched| matched.slot == log.slot);
         let merged = matched.and_then(|matched| matched.for_sender(message.origin.slot));
-        merged.is_some_and(|merged| log.refuses(message, list.ids(&merged)))
+        merged.map_or(Ok(()), |merged| log.admit(message, list.ids(&merged)))
     }
 }
 
@@ -370,11 +384,13 @@ impl Broker {
             let mut table = target.table.write();
             let former = table.groups.get(&group);
             let full = former.is_some_and(|former| former.full.load(Relaxed));
+            let skipped = former.is_some_and(|former| former.skipped.load(Relaxed));
             if former.is_none() && target.groups.fetch_add(1, Relaxed) == 0 {
                 self.inner.account.force(MemoryKind::Log, target.memory);
             }
             let alone = Arc::new([group]);
-            let kept = Arc::new(KnownGroup { id: group, filter, alone, full: AtomicBool::new(full) });
+            let (full, skipped) = (AtomicBool::new(full), AtomicBool::new(skipped));
+            let kept = Arc::new(KnownGroup { id: group, filter, alone, full, skipped });
             table.groups.insert(group, Arc::clone(&kept));
             table.forget_former();
             for wants in table.filters.values_mut().flatten().filter(|wants| wants.kept.id == group) {
@@ -435,6 +451,18 @@ impl Broker {
             target.full.fetch_add(1, Relaxed);
         } else if was_full && !full {
             target.full.fetch_sub(1, Relaxed);
+        }
+    }
+
+    /// Whether the group gets nothing for now: what it wants is not appended for it, and nothing is refused for that.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn set_skipped(&self, group: GroupId, skipped: bool) {
+        let target = self.log_target();
+        let _one_at_a_time = target.registered.lock();
+        if let Some(kept) = target.table.read().groups.get(&group) {
+            kept.skipped.store(skipped, Relaxed);
         }
     }
 

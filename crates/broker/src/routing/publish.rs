@@ -1,8 +1,8 @@
 //! Routing of one message: retained store, latest value, history, subscribers.
 
 use gateway_core::{
-    DropReason, Effort, Message, Offer, OriginKind, Outcome, QoS, QueueId, QueueOp, Timestamp, Unit, Yielded,
-    metrics::count,
+    DropReason, Effort, Message, NoRoom, Offer, OriginKind, Outcome, QoS, QueueId, QueueOp, Timestamp, Unit,
+    Yielded, metrics::count,
 };
 use store::StoreHealth;
 
@@ -64,7 +64,8 @@ impl Broker {
     ) -> Result<bool, Shortage> {
         if message.qos != QoS::AtMostOnce
             && let Some(refusal) = self.refusal(message, |broker| {
-                broker.store_refuses(message, turn) || broker.inner.log_refuses(message, turn)
+                broker.admit_to_store(message, turn)?;
+                broker.inner.admit_to_log(message, turn)
             })
         {
             return Err(refusal);
@@ -116,12 +117,12 @@ impl Broker {
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
-        let store_refuses = |broker: &Self| {
+        let admit = |broker: &Self| {
             let durable = broker.inner.durable.as_ref().filter(|_| session.is_durable());
-            durable.is_some_and(|durable| !durable.queues().accepts())
+            durable.map_or(Ok(()), |durable| durable.queues().admit(message))
         };
         if message.qos != QoS::AtMostOnce
-            && let Some(refusal) = self.refusal(message, store_refuses)
+            && let Some(refusal) = self.refusal(message, admit)
         {
             return DirectOutcome::Refused(refusal);
         }
@@ -213,25 +214,30 @@ impl Broker {
     }
 
     /// Why a QoS 1 or 2 message must be refused before anybody gets it, if it must; counted.
-    fn refusal(&self, message: &Message<'_>, store_refuses: impl FnOnce(&Self) -> bool) -> Option<Shortage> {
+    fn refusal(
+        &self,
+        message: &Message<'_>,
+        admit: impl FnOnce(&Self) -> Result<(), NoRoom>,
+    ) -> Option<Shortage> {
         if !self.inner.account.has_room(message.payload.len() + message.topic.len()) {
             count(|c| c.refused_memory.add(1));
             return Some(Shortage::Memory);
         }
-        if store_refuses(self) {
-            count(|c| c.refused_store.add(1));
-            return Some(Shortage::Store);
-        }
-        None
+        let Err(reason) = admit(self) else { return None };
+        count(|c| match reason {
+            NoRoom::Full | NoRoom::QosZero => c.refused_store.add(1),
+            NoRoom::Share => c.refused_share.add(1),
+        });
+        Some(Shortage::Store)
     }
 
-    /// Whether the message matches a session that keeps it on disk while the store accepts nothing: then nobody gets
+    /// Refuses a message that matches a session which keeps it on disk while the store does not take it: then nobody gets
     /// it.
-    fn store_refuses(&self, message: &Message<'_>, turn: &mut Turn) -> bool {
-        let Some(durable) = &self.inner.durable else { return false };
+    fn admit_to_store(&self, message: &Message<'_>, turn: &mut Turn) -> Result<(), NoRoom> {
+        let Some(durable) = &self.inner.durable else { return Ok(()) };
         let queues = durable.queues();
-        if queues.health() == StoreHealth::Sound && queues.accepts() {
-            return false;
+        if queues.health() == StoreHealth::Sound && queues.admit(message).is_ok() {
+            return Ok(());
         }
         let Turn { matches, effort, .. } = turn;
         let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
@@ -239,6 +245,6 @@ impl Broker {
             || list.groups.iter().any(|group| group.is_durable());
         // Asked last: while the disk fails only a few messages are let through to try it, and those must really be
         // written.
-        concerned && !queues.accepts()
+        if concerned { queues.admit(message) } else { Ok(()) }
     }
 }

@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Commit, Journal, QueueEntry, QueueId, QueueOp, StoredEntry};
+use gateway_core::{Commit, Journal, NoRoom, QueueEntry, QueueId, QueueOp, StoredEntry};
 use parking_lot::Mutex;
 use store::{
     BoxFuture, Loaded, LoadedRetained, Restore, RetainedStore, SessionOp, SessionStore, StoreError,
@@ -189,6 +189,9 @@ impl QueueStore for Disk {
     }
     fn accepts(&self) -> bool {
         !self.0.lock().failing
+    }
+    fn admit(&self, _: &Message<'_>) -> Result<(), NoRoom> {
+        if self.accepts() { Ok(()) } else { Err(NoRoom::Full) }
     }
     fn health(&self) -> StoreHealth {
         if self.0.lock().failing { StoreHealth::Failing } else { StoreHealth::Sound }

@@ -2,7 +2,7 @@
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
-use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
+use gateway_core::{GroupId, LogRecord, NoRoom, Partition, Timestamp};
 use store::{
     BoxFuture, LogFull, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit, Reading, StoreError,
     StoreHealth,
@@ -61,9 +61,9 @@ impl PartitionedLog for TestLog {
         self.parts.lock().extend(commit);
         Ok(())
     }
-    fn accepts(&self) -> bool {
+    fn admit(&self, _: &Message<'_>) -> Result<(), NoRoom> {
         self.asked.fetch_add(1, SeqCst);
-        !self.full.load(SeqCst)
+        if self.full.load(SeqCst) { Err(NoRoom::Full) } else { Ok(()) }
     }
     fn submitted(&self) -> u64 {
         self.next.load(SeqCst)
@@ -275,6 +275,26 @@ fn a_full_group_that_refuses_refuses_only_what_it_wants() {
     bench.broker.set_full(GroupId(1), true);
     bench.broker.keep_no_more_for(GroupId(1));
     assert_eq!(bench.offer(&device, "b", "taken", QoS::AtLeastOnce).0.refused, None);
+}
+
+/// Before, a group that drops the oldest refused everybody's messages once the log was far over its bound.
+#[test]
+fn a_group_that_is_skipped_gets_nothing_and_refuses_nothing() {
+    let (mut bench, log) = bench(false);
+    let device = bench.device("d");
+    bench.keep_for(1, filter(&["#"]));
+    bench.keep_for(2, filter(&["b"]));
+    bench.broker.set_skipped(GroupId(1), true);
+    assert_eq!(bench.offer(&device, "a", "for nobody", QoS::AtLeastOnce).0.refused, None);
+    bench.keep_for(1, filter(&["b", "a"]));
+    assert_eq!(bench.offer(&device, "b", "for the other", QoS::AtLeastOnce).0.refused, None);
+    bench.broker.set_skipped(GroupId(1), false);
+    bench.offer(&device, "b", "for both", QoS::AtLeastOnce);
+    assert_eq!(
+        log.taken(),
+        [("for the other", vec![2]), ("for both", vec![1, 2])]
+            .map(|(payload, groups)| (payload.to_owned(), groups))
+    );
 }
 
 #[test]

@@ -270,7 +270,7 @@ counters! {
     "gateway_groups_dropped_total": "Messages that consumer groups do not get" {
         /// the log took nothing
         groups_dropped_log(reason = "log");
-        /// QoS 0 for a group that refuses when it is full
+        /// QoS 0 for a group that refuses when it is full; all for one that drops, while the log is an eighth over its bound
         groups_dropped_full(reason = "group_full");
         /// dead letters that newer ones have pushed out
         groups_dropped_letters(reason = "dead_letters");
@@ -327,6 +327,8 @@ counters! {
         refused_memory(reason = "memory");
         /// the disk takes no more and a persistent session, or a group that refuses, would have got them
         refused_store(reason = "store");
+        /// much waits for the disk, and more of it is the publisher's own than its share
+        refused_share(reason = "share");
         /// the device may not publish there in non-broker mode, or topic or payload are not acceptable
         refused_not_accepted(reason = "not_accepted");
         /// the rules
@@ -402,6 +404,8 @@ counters! {
         latest_dropped_topics(reason = "device_topics");
         /// `latest.max_bytes`
         latest_dropped_bytes(reason = "bytes");
+        /// much of `latest.max_bytes` is taken, and more of it is the device's own than its share
+        latest_dropped_share(reason = "share");
         /// a database takes no value above 4 MiB
         latest_dropped_too_large(reason = "too_large");
         /// a client id or topic over 65,535 bytes
@@ -449,6 +453,8 @@ counters! {
         history_dropped_messages(reason = "messages");
         /// A sixteenth of `limits.memory_budget`, at most 64 MiB, waits, which keeps out the newest
         history_dropped_bytes(reason = "bytes");
+        /// much waits, and the message is QoS 0 or more of it is the device's own than its share
+        history_dropped_share(reason = "share");
         /// above 4 MiB, or client id and topic of more than 60,000 bytes together
         history_dropped_too_large(reason = "too_large");
         /// the database never takes it
@@ -540,6 +546,10 @@ counters! {
     "gateway_log_refused_total": "What the log of consumer groups did not take" {
         /// too much waits for the disk
         log_refused_waiting(reason = "waiting");
+        /// much waits for the disk, and more of it is the sender's own than its share
+        log_refused_share(reason = "share");
+        /// QoS 0 while much waits for the disk: it goes first
+        log_refused_qos0(reason = "qos0");
         /// it took nothing
         log_refused_disk(reason = "disk");
         /// more than 4,096 reads wait
@@ -574,6 +584,10 @@ counters! {
         shadow_refused_memory(reason = "memory");
         /// 10 s behind others, in front of a store that does not answer (503)
         shadow_refused_waited(reason = "waited");
+        /// `shadow.max_total_bytes`, answered with 507
+        shadow_refused_full(reason = "full");
+        /// little of `shadow.max_total_bytes` is free, and the device holds more than its share (507)
+        shadow_refused_share(reason = "share");
         /// below the device's shadow topics, and none of them
         shadow_requests_unknown(reason = "topic");
     }

@@ -82,6 +82,8 @@ figures! {
     Gauge STORE_WAITING_BYTES: "gateway_store_waiting_bytes" [] "Bytes of messages not yet on disk";
     Gauge STORE_QUEUED: "gateway_store_queued" [] "Messages queued on disk";
     Gauge STORE_SESSIONS: "gateway_store_sessions" [] "Sessions on disk";
+    /// Against `shadow.max_total_bytes`; not where they are in a database.
+    Gauge SHADOW_STORED_BYTES: "gateway_shadow_stored_bytes" [] "Bytes of device shadows in the data directory";
     /// Against `groups.max_bytes`.
     Gauge LOG_BYTES: "gateway_log_bytes" [] "Bytes of the log of consumer groups on the disk";
     Gauge LOG_WAITING_BYTES: "gateway_log_waiting_bytes" [] "Bytes for that log not yet on disk";

@@ -9,7 +9,7 @@ use std::{
     },
 };
 
-use gateway_core::Commit;
+use gateway_core::{Commit, Feeder, SharedMessage, Shares};
 use heed::RwTxn;
 
 use super::committer::{EnvironmentWriter, Inbox};
@@ -59,9 +59,27 @@ pub(super) struct Tally {
     /// Bytes of values that the writer has taken.
     in_hand: Arc<AtomicUsize>,
     limit: usize,
+    /// Bytes that came since the writer took the last, by sender; where senders share the room.
+    shares: Shares,
 }
 
 impl Tally {
+    /// Whether there is room for the message of this sender under a new key.
+    pub(super) fn admits(&self, message: &SharedMessage) -> bool {
+        let others = (self.bytes + self.in_hand.load(Relaxed)).saturating_sub(self.shares.total());
+        self.shares.admit_beside(others, message.qos, message.cost(), || Feeder::from(message)).is_ok()
+    }
+
+    /// Notes that values that took `before` bytes take `now`, by a change of this sender.
+    pub(super) fn resize(&mut self, feeder: Feeder, before: usize, now: usize) {
+        self.bytes = self.bytes + now - before;
+        match now.checked_sub(before) {
+            Some(more) => self.shares.take(feeder, more),
+            // The larger value may have been another sender's.
+            None => self.shares.give_back(feeder, (before - now).min(self.shares.held(feeder))),
+        }
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.bytes + self.in_hand.load(Relaxed) > self.limit
     }
@@ -78,8 +96,14 @@ impl<C: Changes> Waiting<C> {
     /// writer's together.
     pub(super) fn three(limit: usize) -> (Self, [Self; 2]) {
         let in_hand = Arc::default();
-        let tally =
-            || Tally { commits: Vec::new(), bytes: 0, operations: 0, in_hand: Arc::clone(&in_hand), limit };
+        let tally = || Tally {
+            commits: Vec::new(),
+            bytes: 0,
+            operations: 0,
+            in_hand: Arc::clone(&in_hand),
+            limit,
+            shares: Shares::new(limit),
+        };
         let new = || Self { changes: C::default(), tally: tally() };
         (new(), [new(), new()])
     }
@@ -123,6 +147,7 @@ impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
         self.batch.changes.merge(mem::take(&mut inbox.changes));
         self.batch.tally.commits.append(&mut inbox.tally.commits);
         (inbox.tally.bytes, inbox.tally.operations) = (0, 0);
+        inbox.tally.shares.clear();
         self.note_bytes();
     }
 

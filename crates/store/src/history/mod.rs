@@ -1,7 +1,8 @@
 //! Every message of the topics that a rule names, with write-behind: queued in memory by the shards, written to the
 //! store in batches.
 //!
-//! The queue is bounded in messages and bytes, those under way included. When it is full, a new message is not kept
+//! The queue is bounded in messages and bytes, those under way included, and devices share it: while it is short of room,
+//! QoS 0 goes first, and no device holds more than its share ([`Shares`]). A message without room is not kept
 //! (and counted): that costs a publisher nothing, leaves one hole from the moment the queue was full until the store is
 //! back, and the newest value of every topic is among the latest values anyway. A process that is killed loses what the
 //! queue holds. Writes are idempotent, so a batch that failed or hung is written again as it is, until the store takes
@@ -24,7 +25,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::{Message, OriginKind, Timestamp, clock, matches, metrics::count};
+use gateway_core::{Feeder, Message, NoRoom, OriginKind, Shares, Timestamp, clock, matches, metrics::count};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
@@ -176,6 +177,8 @@ pub struct History {
     /// Messages and bytes of `queue` and `batch`.
     messages: AtomicUsize,
     bytes: AtomicUsize,
+    /// The same by device. A message counts for its bytes, and at least for its part of the room in messages.
+    shares: Shares,
     queue: Mutex<VecDeque<HistoryEntry>>,
     /// What is being written, or failed and is written next.
     batch: AsyncMutex<Arc<[HistoryEntry]>>,
@@ -188,6 +191,7 @@ impl History {
         Arc::new(Self {
             store,
             clock: VersionClock::new(options.version_start, options.version_offset),
+            shares: Shares::new(options.max_bytes),
             options,
             messages: AtomicUsize::new(0),
             bytes: AtomicUsize::new(0),
@@ -213,6 +217,12 @@ impl History {
             return;
         }
         let size = OVERHEAD + message.topic.len() + message.payload.len() + properties;
+        let feeder = Feeder::from(message);
+        let weight = self.weight(size);
+        if let Err(NoRoom::Share | NoRoom::QosZero) = self.shares.admit(message.qos, weight, || feeder) {
+            count(|c| c.history_dropped_share.add(1));
+            return;
+        }
         // Counted before the check, so that many shards together stay within the bounds.
         let messages = self.messages.fetch_add(1, Relaxed);
         let bytes = self.bytes.fetch_add(size, Relaxed);
@@ -238,6 +248,7 @@ impl History {
             server: None,
         };
         let ttl = u32::try_from(rule.ttl.as_secs()).unwrap_or(u32::MAX);
+        self.shares.take(feeder, weight);
         self.queue.lock().push_back(HistoryEntry { value, ttl });
         count(|c| c.history_recorded.add(1));
     }
@@ -372,11 +383,18 @@ impl History {
             if unwritten.binary_search(&number).is_ok() {
                 self.queue.lock().push_back(entry.clone());
             } else {
+                let feeder = Feeder::of(OriginKind::Device, Some(&entry.value.device));
+                self.shares.give_back(feeder, self.weight(entry.size()));
                 (messages, bytes) = (messages + 1, bytes + entry.size());
             }
         }
         self.release(messages, bytes);
         count(|c| c.history_written.add(messages as u64));
+    }
+
+    /// Bytes that a message of this size counts for in its device's share.
+    fn weight(&self, size: usize) -> usize {
+        size.max(self.options.max_bytes / self.options.max_messages.max(1))
     }
 
     fn release(&self, messages: usize, bytes: usize) {

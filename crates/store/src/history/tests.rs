@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use gateway_core::{ClientId, Origin};
+use gateway_core::{ClientId, Origin, QoS};
 
 use super::{
     memory::MemoryHistory,
@@ -84,20 +84,45 @@ fn the_first_rule_that_matches_says_how_long() {
 
 #[tokio::test]
 async fn a_full_queue_refuses_the_newest_until_the_store_is_back() {
-    let (store, history) = setup(HistoryOptions { max_messages: 3, ..options() });
+    let (store, history) = setup(HistoryOptions { max_messages: 6, ..options() });
     store.away.store(true, SeqCst);
     for n in 0..5_u8 {
         record(&history, "kept/a", &[n]);
         let _ = history.flush().await.unwrap_err();
     }
-    assert_eq!(history.gauges().pending, 3, "those under way are counted");
+    assert_eq!(history.gauges().pending, 4, "those under way are counted");
     assert!(!history.gauges().healthy);
     store.away.store(false, SeqCst);
     history.flush().await.unwrap();
     record(&history, "kept/a", &[9]);
     history.flush().await.unwrap();
-    assert_eq!(payloads(&history, "kept/a").await, [[0], [1], [2], [9]]);
+    assert_eq!(payloads(&history, "kept/a").await, [[0], [1], [2], [3], [9]]);
     assert_eq!(history.gauges(), HistoryGauges { pending: 0, pending_bytes: 0, healthy: true });
+}
+
+#[tokio::test]
+async fn a_device_that_floods_does_not_take_the_room_of_another() {
+    let (_, history) = setup(HistoryOptions { max_messages: 1_000, ..options() });
+    for _ in 0..2_000 {
+        for flooder in ["f1", "f2", "f3", "f4"] {
+            record_from(&history, flooder, QoS::AtMostOnce);
+        }
+    }
+    let before = history.gauges().pending;
+    for _ in 0..50 {
+        record_from(&history, "bystander", QoS::AtLeastOnce);
+    }
+    assert_eq!(history.gauges().pending, before + 50);
+    history.flush().await.unwrap();
+    assert_eq!((history.gauges().pending, history.shares.total()), (0, 0), "all room is given back");
+}
+
+fn record_from(history: &History, device: &str, qos: QoS) {
+    let id = ClientId::new(device);
+    let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };
+    let mut message = Message::new("kept/a", b"x", NOW, origin);
+    message.qos = qos;
+    history.record(&message);
 }
 
 #[tokio::test]

@@ -171,6 +171,7 @@ impl Latest {
             Err(NotRecorded::Excluded) => {}
             Err(NotRecorded::DeviceTopics) => count(|c| c.latest_dropped_topics.add(1)),
             Err(NotRecorded::Bytes) => count(|c| c.latest_dropped_bytes.add(1)),
+            Err(NotRecorded::Share) => count(|c| c.latest_dropped_share.add(1)),
         }
     }
 

@@ -37,13 +37,16 @@ use std::{
     path::PathBuf,
     sync::{
         Arc, OnceLock,
-        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::*},
+        atomic::{AtomicBool, AtomicU64, Ordering::*},
     },
     thread::JoinHandle,
     time::{Duration, Instant},
 };
 
-use gateway_core::{Commit, GroupId, PARTITIONS, Partition, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{
+    Commit, Feeder, GroupId, Message, NoRoom, PARTITIONS, Partition, SharedMessage, Shares, Timestamp,
+    metrics::count,
+};
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, RwLock};
 
@@ -84,7 +87,7 @@ pub type LogHook = Arc<dyn Fn(LogStep) -> io::Result<()> + Send + Sync>;
 pub struct LogOptions {
     /// A segment that has so many bytes is followed by another.
     pub segment_bytes: u64,
-    /// Bytes of messages that may wait for the disk; beyond it nothing is taken.
+    /// Bytes of messages that may wait for the disk, which those that send them share; beyond it nothing is taken.
     pub max_waiting_bytes: usize,
     /// Bytes of the last messages that are kept in memory for who keeps up.
     pub cache_bytes: usize,
@@ -143,8 +146,8 @@ struct LogShared {
     id: u64,
     inbox: Mutex<LogInbox>,
     wake: Condvar,
-    /// Bytes that the writer has taken and not yet written.
-    in_hand: AtomicUsize,
+    /// Bytes that are submitted and not yet written, by sender.
+    shares: Shares,
     /// Messages that were written or refused.
     ended: AtomicU64,
     failing: AtomicBool,
@@ -179,7 +182,6 @@ struct LogInbox {
     submitted: VecDeque<SubmittedRecord>,
     /// How many there were since the log was opened, those that were taken included.
     count: u64,
-    bytes: usize,
     /// Somebody waits for one of them.
     urgent: bool,
     /// Since when there are some.
@@ -192,6 +194,7 @@ struct SubmittedRecord {
     groups: Arc<[GroupId]>,
     message: Arc<SharedMessage>,
     commit: Option<Arc<Commit>>,
+    feeder: Feeder,
 }
 
 impl SubmittedRecord {
@@ -214,7 +217,7 @@ impl EmbeddedLog {
             id: opened.id,
             inbox: Mutex::default(),
             wake: Condvar::new(),
-            in_hand: AtomicUsize::new(0),
+            shares: Shares::new(options.max_waiting_bytes),
             ended: AtomicU64::new(0),
             failing: AtomicBool::new(false),
             started: now(),
@@ -244,7 +247,7 @@ impl EmbeddedLog {
         let shared = &self.shared;
         let segments = shared.segments.read();
         LogMemory {
-            waiting: shared.waiting(&shared.inbox.lock()),
+            waiting: shared.shares.total(),
             cached: shared.tails.bytes(),
             index: segments.iter().map(|segment| segment.memory()).sum(),
         }
@@ -252,10 +255,6 @@ impl EmbeddedLog {
 }
 
 impl LogShared {
-    fn waiting(&self, inbox: &LogInbox) -> usize {
-        inbox.bytes + self.in_hand.load(Relaxed)
-    }
-
     /// Whether something new should be submitted: the disk takes it, or it is time to try again.
     fn admits(&self) -> bool {
         if !self.failing.load(Relaxed) {
@@ -283,12 +282,22 @@ impl PartitionedLog for EmbeddedLog {
     ) -> Result<(), LogFull> {
         let shared = &*self.shared;
         let cost = message.cost() + OVERHEAD;
+        let feeder = Feeder::from(&**message);
+        if let Err(reason) = shared.shares.admit(message.qos, cost, || feeder) {
+            count(|c| match reason {
+                NoRoom::Full => c.log_refused_waiting.add(1),
+                NoRoom::Share => c.log_refused_share.add(1),
+                NoRoom::QosZero => c.log_refused_qos0.add(1),
+            });
+            return Err(LogFull);
+        }
         let mut inbox = shared.inbox.lock();
-        if shared.waiting(&inbox) > shared.options.max_waiting_bytes || inbox.closing {
+        if inbox.closing {
             drop(inbox);
             count(|c| c.log_refused_waiting.add(1));
             return Err(LogFull);
         }
+        shared.shares.take(feeder, cost);
         let first = inbox.since.is_none();
         if first {
             inbox.since = Some(now());
@@ -296,13 +305,13 @@ impl PartitionedLog for EmbeddedLog {
         let urgent = commit.is_some();
         let wake = first || (urgent && !inbox.urgent);
         inbox.urgent |= urgent;
-        inbox.bytes += cost;
         inbox.count += 1;
         inbox.submitted.push_back(SubmittedRecord {
             partition,
             groups: Arc::clone(groups),
             message: message.without_receipt(),
             commit,
+            feeder,
         });
         drop(inbox);
         if wake {
@@ -311,12 +320,13 @@ impl PartitionedLog for EmbeddedLog {
         Ok(())
     }
 
-    fn accepts(&self) -> bool {
-        let room = {
-            let inbox = self.shared.inbox.lock();
-            self.shared.waiting(&inbox) <= self.shared.options.max_waiting_bytes && !inbox.closing
-        };
-        room && self.shared.admits()
+    fn admit(&self, message: &Message<'_>) -> Result<(), NoRoom> {
+        let shared = &*self.shared;
+        shared.shares.admit_message(message)?;
+        match !shared.inbox.lock().closing && shared.admits() {
+            true => Ok(()),
+            false => Err(NoRoom::Full),
+        }
     }
 
     fn submitted(&self) -> u64 {
@@ -358,6 +368,10 @@ impl PartitionedLog for EmbeddedLog {
         if needed.is_some_and(|needed| old < needed && needed <= before) {
             self.readers.remove_segments();
         }
+    }
+
+    fn trimmable(&self) -> u64 {
+        self.shared.segments.read().back().map_or(0, |segment| segment.header.base)
     }
 
     fn forget(&self, group: GroupId) {

@@ -98,7 +98,9 @@ impl LogWriter {
                 }
                 self.commit(&chunk);
                 self.shared.ended.fetch_add(chunk.len() as u64, Release);
-                self.shared.in_hand.fetch_sub(bytes, Relaxed);
+                for written in &chunk {
+                    self.shared.shares.give_back(written.feeder, written.cost());
+                }
                 self.tell(&mut chunk);
             }
             if taken.capacity() > 1 << 16 {
@@ -124,8 +126,6 @@ impl LogWriter {
             }
         }
         std::mem::swap(&mut inbox.submitted, taken);
-        self.shared.in_hand.store(inbox.bytes, Relaxed);
-        inbox.bytes = 0;
         inbox.urgent = false;
         inbox.since = None;
         inbox.closing

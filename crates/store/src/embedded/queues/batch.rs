@@ -1,10 +1,6 @@
 //! What one transaction will hold: a stretch of the submitted operations, merged per entry.
 
-use std::{
-    collections::VecDeque,
-    ops::Range,
-    sync::{Arc, atomic::Ordering::Relaxed},
-};
+use std::{collections::VecDeque, ops::Range, sync::Arc};
 
 use gateway_core::{QueueId, QueueOp, SharedMessage, metrics::count};
 use hashbrown::{HashMap, HashSet};
@@ -113,7 +109,7 @@ impl QueueBatch {
                 QueueJob::Op(QueueOp::Append(entry)) => {
                     let Some(message) = entry.take() else {
                         settled += 1;
-                        gauges.waiting_bytes.fetch_sub(entry.cost() as usize, Relaxed);
+                        gauges.release(entry);
                         continue;
                     };
                     let (queue, seq) = (entry.queue, entry.seq);

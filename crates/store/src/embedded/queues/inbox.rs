@@ -1,11 +1,8 @@
 //! What was submitted to the queues and not yet taken by their writer.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
-};
+use std::sync::{Arc, atomic::AtomicU64};
 
-use gateway_core::{Commit, QueueId, QueueOp, metrics::count};
+use gateway_core::{Commit, QueueEntry, QueueId, QueueOp, Shares, metrics::count};
 
 use super::load::PageRequest;
 use crate::embedded::committer;
@@ -83,19 +80,27 @@ impl QueueJob {
             _ => 0,
         }
     }
-
-    fn is_settled(&self) -> bool {
-        matches!(self, Self::Op(QueueOp::Append(entry)) if entry.is_settled())
-    }
 }
 
 /// Figures that any thread may read.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(super) struct Gauges {
-    /// Bytes of messages in entries that are submitted and neither written, refused nor known to be settled.
-    pub(super) waiting_bytes: AtomicUsize,
+    /// Bytes of messages in entries that are submitted and neither written, refused nor known to be settled, by sender.
+    pub(super) shares: Shares,
     /// Entries in the table.
     pub(super) depth: AtomicU64,
+}
+
+impl Gauges {
+    /// Of an empty store; `max_bytes` is when it takes no more messages.
+    pub(super) fn new(max_bytes: usize) -> Self {
+        Self { shares: Shares::new(max_bytes), depth: AtomicU64::new(0) }
+    }
+
+    /// The entry waits no more.
+    pub(super) fn release(&self, entry: &QueueEntry) {
+        self.shares.give_back(entry.feeder(), entry.cost() as usize);
+    }
 }
 
 /// Operations in the order of their submission. Settled entries are thrown out whenever the list, or what it holds in
@@ -127,16 +132,21 @@ impl QueueInbox {
     }
 
     fn compact(&mut self) {
-        let (jobs, bytes) = (self.jobs.len(), self.bytes);
+        let jobs = self.jobs.len();
         let mut kept = 0;
+        let gauges = &self.gauges;
         self.jobs.retain(|job| {
-            let keep = !job.is_settled();
-            kept += if keep { job.bytes() } else { 0 };
-            keep
+            if let QueueJob::Op(QueueOp::Append(entry)) = job
+                && entry.is_settled()
+            {
+                gauges.release(entry);
+                return false;
+            }
+            kept += job.bytes();
+            true
         });
         let settled = (jobs - self.jobs.len()) as u64;
         count(|c| c.store_entries_settled.add(settled));
-        self.gauges.waiting_bytes.fetch_sub(bytes - kept, Relaxed);
         self.bytes = kept;
         self.compact_at = ((2 * self.jobs.len()).max(COMPACT_FROM), kept + kept.max(self.step));
     }
@@ -147,9 +157,9 @@ impl committer::Inbox for QueueInbox {
 
     fn push(&mut self, job: QueueJob) {
         let bytes = job.bytes();
-        if bytes > 0 {
+        if let QueueJob::Op(QueueOp::Append(entry)) = &job {
             self.bytes += bytes;
-            self.gauges.waiting_bytes.fetch_add(bytes, Relaxed);
+            self.gauges.shares.take(entry.feeder(), bytes);
         }
         self.jobs.push(job);
         if self.jobs.len() >= self.compact_at.0 || self.bytes >= self.compact_at.1 {

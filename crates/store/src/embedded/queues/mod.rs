@@ -27,7 +27,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::{Journal, QueueId, QueueOp, Timestamp, clock};
+use gateway_core::{Journal, Message, NoRoom, QueueId, QueueOp, Timestamp, clock};
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
@@ -53,7 +53,8 @@ pub struct QueueOptions {
     pub map_size: usize,
     /// The map does not grow beyond this; a commit that needs more fails.
     pub max_map_size: usize,
-    /// Bytes of messages that may wait to be written; above it [`QueueStore::accepts`] is false.
+    /// Bytes of messages that may wait to be written, which those that send them share; above it [`QueueStore::accepts`] is
+    /// false.
     pub max_waiting_bytes: usize,
     /// How long a change may wait that nobody waits for.
     pub lazy_interval: Duration,
@@ -121,7 +122,7 @@ impl EmbeddedQueues {
         };
         let environment = Arc::new(Environment::open(directory, settings)?);
         let tables = QueueTables::open(&environment)?;
-        let gauges = Arc::new(Gauges::default());
+        let gauges = Arc::new(Gauges::new(options.max_waiting_bytes));
         let first_due = environment.reading(|txn| {
             gauges.depth.store(tables.entries.len(txn)?, Relaxed);
             sweep::first_due(&tables, txn)
@@ -192,10 +193,7 @@ impl EmbeddedQueues {
 
     /// Figures.
     pub fn gauges(&self) -> QueueGauges {
-        QueueGauges {
-            waiting_bytes: self.gauges.waiting_bytes.load(Relaxed),
-            depth: self.gauges.depth.load(Relaxed),
-        }
+        QueueGauges { waiting_bytes: self.gauges.shares.total(), depth: self.gauges.depth.load(Relaxed) }
     }
 
     fn push(&self, job: QueueJob) {
@@ -250,8 +248,16 @@ impl QueueStore for EmbeddedQueues {
     }
 
     fn accepts(&self) -> bool {
-        self.gauges.waiting_bytes.load(Relaxed) <= self.max_waiting_bytes
+        self.gauges.shares.total() <= self.max_waiting_bytes
             && self.committer.as_ref().is_some_and(Committer::admits)
+    }
+
+    fn admit(&self, message: &Message<'_>) -> Result<(), NoRoom> {
+        self.gauges.shares.admit_message(message)?;
+        match self.committer.as_ref().is_some_and(Committer::admits) {
+            true => Ok(()),
+            false => Err(NoRoom::Full),
+        }
     }
 
     fn health(&self) -> StoreHealth {

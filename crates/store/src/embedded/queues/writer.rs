@@ -195,7 +195,7 @@ impl QueueWork {
 
     fn release_bytes(&self, job: &QueueJob) {
         if let QueueJob::Op(QueueOp::Append(entry)) = job {
-            self.gauges.waiting_bytes.fetch_sub(entry.cost() as usize, Relaxed);
+            self.gauges.release(entry);
         }
     }
 

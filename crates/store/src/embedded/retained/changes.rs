@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gateway_core::{Commit, SharedMessage, metrics::count};
+use gateway_core::{Commit, Feeder, SharedMessage, metrics::count};
 use heed::RwTxn;
 
 use super::tables::RetainedTables;
@@ -30,9 +30,13 @@ impl Changes for RetainedChanges {
     type Tables = RetainedTables;
 
     fn push(&mut self, op: RetainedOp, tally: &mut Tally) {
-        // A removal of a topic that waits already makes room.
-        let grows = op.message.is_some() || !self.0.contains_key(&op.topic);
-        if grows && tally.is_full() {
+        // A removal of a topic that waits already makes room, and another message of such a topic takes hardly any.
+        let has_room = match (&op.message, self.0.contains_key(&op.topic)) {
+            (Some(message), false) => tally.admits(message),
+            (None, true) => true,
+            _ => !tally.is_full(),
+        };
+        if !has_room {
             count(|c| c.store_refused_retained.add(1));
             if let Some(commit) = op.commit {
                 commit.refuse();
@@ -42,11 +46,16 @@ impl Changes for RetainedChanges {
         let topic = Arc::clone(&op.topic);
         let known = self.0.get(&topic).map_or(0, |change| bytes(&topic, change));
         let change = self.0.entry(op.topic).or_default();
+        let feeder = op.message.as_deref().map(Feeder::from);
         match (op.message, op.commit.is_some()) {
             (Some(message), true) => change.offer(message),
             (message, _) => change.keep(message),
         }
-        tally.bytes = tally.bytes + bytes(&topic, change) - known;
+        let now = bytes(&topic, change);
+        match feeder {
+            Some(feeder) => tally.resize(feeder, known, now),
+            None => tally.bytes = tally.bytes + now - known,
+        }
         tally.commits.extend(op.commit);
     }
 

@@ -227,6 +227,47 @@ fn a_stalled_disk_does_not_make_waiting_messages_grow_without_end() {
 }
 
 #[test]
+fn a_sender_that_floods_does_not_take_the_room_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let gate = Arc::new(parking_lot::RwLock::new(()));
+    let begun = Arc::new(AtomicBool::new(false));
+    let (hook, begins) = (Arc::clone(&gate), Arc::clone(&begun));
+    let options = DurableOptions {
+        hook: Some(Arc::new(move || {
+            begins.store(true, Relaxed);
+            drop(hook.read());
+            Ok(())
+        })),
+        max_waiting_bytes: 200_000,
+        ..DurableOptions::default()
+    };
+    let store = open_with(dir.path(), &options).unwrap();
+    let stalled = gate.write();
+    // Whether it is taken; refused messages are known at once.
+    let set = |device: &str, topic: String, qos| {
+        let id = ClientId::new(device);
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };
+        let mut message = Message::new(&topic, b"p", Timestamp(1), origin);
+        (message.qos, message.retain) = (qos, true);
+        let commit = Commit::new();
+        commit.add();
+        store.set(Arc::clone(message.share()), Some(Arc::clone(&commit)));
+        commit.done();
+        commit.result().is_none()
+    };
+    assert!(set("first", "first".to_owned(), QoS::AtLeastOnce));
+    while !begun.load(Relaxed) {
+        std::thread::yield_now();
+    }
+    for flooder in ["f1", "f2", "f3", "f4"] {
+        let taken = (0..4000).filter(|n| set(flooder, format!("{flooder}/{n}"), QoS::AtLeastOnce)).count();
+        assert!(taken < 4000, "{flooder}");
+    }
+    assert!((0..5).all(|n| set("bystander", format!("b/{n}"), QoS::AtLeastOnce)));
+    drop(stalled);
+}
+
+#[test]
 fn expired_and_damaged_messages_are_left_out_and_removed() {
     let dir = tempfile::tempdir().unwrap();
     let store = open(dir.path());

@@ -2,6 +2,8 @@
 
 use std::sync::mpsc;
 
+use gateway_core::{ClientId, OriginKind};
+
 use super::*;
 
 /// Whoever waits for the disk may be the last to have the store.
@@ -280,4 +282,34 @@ async fn a_disk_that_stands_still_costs_no_memory_for_what_is_acknowledged() {
     assert_eq!(store.gauges(), QueueGauges { waiting_bytes: 0, depth: 20_000 });
     commit.done();
     assert_eq!(commit.result(), Some(Ok(())));
+}
+
+#[tokio::test]
+async fn a_sender_that_floods_does_not_take_the_room_of_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let (disk, options) = Disk::new();
+    let options = QueueOptions { max_waiting_bytes: 1 << 20, ..options };
+    let store = open(dir.path(), &options);
+    disk.stop(&store);
+    let from = |device: &str| {
+        let id = ClientId::new(device);
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };
+        let mut message = Message::new("t", &[b'x'; 500], Timestamp(1), origin);
+        message.qos = QoS::AtLeastOnce;
+        Arc::clone(message.share())
+    };
+    let mut seq = 0;
+    for flooder in ["f1", "f2", "f3", "f4"] {
+        let message = from(flooder);
+        while store.admit(&message.borrow()).is_ok() {
+            let entry = QueueEntry::new(Q, seq, Arc::clone(&message), QoS::AtLeastOnce, None);
+            store.submit(QueueOp::Append(Arc::new(entry)));
+            seq += 1;
+        }
+    }
+    assert_eq!(store.admit(&from("f1").borrow()), Err(NoRoom::Share));
+    assert_eq!(store.admit(&from("bystander").borrow()), Ok(()));
+    disk.go_on();
+    written(&store).await;
+    assert_eq!(store.gauges(), QueueGauges { waiting_bytes: 0, depth: seq });
 }
