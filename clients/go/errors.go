@@ -69,6 +69,7 @@ const (
 	ScheduleNeedsStore   Reason = "SCHEDULE_NEEDS_STORE"
 	ScheduleNotFound     Reason = "SCHEDULE_NOT_FOUND"
 	ShadowsDisabled      Reason = "SHADOWS_DISABLED"
+	ShadowsFull          Reason = "SHADOWS_FULL"
 	ShadowNotFound       Reason = "SHADOW_NOT_FOUND"
 	ShadowTooLarge       Reason = "SHADOW_TOO_LARGE"
 	ShuttingDown         Reason = "SHUTTING_DOWN"

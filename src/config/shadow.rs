@@ -20,6 +20,8 @@ pub struct Shadow {
     pub max_named: usize,
     /// Requests that a device may have under way; one more is rejected.
     pub max_requests: usize,
+    /// Bytes of the disk that all shadows in the data directory may take; nothing new is kept beyond it.
+    pub max_total_bytes: ByteSize,
 }
 
 impl Default for Shadow {
@@ -31,6 +33,7 @@ impl Default for Shadow {
             max_depth: 8,
             max_named: 25,
             max_requests: 10,
+            max_total_bytes: ByteSize(4 << 30),
         }
     }
 }
@@ -48,6 +51,8 @@ const MOST_BYTES: usize = 256 << 10;
 const MOST_DEPTH: usize = 64;
 /// All names of a device are looked at when it gets another.
 const MOST_NAMED: usize = 1_000;
+/// Pages and a few documents of the largest size.
+const LEAST_TOTAL: usize = 1 << 20;
 /// Each waits in memory.
 const MOST_REQUESTS: usize = 1_000;
 
@@ -73,6 +78,10 @@ impl Config {
         if both && (own.starts_with(&commands) || commands.starts_with(&own)) {
             let fix = format!("use a prefix that neither begins {commands} nor begins with it");
             check.fail("shadow.topic_prefix", &shadow.topic_prefix, "meets commands.topic", fix);
+        }
+        if shadow.max_total_bytes.0 < LEAST_TOTAL {
+            let fix = format!("use at least {}", ByteSize(LEAST_TOTAL));
+            check.fail("shadow.max_total_bytes", shadow.max_total_bytes, "too little for any use", fix);
         }
         for (key, value, most) in [
             ("shadow.max_bytes", shadow.max_bytes.0, MOST_BYTES),

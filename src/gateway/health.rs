@@ -142,6 +142,9 @@ impl StoreWatch {
         if let Some(book) = self.book.get() {
             all.push(figures::COMMANDS_ACTIVE.is(book.active() as f64));
         }
+        if let Some(stored) = self.shadows.as_ref().and_then(shadows::OpenedShadows::stored_bytes) {
+            all.push(figures::SHADOW_STORED_BYTES.is(stored as f64));
+        }
         let Some(durable) = &self.durable else { return all };
         let queues = durable.queues.gauges();
         all.push(figures::STORE_WAITING_BYTES.is(queues.waiting_bytes as f64));

@@ -29,7 +29,8 @@ pub(super) fn open(
     }
     // What waits is on the memory account before it comes here.
     let options = DurableOptions { map_size: 64 << 20, ..DurableOptions::default() };
-    let on_disk = Arc::new(EmbeddedShadows::open(directory, &options)?);
+    let on_disk =
+        Arc::new(EmbeddedShadows::open(directory, &options, config.shadow.max_total_bytes.0 as u64)?);
     let store: Arc<dyn ShadowStore> = Arc::clone(&on_disk) as _;
     Ok(OpenedShadows { shadows: Shadows::new(store, options_of(config)), on_disk: Some(on_disk) })
 }
@@ -62,6 +63,11 @@ impl OpenedShadows {
     /// The health of the store on this disk, by name.
     pub(super) fn health(&self) -> Option<(&'static str, StoreHealth)> {
         self.on_disk.as_ref().map(|store| ("shadows", store.health()))
+    }
+
+    /// Bytes of the disk that they take; `None` in a database.
+    pub(super) fn stored_bytes(&self) -> Option<u64> {
+        self.on_disk.as_ref().map(|store| store.stored_bytes())
     }
 
     /// Nothing more is written.

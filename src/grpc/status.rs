@@ -153,6 +153,8 @@ pub(super) enum Error {
     ShadowTooLarge,
     #[error("the device has as many named shadows as shadow.max_named allows")]
     TooManyShadows,
+    #[error("all shadows together take as much of the disk as shadow.max_total_bytes allows")]
+    ShadowsFull,
     #[error("internal error")]
     Internal,
 }
@@ -226,6 +228,7 @@ impl Error {
             | Self::TooManyBans
             | Self::TooManyGroups
             | Self::TooManyShadows
+            | Self::ShadowsFull
             | Self::ShadowTooLarge
             | Self::TooManyMembers
             | Self::SlowConsumer
@@ -317,6 +320,7 @@ impl Error {
             Self::VersionConflict { .. } => "VERSION_CONFLICT",
             Self::ShadowTooLarge => "SHADOW_TOO_LARGE",
             Self::TooManyShadows => "TOO_MANY_SHADOWS",
+            Self::ShadowsFull => "SHADOWS_FULL",
             Self::Internal => "INTERNAL",
         }
     }

@@ -248,6 +248,7 @@ impl Shadows {
                     return Ok(Updated { previous, current });
                 }
                 ShadowPut::Conflict => count(|c| c.shadow_retried.add(1)),
+                ShadowPut::Full => return Err(Rejection::NoRoom),
             }
         }
         Err(Rejection::Unavailable)
@@ -270,6 +271,7 @@ impl Shadows {
                     return Ok(Shadow { version: version + 1, changed, state: None, ..there });
                 }
                 ShadowPut::Conflict => count(|c| c.shadow_retried.add(1)),
+                ShadowPut::Full => return Err(Rejection::NoRoom),
             }
         }
         Err(Rejection::Unavailable)

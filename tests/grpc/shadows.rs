@@ -328,6 +328,40 @@ async fn shadows_are_listed_in_pages_and_watched_from_what_is_there() {
     assert_eq!((shadow.device_id.as_str(), shadow.reported.as_str()), ("third", "{\"a\":1}"));
 }
 
+/// Before, clients under ever new ids filled the disk.
+#[tokio::test(flavor = "multi_thread")]
+async fn shadows_of_ever_new_devices_fill_no_more_than_their_bound() {
+    let setup = Setup::with(|config| config.shadow.max_total_bytes.0 = 1 << 20).await;
+    let mut shadows = setup.shadows();
+    let document = format!("{{\"a\":\"{}\"}}", "x".repeat(7_000));
+    let with =
+        |device: &str| v1::UpdateShadowRequest { desired: Some(document.clone()), ..update(device, "") };
+    let mut taken = 0;
+    let refused = loop {
+        match shadows.update_shadow(with(&format!("d{taken}"))).await {
+            Ok(_) => taken += 1,
+            Err(refused) => break refused,
+        }
+        assert!(taken < 200, "1 MiB is full some time");
+    };
+    assert_eq!(refusal(&refused), (Code::ResourceExhausted, "SHADOWS_FULL".to_owned()));
+    assert!(taken > 50, "{taken}");
+    // A device is told, too, and what is there goes on.
+    let mut device = setup.raw("late", |_| {});
+    device.subscribe(&format!("{PREFIX}/late/shadow/update/rejected"));
+    let update = reported(&json!({"a": "x".repeat(7_000)}));
+    device.publish(
+        &format!("{PREFIX}/late/shadow/update"),
+        update.as_bytes(),
+        gateway_core::QoS::AtMostOnce,
+        false,
+    );
+    let Got::Publish(_, payload) = device.next() else { panic!("no answer") };
+    let rejected: Value = serde_json::from_slice(&payload).unwrap();
+    assert_eq!(rejected["code"], 507);
+    setup.desire("d0", "", "{\"a\":\"y\"}").await;
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn calls_that_make_no_sense_are_told_why() {
     let setup = Setup::with(|config| config.shadow.max_named = 1).await;

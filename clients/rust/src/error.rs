@@ -93,6 +93,7 @@ reasons! {
     ScheduleNeedsStore = "SCHEDULE_NEEDS_STORE",
     ScheduleNotFound = "SCHEDULE_NOT_FOUND",
     ShadowsDisabled = "SHADOWS_DISABLED",
+    ShadowsFull = "SHADOWS_FULL",
     ShadowNotFound = "SHADOW_NOT_FOUND",
     ShadowTooLarge = "SHADOW_TOO_LARGE",
     ShuttingDown = "SHUTTING_DOWN",

@@ -53,6 +53,9 @@ pub enum Rejection {
     /// The device has as many shadows as it may.
     #[error("The device has the maximum number of shadows")]
     TooManyShadows,
+    /// All shadows together take as much of the disk as they may, or this device holds more of it than its share.
+    #[error("There is no room for more shadows")]
+    NoRoom,
     /// The store is away. Whether an update was made is not known.
     #[error("The store is not available")]
     Unavailable,
@@ -82,6 +85,7 @@ impl Rejection {
             Self::TooManyRequests => 429,
             Self::Internal => 500,
             Self::Unavailable => 503,
+            Self::NoRoom => 507,
         }
     }
 }

@@ -35,6 +35,8 @@ pub enum ShadowPut {
     Written,
     /// Nothing is changed: the stored version is another than expected.
     Conflict,
+    /// Nothing is changed: the store has no room for more, or not for more of this device.
+    Full,
 }
 
 /// Keeps shadows. A write is made only on the version that it was made from, so that of two who change the same shadow at the

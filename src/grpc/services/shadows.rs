@@ -93,6 +93,7 @@ impl From<Rejection> for Error {
             Rejection::Conflict { version } => Self::VersionConflict { version },
             Rejection::TooLarge => Self::ShadowTooLarge,
             Rejection::TooManyShadows => Self::TooManyShadows,
+            Rejection::NoRoom => Self::ShadowsFull,
             Rejection::TooManyRequests => Self::MemoryBudget,
             Rejection::Unavailable => Self::StoreUnavailable,
             Rejection::Internal => Self::StoreDamaged,

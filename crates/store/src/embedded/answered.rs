@@ -37,6 +37,10 @@ pub(super) trait Operation: Send + 'static {
 pub(super) trait Maker: Send + 'static {
     /// What it makes.
     type Op: Operation;
+    /// A transaction begins: nothing of one before it that was not [committed](Self::committed) is there.
+    fn begun(&mut self) {}
+    /// All that was made since the last [`Self::begun`] is durable.
+    fn committed(&mut self) {}
     /// Makes one in a transaction, on what those before it leave.
     fn make(
         &mut self,
@@ -132,6 +136,7 @@ impl<M: Maker> EnvironmentWriter for AnsweredWork<M> {
     fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error> {
         let Self { maker, ops, planned, done, .. } = self;
         done.clear();
+        maker.begun();
         for waiting in ops.iter().take(*planned) {
             done.push(maker.make(txn, &waiting.op)?);
         }
@@ -144,6 +149,7 @@ impl<M: Maker> EnvironmentWriter for AnsweredWork<M> {
     }
 
     fn committed(&mut self) {
+        self.maker.committed();
         let done = std::mem::take(&mut self.done);
         for (op, done) in self.take_planned().into_iter().zip(done) {
             op.answer(done);

@@ -618,6 +618,7 @@ async fn two_gateways_that_change_a_shadow_at_once_lose_no_change() {
                 match store.put(suite_shadows::record("d", "", version + 1), version).await.unwrap() {
                     ShadowPut::Written => break,
                     ShadowPut::Conflict => conflicts += 1,
+                    ShadowPut::Full => panic!("a database has no bound"),
                 }
             }
         }

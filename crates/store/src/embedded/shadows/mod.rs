@@ -7,11 +7,19 @@
 //! and holds up no other.
 
 mod record;
+mod room;
 #[cfg(test)]
 mod tests;
 mod work;
 
-use std::{ops::Bound, path::PathBuf, sync::Arc};
+use std::{
+    ops::Bound,
+    path::PathBuf,
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+    },
+};
 
 use gateway_core::metrics::count;
 use tokio::sync::oneshot;
@@ -29,6 +37,7 @@ use crate::{
     StoreHealth,
 };
 pub(super) use record::is_sound;
+use room::ShadowRoom;
 use work::{Op, ShadowMaker};
 
 /// Reads at once; more wait.
@@ -43,20 +52,33 @@ pub struct EmbeddedShadows {
     table: Table,
     committer: Committer<AnsweredWork<ShadowMaker>>,
     readers: Readers,
+    stored: Arc<AtomicU64>,
 }
 
 impl EmbeddedShadows {
-    /// Opens the store in the folder `shadows` of the data directory. Blocks on the disk.
+    /// Opens the store in the folder `shadows` of the data directory, for shadows of `max_bytes` together. Blocks on the disk.
     ///
     /// # Errors
     /// [`StoreError::Format`] if a newer version has written it; nothing is changed then.
-    pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
+    pub fn open(
+        directory: &Arc<DataDir>,
+        options: &DurableOptions,
+        max_bytes: u64,
+    ) -> Result<Self, StoreError> {
         let environment = Arc::new(Environment::open(directory, options.environment("shadows", 1))?);
         let table = environment.open_tables(|txn| environment.env.create_database(txn, Some("shadows")))?;
-        let (work, inboxes) = AnsweredWork::new(ShadowMaker { table }, options.max_waiting_bytes);
+        let filled = environment.reading(|txn| room::filled(table, txn))?;
+        let stored = Arc::new(AtomicU64::new(filled));
+        let maker = ShadowMaker { table, room: ShadowRoom::new(max_bytes, Arc::clone(&stored)) };
+        let (work, inboxes) = AnsweredWork::new(maker, options.max_waiting_bytes);
         let committer =
             Committer::start("shadows-writer", Arc::clone(&environment), work, inboxes, Lazy::default())?;
-        Ok(Self { environment, table, committer, readers: Readers::new(READERS) })
+        Ok(Self { environment, table, committer, readers: Readers::new(READERS), stored })
+    }
+
+    /// Bytes that all shadows count for, as of the last change.
+    pub fn stored_bytes(&self) -> u64 {
+        self.stored.load(Relaxed)
     }
 
     /// Where a damaged file was moved at open, if there was one.
@@ -82,8 +104,12 @@ impl EmbeddedShadows {
             Ok::<_, StoreError>(answer)
         });
         for answer in submitted.collect::<Result<Vec<_>, _>>()? {
-            if answer.await.map_err(|_| super::closed())?? == ShadowPut::Conflict {
-                return Err(StoreError::Damaged("a shadow comes twice".to_owned()));
+            match answer.await.map_err(|_| super::closed())?? {
+                ShadowPut::Written => {}
+                ShadowPut::Conflict => {
+                    return Err(StoreError::Damaged("a shadow comes twice".to_owned()));
+                }
+                ShadowPut::Full => return Err(StoreError::Unavailable("too many shadows".to_owned())),
             }
         }
         Ok(())

@@ -10,7 +10,59 @@ use super::*;
 use crate::suite_shadows::{self, names, record};
 
 fn open(dir: &Path, options: &DurableOptions) -> EmbeddedShadows {
-    EmbeddedShadows::open(&DataDir::open(dir).unwrap(), options).unwrap()
+    EmbeddedShadows::open(&DataDir::open(dir).unwrap(), options, u64::MAX).unwrap()
+}
+
+fn open_small(dir: &Path, max_bytes: u64) -> EmbeddedShadows {
+    let options = DurableOptions::default();
+    EmbeddedShadows::open(&DataDir::open(dir).unwrap(), &options, max_bytes).unwrap()
+}
+
+fn large(device: &str, name: &str, version: u64, bytes: usize) -> ShadowRecord {
+    ShadowRecord { document: Some(vec![b'x'; bytes].into()), ..record(device, name, version) }
+}
+
+/// Before, 8 clients that came again and again under new ids wrote 79 MB in 10 s.
+#[tokio::test]
+async fn ever_new_devices_fill_no_more_than_the_bound() {
+    const MOST: u64 = 1 << 20;
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_small(dir.path(), MOST);
+    store.put(large("old", "", 1, 1_000), 0).await.unwrap();
+    let mut full = 0;
+    for number in 0..1_500 {
+        match store.put(large(&format!("d{number}"), "", 1, 1_000), 0).await.unwrap() {
+            ShadowPut::Written => assert_eq!(full, 0, "once full it stays so"),
+            ShadowPut::Full => full += 1,
+            ShadowPut::Conflict => panic!("{number} is new"),
+        }
+        assert!(store.stored_bytes() <= MOST, "{}", store.stored_bytes());
+    }
+    assert!(full > 0);
+    // Changes that need no more room go on, and deletions make some.
+    assert_eq!(store.put(large("old", "", 2, 900), 1).await.unwrap(), ShadowPut::Written);
+    for number in 0..50 {
+        let gone = ShadowRecord { document: None, ..record(&format!("d{number}"), "", 2) };
+        assert_eq!(store.put(gone, 1).await.unwrap(), ShadowPut::Written);
+    }
+    assert_eq!(store.put(large("new", "", 1, 1_000), 0).await.unwrap(), ShadowPut::Written);
+    drop(store);
+    let store = open_small(dir.path(), MOST);
+    assert!(store.stored_bytes() > MOST / 2, "what is there counts after a restart");
+    assert_eq!(store.put(large("newer", "", 1, 200_000), 0).await.unwrap(), ShadowPut::Full);
+}
+
+#[tokio::test]
+async fn one_device_leaves_room_for_others() {
+    let dir = tempfile::tempdir().unwrap();
+    let store = open_small(dir.path(), 1 << 20);
+    let mut taken = 0;
+    while store.put(large("greedy", &format!("n{taken}"), 1, 3_000), 0).await.unwrap() == ShadowPut::Written {
+        taken += 1;
+        assert!(taken < 1_000);
+    }
+    assert!(taken > 50, "{taken}");
+    assert_eq!(store.put(large("another", "", 1, 3_000), 0).await.unwrap(), ShadowPut::Written);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

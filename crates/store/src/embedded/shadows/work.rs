@@ -4,7 +4,10 @@ use gateway_core::metrics::count;
 use heed::RwTxn;
 use tokio::sync::oneshot;
 
-use super::{record, report_damage};
+use super::{
+    record, report_damage,
+    room::{self, ShadowRoom},
+};
 use crate::{
     ShadowPut, StoreError,
     embedded::{
@@ -60,13 +63,23 @@ impl Operation for Op {
 /// The writer's.
 pub(super) struct ShadowMaker {
     pub(super) table: Table,
+    pub(super) room: ShadowRoom,
 }
 
 impl Maker for ShadowMaker {
     type Op = Op;
 
+    fn begun(&mut self) {
+        self.room.begun();
+    }
+
+    fn committed(&mut self) {
+        self.room.committed();
+    }
+
     fn make(&mut self, txn: &mut RwTxn<'_>, op: &Op) -> Result<ShadowPut, heed::Error> {
         let (Op::Put { key, .. } | Op::Forget { key, .. }) = op;
+        let mut known = 0;
         let there = match self.table.get(txn, key)? {
             None => None,
             Some(value) => match record::head(value) {
@@ -75,7 +88,10 @@ impl Maker for ShadowMaker {
                     report_damage(key);
                     return Ok(ShadowPut::Conflict);
                 }
-                found => found,
+                found => {
+                    known = room::size(key, value);
+                    found
+                }
             },
         };
         match op {
@@ -83,13 +99,19 @@ impl Maker for ShadowMaker {
                 if there.map_or(0, |(version, _)| version) != *expected {
                     return Ok(ShadowPut::Conflict);
                 }
+                let now = room::size(key, value);
+                if now > known && !self.room.admits(self.table, txn, key, now - known)? {
+                    return Ok(ShadowPut::Full);
+                }
                 self.table.put(txn, key, value)?;
+                self.room.note(known, now);
             }
             Op::Forget { version, .. } => {
                 if there != Some((*version, true)) {
                     return Ok(ShadowPut::Conflict);
                 }
                 self.table.delete(txn, key)?;
+                self.room.note(known, 0);
             }
         }
         Ok(ShadowPut::Written)

@@ -126,7 +126,7 @@ impl Stores {
             queues: Queues::open(&directory)?,
             retained: EmbeddedRetained::open(&directory, &durable)?,
             latest: EmbeddedLatest::open(&directory, &latest)?,
-            shadows: EmbeddedShadows::open(&directory, &durable)?,
+            shadows: EmbeddedShadows::open(&directory, &durable, u64::MAX)?,
             session_ops: Vec::new(),
             queue_records: Vec::new(),
             messages: Vec::new(),

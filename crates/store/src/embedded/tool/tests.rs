@@ -91,7 +91,7 @@ fn a_check_an_export_and_an_import_count_the_same_records() {
             queues.submit(QueueOp::Append(Arc::new(entry)));
         }
     }
-    let shadows = EmbeddedShadows::open(&data, &DurableOptions::default()).unwrap();
+    let shadows = EmbeddedShadows::open(&data, &DurableOptions::default(), u64::MAX).unwrap();
     let deleted = ShadowRecord { document: None, ..record("d", "deleted", 7) };
     let written = shadows.import(vec![record("d", "", 3), deleted]);
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(written).unwrap();
