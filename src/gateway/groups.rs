@@ -15,7 +15,9 @@ use store::{
 use super::StartError;
 use crate::{
     config::Config,
-    groups::{Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Marker, MessageFilter},
+    groups::{
+        Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Intake, Marker, MessageFilter,
+    },
 };
 
 /// The engines.
@@ -92,8 +94,9 @@ impl Marker for Marking {
         self.0.keep_no_more_for(group);
     }
 
-    fn set_full(&self, group: GroupId, full: bool) {
-        self.0.set_full(group, full);
+    fn set_intake(&self, group: GroupId, intake: Intake) {
+        self.0.set_full(group, intake == Intake::Refuses);
+        self.0.set_skipped(group, intake == Intake::Skips);
     }
 
     fn matcher(&self, filter: &Filter) -> Arc<MessageFilter> {

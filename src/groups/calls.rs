@@ -13,6 +13,9 @@ use super::{
 /// How long a call of Fetch reads for more than it has at once.
 const GATHER: Duration = Duration::from_millis(4);
 
+/// The least time after which a call that waits renews its lease.
+const SHORTEST_STEP: Duration = Duration::from_millis(10);
+
 /// Deliveries that one step under a group's lock settles.
 pub(super) const STEP: usize = 64;
 
@@ -31,23 +34,23 @@ impl Groups {
         wait: Duration,
     ) -> Result<MemberBatch, GroupError> {
         let held = MemberMemory::take(&self.marker)?;
+        let lease = joining.lease;
         let mut member = LiveMember::join(&self.find(group)?, joining, true, held)?;
         // If filling takes longer than this, what is there is the answer, even for a caller that does not want to wait.
         if let Ok(filled) = tokio::time::timeout(GATHER, member.fill(room)).await {
             filled?;
         }
-        let waiting = async {
-            loop {
-                let batch = member.next(room).await?;
-                // What is revoked of a member without a stream nobody can be told.
-                if !batch.deliveries.is_empty() || !batch.gaps.is_empty() {
-                    return Ok::<_, MemberEnd>(batch);
-                }
+        // A call that waits for longer than its lease keeps its name all the while.
+        let step = (lease / 2).max(SHORTEST_STEP);
+        let mut left = wait;
+        loop {
+            let part = left.min(step);
+            match tokio::time::timeout(part, something(&mut member, room)).await {
+                Ok(batch) => return Ok(batch?),
+                Err(_) if part == left => return Ok(MemberBatch::default()),
+                Err(_) => left -= part,
             }
-        };
-        match tokio::time::timeout(wait, waiting).await {
-            Ok(batch) => Ok(batch?),
-            Err(_) => Ok(MemberBatch::default()),
+            member.renew()?;
         }
     }
 
@@ -86,6 +89,16 @@ impl Groups {
         let results = in_steps(&live, ids, |inner, id| inner.logic.nack_id(id, nack, now));
         live.timer.notify_one();
         Ok(results)
+    }
+}
+
+/// The next batch that has something for a member without a stream: nobody can be told what is revoked of one.
+async fn something(member: &mut LiveMember, room: Room) -> Result<MemberBatch, MemberEnd> {
+    loop {
+        let batch = member.next(room).await?;
+        if !batch.deliveries.is_empty() || !batch.gaps.is_empty() {
+            return Ok(batch);
+        }
     }
 }
 

@@ -25,7 +25,7 @@ use tokio::sync::{Notify, watch};
 use tracing::warn;
 
 use super::{
-    Filter, GroupError, Marker,
+    Filter, GroupError, Intake, Marker, WhenFull,
     definition::{Definition, KeptDefinition},
     letters::Letters,
     member::MemberMemory,
@@ -52,6 +52,8 @@ pub(super) struct Live {
     /// Deadlines may have come nearer.
     pub(super) timer: Notify,
     written: watch::Sender<WrittenUpTo>,
+    /// It drops the oldest, and has so much that some must go.
+    pub(super) over: AtomicBool,
     /// It is being deleted, or the gateway stops.
     pub(super) ended: AtomicBool,
     /// Messages of the group that were appended, since the log began.
@@ -119,6 +121,14 @@ pub(super) struct Inner {
     pub(super) lost: u64,
     /// Places between those that the log counts at.
     pub(super) waypoints: Waypoints,
+    /// It is known where its messages begin, so that what was not told before is not its own.
+    pub(super) has_begun: bool,
+    /// In which partitions that nobody reads a message of its own is the next, so that they are not looked at again.
+    pub(super) next_own: HashMap<u8, u64, RandomState>,
+    /// What the log's state asks of it.
+    pub(super) log_intake: Intake,
+    /// What was told of it.
+    intake: Intake,
 }
 
 /// Keys of a group's records.
@@ -167,6 +177,10 @@ impl Live {
             base_bytes: counts.bytes.min(last.1),
             lost: counts.lost,
             waypoints: Waypoints::default(),
+            has_begun: false,
+            next_own: HashMap::default(),
+            log_intake: Intake::All,
+            intake: Intake::All,
         };
         inner.find_reach(&*log);
         Self {
@@ -181,6 +195,7 @@ impl Live {
             dying: Notify::new(),
             timer: Notify::new(),
             written: watch::Sender::default(),
+            over: AtomicBool::new(false),
             ended: AtomicBool::new(false),
             appended: AtomicU64::new(last.0),
             appended_bytes: AtomicU64::new(last.1),
@@ -211,8 +226,9 @@ impl Live {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Messages have become durable; `records` are all that did, of which some are the group's.
-    pub(super) fn appended(&self, records: &[(Partition, LogRecord)], own: &[usize]) {
+    /// Messages have become durable; `records` are all that did, of which some are the group's. True if the group, which drops
+    /// the oldest, has so much now that some must go.
+    pub(super) fn appended(&self, records: &[(Partition, LogRecord)], own: &[usize]) -> bool {
         let bytes: usize = own.iter().map(|&at| records[at].1.message.cost()).sum();
         let messages_before = self.appended.fetch_add(own.len() as u64, Relaxed);
         let bytes_before = self.appended_bytes.fetch_add(bytes as u64, Relaxed);
@@ -230,7 +246,33 @@ impl Live {
                 let (partition, record) = &records[at];
                 inner.logic.appended(*partition, record);
             }
-        });
+            if retention_bytes == 0 {
+                return false;
+            }
+            match inner.kept.definition.when_full {
+                WhenFull::Refuse => {
+                    self.judge(inner);
+                    false
+                }
+                WhenFull::DropOldest => {
+                    let is_over = self.lag(inner).1 > retention_bytes + retention_bytes / 64;
+                    self.over.fetch_or(is_over, Relaxed);
+                    is_over
+                }
+            }
+        })
+    }
+
+    /// Decides what becomes of messages that the group wants, and tells the broker if that is another than before.
+    pub(super) fn judge(&self, inner: &mut Inner) {
+        let Definition { retention_bytes, when_full, .. } = inner.kept.definition;
+        let is_full =
+            when_full == WhenFull::Refuse && retention_bytes > 0 && self.lag(inner).1 > retention_bytes;
+        let intake = if is_full { Intake::Refuses } else { inner.log_intake };
+        if inner.intake != intake {
+            inner.intake = intake;
+            self.marker.set_intake(self.id, intake);
+        }
     }
 
     /// Resolves when the write of this number is done.
@@ -327,6 +369,10 @@ impl Live {
                 let mut inner = self.inner.lock();
                 for (partition, floor) in write.floors {
                     inner.floors[usize::from(partition.0)] = floor;
+                }
+                if inner.intake == Intake::Refuses {
+                    // What was settled may have made room.
+                    self.judge(&mut inner);
                 }
                 inner.answered(write.number)
             };
@@ -469,6 +515,24 @@ struct StateWrite {
 }
 
 impl Inner {
+    /// Passes over what is not the group's, where nothing of it waits: all before `told` that is its own is known.
+    pub(super) fn pass(&mut self, told: u64) {
+        if !self.has_begun {
+            return;
+        }
+        for partition in Partition::all() {
+            let place = self.logic.place(partition);
+            if place < told && self.logic.is_idle(partition) {
+                self.logic.pass(partition, place, told);
+            }
+        }
+    }
+
+    /// Wakes the member for what waits for it. The wakers are to be called without the lock.
+    pub(super) fn take_wakers(&mut self, member: u64) -> Vec<Waker> {
+        self.wakers.remove(&member).unwrap_or_default()
+    }
+
     /// The member waits for the answer that this write allows.
     pub(super) fn await_write(&mut self, member: u64, number: u64) {
         self.awaited.insert((number, member));

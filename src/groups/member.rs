@@ -351,14 +351,18 @@ impl LiveMember {
     /// [`MemberEnd`].
     pub fn acknowledge(&mut self, ranges: &Ranges) -> Result<(), MemberEnd> {
         let (key, live) = (self.key, &self.live);
-        let (number, answer) = live
+        let (number, answer, wakers) = live
             .with(|inner| {
                 let answer = inner.logic.acknowledge(key, ranges)?;
                 let number = Live::wait_number(inner);
-                if !live.is_written(number) {
+                let mut wakers = Vec::new();
+                if live.is_written(number) {
+                    // Nothing is to be written of what was void: no write will wake the stream.
+                    wakers = inner.take_wakers(key.number);
+                } else {
                     inner.await_write(key.number, number);
                 }
-                Ok::<_, groups::Gone>((number, answer))
+                Ok::<_, groups::Gone>((number, answer, wakers))
             })
             .map_err(|groups::Gone| MemberEnd::Fenced)?;
         match self.answers.back_mut() {
@@ -374,7 +378,17 @@ impl LiveMember {
                 self.answers.push_back((number, answer));
             }
         }
+        wakers.into_iter().for_each(Waker::wake);
         Ok(())
+    }
+
+    /// Begins the lease anew of one that fetches, whose call goes on.
+    ///
+    /// # Errors
+    /// [`MemberEnd`].
+    pub(super) fn renew(&self) -> Result<(), MemberEnd> {
+        let now = (self.live.clock)();
+        self.act(|inner, key| inner.logic.renew(key, now))
     }
 
     /// What to wait for before the member is heard again, if too many of its acknowledgements have no answer yet or it does not take

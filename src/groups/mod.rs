@@ -65,14 +65,26 @@ pub trait Marker: Send + Sync {
     fn keep_for(&self, group: GroupId, filter: &Filter);
     /// From now on no message is appended for the group.
     fn keep_no_more_for(&self, group: GroupId);
-    /// Messages that the group wants are refused from now on, or no longer.
-    fn set_full(&self, group: GroupId, full: bool);
+    /// What becomes of messages that the group wants from now on.
+    fn set_intake(&self, group: GroupId, intake: Intake);
     /// The same filter, for messages that were appended before the group was made.
     fn matcher(&self, filter: &Filter) -> Arc<MessageFilter>;
     /// Sets bytes aside for a member; false if there are not enough.
     fn hold(&self, bytes: usize) -> bool;
     /// They are free again.
     fn release(&self, bytes: usize);
+}
+
+/// What becomes of messages that a group wants.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Intake {
+    /// They are appended for it.
+    #[default]
+    All,
+    /// It is full: those of QoS 1 and 2 are refused to their publisher, those of QoS 0 are not appended for it.
+    Refuses,
+    /// They are not appended for it, and their publisher does not notice.
+    Skips,
 }
 
 /// Bounds of all groups.
@@ -264,7 +276,7 @@ impl Groups {
         marker: Arc<dyn Marker>,
         options: GroupsOptions,
     ) -> Result<Arc<Self>, GroupError> {
-        let table = Arc::new(GroupTable::default());
+        let table = Arc::new(GroupTable::new(options.max_log_bytes));
         log.watch(Arc::clone(&table) as _);
         let next = state.read(NOBODY, Bytes::from_static(NEXT), None, 1).await?;
         let next =
@@ -285,7 +297,7 @@ impl Groups {
         for id in ids.into_iter().filter(|&id| id != NOBODY) {
             groups.restore(id).await?;
         }
-        groups.tasks.lock().spawn(upkeep::run(Arc::downgrade(&groups)));
+        groups.tasks.lock().spawn(upkeep::run(Arc::downgrade(&groups), Arc::clone(&groups.table)));
         Ok(groups)
     }
 
@@ -329,6 +341,7 @@ impl Groups {
         let filter = kept.definition.filter.clone();
         let name = kept.definition.name.clone();
         let live = self.serve(id, Owner::later(seen), kept, progress, letters, counts);
+        live.with(|inner| inner.has_begun = true);
         self.names.write().insert(name, live);
         self.marker.keep_for(id, &filter);
         Ok(())
@@ -445,7 +458,11 @@ impl Groups {
         // What became durable meanwhile without the group's number is its by the filter.
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
         let changes = live.with(|inner| {
+            for (partition, &end) in Partition::all().zip(&ends) {
+                inner.logic.set_end(partition, end);
+            }
             inner.kept.born = ends;
+            inner.has_begun = true;
             vec![definition_change(&inner.kept), inner.counts_change()]
         });
         if let Err(error) = self.state.write(id, epoch, changes).await {
@@ -527,6 +544,7 @@ impl Groups {
     /// Ends all groups, and returns when only members that were not dropped still hold the stores. What is
     /// acknowledged and not written comes again.
     pub async fn stop(&self) {
+        self.write_places().await;
         for live in self.table.all() {
             live.end();
         }

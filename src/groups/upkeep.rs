@@ -1,14 +1,23 @@
-//! Now and then: what no group needs is freed, what is too old or too much is given up, and groups without members move on
-//! over what is not theirs.
+//! Now and then: what no group needs is freed, what is too old or too much is given up, and groups pass over what is not
+//! theirs.
+//!
+//! A group is told of each message of its own that becomes durable. So what nothing waits of needs no reading to be passed
+//! over: a quiet group keeps nothing of the log, and costs a look at its partitions in each round and a write for each segment
+//! of the log. Only messages from before this process may have to be looked at.
 
-use std::sync::{Arc, Weak, atomic::Ordering::Relaxed};
+use std::{
+    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+    time::Duration,
+};
 
 use gateway_core::{LogRecord, Partition, Timestamp};
 use store::{Mark, ReadLimit, Reading, Slice};
+use tokio::time::MissedTickBehavior;
 
 use super::{
-    Groups, WhenFull,
+    Groups, Intake, WhenFull,
     live::{Inner, Live},
+    watching::GroupTable,
 };
 
 /// Records that are looked at for one partition at a time.
@@ -40,12 +49,35 @@ enum Space {
     Over,
 }
 
-pub(super) async fn run(groups: Weak<Groups>) {
+/// How long the end waits for the last writes of all groups.
+const LAST_WRITE: Duration = Duration::from_secs(1);
+/// Reads of a group in one round, to find messages from before this process.
+const MOST_LOOKS: usize = 64;
+/// Times between rounds that are made because a group, or the log, has more than it may.
+const AFTER_GROUP: Duration = Duration::from_millis(5);
+const AFTER_LOG: Duration = Duration::from_millis(100);
+
+pub(super) async fn run(groups: Weak<Groups>, table: Arc<GroupTable>) {
+    let Some(interval) = groups.upgrade().map(|groups| groups.options.upkeep_interval) else { return };
+    let mut ticks = tokio::time::interval(interval);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    ticks.tick().await;
     loop {
-        let Some(pause) = groups.upgrade().map(|groups| groups.options.upkeep_interval) else { return };
-        tokio::time::sleep(pause).await;
+        let is_over = tokio::select! {
+            biased;
+            _ = ticks.tick() => false,
+            () = table.over() => true,
+        };
         let Some(groups) = groups.upgrade() else { return };
-        groups.keep_up().await;
+        if !is_over || groups.log.bytes() > groups.options.max_log_bytes {
+            groups.keep_up().await;
+            drop(groups);
+            tokio::time::sleep(if is_over { AFTER_LOG } else { Duration::ZERO }).await;
+        } else {
+            groups.keep_bounds().await;
+            drop(groups);
+            tokio::time::sleep(AFTER_GROUP).await;
+        }
     }
 }
 
@@ -54,23 +86,59 @@ impl Groups {
     pub(super) async fn keep_up(&self) {
         let now = (self.options.clock)();
         let all = self.table.all();
+        let (room, excess) = self.space();
+        for live in &all {
+            self.retain(live, now, (room, excess)).await;
+            self.move_on(live).await;
+            live.look_back();
+            let place = self.log.trimmable();
+            live.with(|inner| inner.logic.touch(place));
+        }
+        self.trim(&all, now);
+    }
+
+    /// For the end: writes how far each group has got by others' messages, so that the next start need not read them.
+    pub(super) async fn write_places(&self) {
+        let (all, told) = (self.table.all(), self.table.told());
+        let mut numbers = Vec::with_capacity(all.len());
+        for live in &all {
+            numbers.push(live.with(|inner| {
+                inner.pass(told);
+                inner.logic.touch(u64::MAX);
+                Live::wait_number(inner)
+            }));
+        }
+        let written = async {
+            for (live, number) in all.iter().zip(numbers) {
+                let _ = live.written(number).await;
+            }
+        };
+        let _ = tokio::time::timeout(LAST_WRITE, written).await;
+    }
+
+    /// Gives up what groups have beyond their own bounds.
+    async fn keep_bounds(&self) {
+        let (now, space) = ((self.options.clock)(), self.space());
+        for live in self.table.all() {
+            if live.over.swap(false, Relaxed) {
+                self.retain(&live, now, space).await;
+            }
+        }
+    }
+
+    /// How the log is off, and how many bytes it has too many.
+    fn space(&self) -> (Space, u64) {
         let (bytes, most) = (self.log.bytes(), self.options.max_log_bytes);
         let room = match bytes {
             _ if bytes <= most => Space::Some,
             _ if bytes - most <= most / OVER => Space::None,
             _ => Space::Over,
         };
-        for live in &all {
-            self.retain(live, now, room).await;
-            self.move_on(live).await;
-            live.look_back();
-            live.with(|inner| inner.logic.touch());
-        }
-        self.trim(&all, now);
+        (room, bytes.saturating_sub(most))
     }
 
     /// Gives up what is too old or too much.
-    async fn retain(&self, live: &Arc<Live>, now: Timestamp, room: Space) {
+    async fn retain(&self, live: &Arc<Live>, now: Timestamp, (room, excess): (Space, u64)) {
         let is_full = room != Space::Some;
         let marks = live.log.marks(live.id);
         let look = |inner: &mut Inner| {
@@ -81,20 +149,23 @@ impl Groups {
             let (_, held) = live.lag(inner);
             let too_much = bytes > 0 && held > bytes;
             if when == WhenFull::Refuse {
-                return (old, too_much || is_full);
+                inner.log_intake = if is_full { Intake::Refuses } else { Intake::All };
+                return old;
             }
+            // What others keep must not fill the disk, and what this one loses for it is no publisher's trouble.
+            inner.log_intake = if room == Space::Over { Intake::Skips } else { Intake::All };
             let over = if too_much { inner.waypoints.keeping(bytes, &marks) } else { None };
-            // One step at a time, until there is room.
+            // As much as there is too much, or one step where places are not bytes.
             let first = marks.first().map_or(0, |mark| mark.offset);
-            let step = if is_full { marks.iter().find(|mark| mark.offset > first) } else { None };
-            let places = old.into_iter().chain(over).chain(step.cloned());
-            (places.max_by_key(|mark| mark.offset), room == Space::Over)
+            let enough = marks.iter().find(|mark| mark.offset > first && mark.offset - first >= excess);
+            let step = enough.or_else(|| marks.iter().find(|mark| mark.offset > first));
+            let step = step.filter(|_| is_full).cloned();
+            old.into_iter().chain(over).chain(step).max_by_key(|mark| mark.offset)
         };
-        let (place, full) = live.with(look);
-        if let Some(place) = place {
+        if let Some(place) = live.with(look) {
             self.give_up(live, &place).await;
         }
-        self.marker.set_full(live.id, full);
+        live.with(|inner| live.judge(inner));
     }
 
     /// What is before the mark is lost to the group, as far as it is not settled and no member has it.
@@ -168,18 +239,27 @@ impl Groups {
         Some((slice, own))
     }
 
-    /// Partitions that nobody reads, or in which nothing is the group's, must not keep the log from being trimmed.
+    /// Passes over what is not the group's.
     async fn move_on(&self, live: &Arc<Live>) {
-        for partition in Partition::all() {
-            let end = self.log.bounds(partition).end;
-            let place = live.with(|inner| {
-                let idle = inner.logic.is_idle(partition);
-                (idle && inner.logic.place(partition) < end).then(|| inner.logic.place(partition))
-            });
-            let Some(place) = place else { continue };
+        let told = self.table.told();
+        live.with(|inner| inner.pass(told));
+        // What came before this process was not told to the group.
+        let unread: Vec<(Partition, u64)> = live.with(|inner| {
+            let places = Partition::all().filter(|partition| inner.logic.is_unread(*partition));
+            let places = places.map(|partition| (partition, inner.logic.place(partition)));
+            places.filter(|(partition, place)| inner.next_own.get(&partition.0) != Some(place)).collect()
+        });
+        for (partition, place) in unread.into_iter().take(MOST_LOOKS) {
             let Some((slice, own)) = self.look(live, partition, place).await else { continue };
             live.with(|inner| {
-                let next = own.first().map_or(slice.next, |&at| slice.records[at].offset);
+                let next = match own.first() {
+                    Some(&at) => {
+                        let next = slice.records[at].offset;
+                        inner.next_own.insert(partition.0, next);
+                        next
+                    }
+                    None => slice.next,
+                };
                 inner.logic.pass(partition, place, next);
             });
         }

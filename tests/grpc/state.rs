@@ -38,6 +38,36 @@ async fn latest_values_are_read_listed_and_watched() {
     assert_eq!(value.payload, "two");
 }
 
+/// Before, each filter that matched sent it again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_watch_with_overlapping_filters_sends_each_current_value_once() {
+    use v1::watch_latest_item::Item;
+
+    let setup = Setup::new().await;
+    let device = setup.device("dev").await;
+    let mut stream = setup.subscribe(v1::SubscribeRequest::default()).await;
+    for topic in ["t/1", "t/2", "u"] {
+        device.send(topic, "x").await;
+        stream.next().await;
+    }
+    let filters = ["t/#", "t/1", "+/2", "#", "u"].map(str::to_owned).to_vec();
+    let watch = v1::WatchLatestRequest { topic_filters: filters, ..Default::default() };
+    let mut watch = setup.state().watch_latest(watch).await.unwrap().into_inner();
+    let mut topics = Vec::new();
+    'snapshot: loop {
+        let response = soon("the snapshot", watch.message()).await.unwrap().unwrap();
+        for item in response.items.into_iter().filter_map(|item| item.item) {
+            match item {
+                Item::Value(value) => topics.push(value.topic),
+                Item::SnapshotEnd(_) => break 'snapshot,
+                _ => {}
+            }
+        }
+    }
+    topics.sort();
+    assert_eq!(topics, ["t/1", "t/2", "u"]);
+}
+
 #[tokio::test(flavor = "multi_thread")]
 async fn retained_messages_are_set_read_listed_and_deleted() {
     let setup = Setup::new().await;

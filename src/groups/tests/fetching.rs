@@ -25,8 +25,8 @@ impl PartitionedLog for Slow {
     ) -> Result<(), store::LogFull> {
         self.log.append(partition, groups, message, commit)
     }
-    fn accepts(&self) -> bool {
-        self.log.accepts()
+    fn admit(&self, message: &Message<'_>) -> Result<(), gateway_core::NoRoom> {
+        self.log.admit(message)
     }
     fn submitted(&self) -> u64 {
         self.log.submitted()

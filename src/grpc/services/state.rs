@@ -1,11 +1,11 @@
 //! `gateway.v1.State`: latest values, history and retained messages.
 
-use std::sync::Arc;
+use std::{collections::HashSet, sync::Arc};
 
 use access::backends::Grant;
 use broker::{RetainError, Selector};
 use bytes::Bytes;
-use gateway_core::{Message, Origin, SharedMessage, Timestamp};
+use gateway_core::{Message, Origin, SharedMessage, Timestamp, has_wildcard, matches};
 use prost::Message as _;
 use store::{BoxFuture, Condition, Latest, LatestPage, LatestQuery, LatestValue, StoreError};
 use tokio::{sync::watch, task::JoinSet};
@@ -375,6 +375,7 @@ impl State for StateService {
             latest,
             devices: request.device_ids,
             filters: snapshot_of,
+            done: DoneFilters::default(),
             page_token: String::new(),
             limit: SNAPSHOT_PAGE,
             grant: Arc::clone(grant),
@@ -494,12 +495,38 @@ pub(in crate::grpc) fn retain_error(error: RetainError) -> Error {
     }
 }
 
+/// Topics of a page times filters that they are held against, at most.
+const MOST_MATCHES: usize = 200_000;
+
+/// Filters of a snapshot that were read to the end: what they match was sent, and is not sent again for another.
+#[derive(Default)]
+struct DoneFilters {
+    topics: HashSet<String>,
+    wildcards: Vec<String>,
+}
+
+impl DoneFilters {
+    fn add(&mut self, filter: String) {
+        match has_wildcard(&filter) {
+            true => self.wildcards.push(filter),
+            false => {
+                self.topics.insert(filter);
+            }
+        }
+    }
+
+    fn have(&self, topic: &str) -> bool {
+        self.topics.contains(topic) || self.wildcards.iter().any(|filter| matches(filter, topic))
+    }
+}
+
 /// The part of a watch that reads current values, page by page as the caller takes them.
 struct Snapshot {
     latest: Arc<dyn LatestValues>,
     devices: Vec<String>,
     /// Still to read; the last one is being read.
     filters: Vec<String>,
+    done: DoneFilters,
     page_token: String,
     limit: usize,
     /// Whose devices alone.
@@ -526,11 +553,15 @@ impl Snapshot {
             };
             let (values, next) = page(self.latest.as_ref(), query, 2 * MAX_STREAM_BATCH).await?;
             // Large values make small pages: do not read each page many times.
-            self.limit = if next.is_empty() { SNAPSHOT_PAGE } else { values.len().clamp(1, SNAPSHOT_PAGE) };
+            let most = SNAPSHOT_PAGE.min(MOST_MATCHES / (1 + self.done.wildcards.len())).max(1);
+            self.limit = if next.is_empty() { most } else { values.len().clamp(1, most) };
             let in_scope = values.into_iter().filter(|value| self.grant.scope.has_device(&value.device_id));
-            items.extend(in_scope.map(Item::Value));
-            if next.is_empty() {
-                self.filters.pop();
+            let is_new = |value: &v1::LatestValue| !self.done.have(&value.topic);
+            items.extend(in_scope.filter(is_new).map(Item::Value));
+            if next.is_empty()
+                && let Some(filter) = self.filters.pop()
+            {
+                self.done.add(filter);
             }
             self.page_token = next;
         }

@@ -118,6 +118,20 @@ impl Group {
         Ok(Joined { member: MemberKey { index, number }, resumed: false })
     }
 
+    /// A call of a member without a stream goes on: its lease begins anew.
+    ///
+    /// # Errors
+    /// [`Gone`] if the member is.
+    pub fn renew(&mut self, key: MemberKey, now: Timestamp) -> Result<(), Gone> {
+        self.find(key)?;
+        if let Some(member) = self.member_mut(key.index)
+            && member.fetches
+        {
+            member.lease_until = Some(now.plus_millis(member.lease));
+        }
+        Ok(())
+    }
+
     /// The stream of a member has ended. Without a lease everything it had is given back at once. Whoever was fenced
     /// changes nothing.
     pub fn close(&mut self, key: MemberKey, now: Timestamp) {

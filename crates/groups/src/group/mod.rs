@@ -161,11 +161,11 @@ impl Group {
     }
 
     /// Makes [`Self::changes`] return also partitions that have moved on without an acknowledgement since they were written,
-    /// so that the log before them can be trimmed.
-    pub fn touch(&mut self) {
+    /// if what was written keeps the log from being trimmed up to `place`. Anything else is not worth a write.
+    pub fn touch(&mut self, place: u64) {
         for partition in 0..=u8::MAX {
             let state = &self.partitions[usize::from(partition)];
-            if !state.dirty && state.floor() > state.written {
+            if !state.dirty && state.written < place && state.floor() > state.written {
                 self.soil(partition);
             }
         }

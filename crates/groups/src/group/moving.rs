@@ -128,6 +128,12 @@ impl Group {
         self.at(partition.0).read
     }
 
+    /// Whether nothing of the partition waits but what nobody has looked at yet, and no member will look at it.
+    pub fn is_unread(&self, partition: Partition) -> bool {
+        let state = self.at(partition.0);
+        state.owner.is_none() && state.is_idle() && state.read < state.end
+    }
+
     /// Whether the partition has no member to read it.
     pub fn is_unowned(&self, partition: Partition) -> bool {
         self.at(partition.0).owner.is_none()

@@ -59,7 +59,7 @@ impl World {
                 self.config.paused = !self.config.paused;
                 self.config.max_attempts = [0, 2, 3][self.random.below(3)];
                 self.group.set_config(self.config);
-                self.group.touch();
+                self.group.touch(u64::MAX);
             }
         }
         self.awake.extend(self.group.woken());
