@@ -130,11 +130,20 @@ fn what_cannot_be_imported_is_a_comment_a_warning_and_an_exit_code() {
     fs::write(&file, &output.stdout).expect("write the rules");
     assert_eq!(told(&rules(&["check"], &file)).0, Some(0), "{made}");
     let path = file.to_str().expect("a path in UTF-8");
+    let decided = |action: &str, topic: &str, code: i32| {
+        let asked = ["test", "--rules", path, "--client", "c", "--user", "anna", action, topic];
+        assert_eq!(told(&rules(&asked, &file)).0, Some(code), "{action} {topic}");
+    };
+    // What it denied would be allowed by other lines.
+    decided("publish", "lab/x", 1);
+    fs::write(&acl, "topic read news/#\nuser anna\ntopic read a/#/b\ntopic write lab/x\n").expect("write");
+    let output = rules(&["import"], &acl);
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    fs::write(&file, &output.stdout).expect("write the rules");
     for (action, topic, code) in
         [("publish", "lab/x", 0), ("subscribe", "lab/x", 1), ("publish", "news/x", 1)]
     {
-        let asked = ["test", "--rules", path, "--client", "c", "--user", "anna", action, topic];
-        assert_eq!(told(&rules(&asked, &file)).0, Some(code), "{action} {topic}");
+        decided(action, topic, code);
     }
     fs::write(&acl, "topic read news/#\n").expect("write");
     assert_eq!(rules(&["import"], &acl).status.code(), Some(0));

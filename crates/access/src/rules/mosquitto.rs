@@ -41,103 +41,178 @@ impl Access {
 }
 
 /// Whom the lines after a `user` line are for.
-#[derive(PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum For {
     Anonymous,
     User(String),
     Pattern,
 }
 
-/// Reads an ACL file of Mosquitto. What cannot be expressed is left out and said.
+/// Reads an ACL file of Mosquitto as Mosquitto 2.0 and 2.1 do. What cannot be expressed is left out and said.
+///
+/// An import never allows more than the file did. A line that allows is left out alone. One that denies, or that may say whom the
+/// next lines are for, leaves nothing allowed at all, as Mosquitto does not start with a file that it cannot read.
 pub fn import_mosquitto(text: &str) -> Imported {
-    let mut sections: BTreeMap<usize, (For, Section)> = BTreeMap::new();
-    let mut known: BTreeMap<For, usize> = BTreeMap::new();
-    let mut left_out = Vec::new();
-    let mut user = None;
-    for (number, line) in text.lines().enumerate() {
-        let line = line.trim();
-        if line.is_empty() || line.starts_with('#') {
-            continue;
+    let mut reader = AclReader::default();
+    for (number, line) in text.split('\n').enumerate() {
+        reader.line(number + 1, line.trim_end_matches('\r'));
+    }
+    let AclReader { sections, left_out, closed, .. } = reader;
+    match closed {
+        true => Imported { rules: closed_rules(&left_out), left_out },
+        false => Imported { rules: written(sections.into_values(), &left_out), left_out },
+    }
+}
+
+#[derive(Default)]
+struct AclReader {
+    /// By their order among the rules.
+    sections: BTreeMap<usize, (For, Section)>,
+    known: BTreeMap<For, usize>,
+    left_out: Vec<String>,
+    /// The user that lines are for: none yet, one that is left out, or a name.
+    user: Option<Option<String>>,
+    /// Nothing is allowed.
+    closed: bool,
+}
+
+impl AclReader {
+    fn refuse(&mut self, number: usize, line: &str, why: &str) {
+        self.left_out.push(format!("line {number}: {why}: {}", line.trim()));
+    }
+
+    fn close(&mut self, number: usize, line: &str, why: &str) {
+        self.refuse(number, line, &format!("{why}; nothing is allowed until it is corrected"));
+        self.closed = true;
+    }
+
+    /// Words are divided by blanks and by nothing else.
+    fn line(&mut self, number: usize, line: &str) {
+        if line.trim().is_empty() || line.trim().starts_with('#') {
+            return;
         }
-        let (word, rest) = line.split_once(char::is_whitespace).unwrap_or((line, ""));
-        let rest = rest.trim();
-        let mut refuse = |why: &str| left_out.push(format!("line {}: {why}: {line}", number + 1));
-        let whom = match word {
-            "user" if rest.is_empty() || rest.contains('*') || rest.chars().any(char::is_control) => {
-                refuse("a user name that rules cannot have, and what follows is left out with it");
-                user = Some(None);
-                continue;
+        let (word, rest) = line.trim_start_matches(' ').split_once(' ').unwrap_or((line, ""));
+        let rest = rest.trim_matches(|letter: char| letter.is_ascii_whitespace());
+        match word.trim_start_matches(' ') {
+            "user" if rest.is_empty() => self.close(number, line, "a user without a name"),
+            "user" if rest.chars().any(char::is_control) => {
+                self.refuse(
+                    number,
+                    line,
+                    "a user name that nobody can have, and what follows is left out with it",
+                );
+                self.user = Some(None);
             }
-            "user" => {
-                user = Some(Some(rest.to_owned()));
-                continue;
-            }
-            "topic" => match &user {
-                None => For::Anonymous,
-                Some(Some(name)) => For::User(name.clone()),
-                Some(None) => {
-                    refuse("of a user that is left out");
-                    continue;
-                }
+            "user" => self.user = Some(Some(rest.to_owned())),
+            "topic" | "pattern" if rest.is_empty() => self.refuse(number, line, "no topic"),
+            "topic" => match self.user.clone() {
+                None => self.rule(number, line, For::Anonymous, rest),
+                Some(Some(name)) => self.rule(number, line, For::User(name), rest),
+                Some(None) => self.refuse(number, line, "of a user that is left out"),
             },
-            "pattern" => For::Pattern,
-            _ => {
-                refuse("not understood");
-                continue;
+            "pattern" => self.rule(number, line, For::Pattern, rest),
+            _ => self.close(number, line, "not understood"),
+        }
+    }
+
+    fn rule(&mut self, number: usize, line: &str, whom: For, rest: &str) {
+        let Some((access, topic)) = access(rest) else {
+            let word = rest.split(' ').next().unwrap_or_default().to_ascii_lowercase();
+            return match matches!(word.as_str(), "read" | "write" | "readwrite") {
+                true => self.refuse(number, line, "read, write and readwrite are spelt so"),
+                false => self.close(number, line, "neither read, write, readwrite nor deny"),
+            };
+        };
+        let filters = match &whom {
+            For::Pattern => patterns(topic, access.is_none()),
+            _ => vec![topic.replace('%', "%%")],
+        };
+        let problem = filters.iter().find_map(|filter| match filter.chars().any(char::is_control) {
+            true => Some("a control character".to_owned()),
+            false => Pattern::parse(filter).err(),
+        });
+        match (problem, access) {
+            (None, _) => {}
+            (Some(why), None) => return self.close(number, line, &why),
+            (Some(why), Some(_)) => return self.refuse(number, line, &why),
+        }
+        if access.is_some() && matches!(&whom, For::User(name) if name.contains('*')) {
+            return self.refuse(
+                number,
+                line,
+                "a user name with *, which in rules stands for other names, too",
+            );
+        }
+        if whom == For::Pattern && topic.split('/').any(|level| level.len() > 2 && has_placeholder(level)) {
+            let why = "%c and %u are text where they are not alone in their level, as for Mosquitto 2.1";
+            self.refuse(number, line, why);
+        }
+        let (_, section) = self.section(whom);
+        for filter in filters {
+            match access {
+                None => section.denied.push((Access::Both, filter)),
+                Some(access) => section.allowed.push((access, filter)),
             }
-        };
-        let (access, topic) = access(rest);
-        let filter = match &whom {
-            For::Pattern => pattern(topic),
-            _ => topic.replace('%', "%%"),
-        };
-        if filter.chars().any(char::is_control) {
-            refuse("a control character");
-            continue;
         }
-        if let Err(why) = Pattern::parse(&filter) {
-            refuse(&why);
-            continue;
-        }
-        // In the order of the file, patterns after the others.
-        let next = known.len() + 1;
+    }
+
+    /// In the order of the file, patterns after the others.
+    fn section(&mut self, whom: For) -> &mut (For, Section) {
+        let next = self.known.len() + 1;
         let place = match whom {
             For::Pattern => usize::MAX,
             For::Anonymous => 0,
-            For::User(ref name) => *known.entry(For::User(name.clone())).or_insert(next),
+            For::User(ref name) => *self.known.entry(For::User(name.clone())).or_insert(next),
         };
-        let (_, section) = sections.entry(place).or_insert_with(|| (whom, Section::default()));
-        match access {
-            None => section.denied.push((Access::Both, filter)),
-            Some(access) => section.allowed.push((access, filter)),
-        }
-    }
-    Imported { rules: written(sections.into_values(), &left_out), left_out }
-}
-
-/// `read`, `write`, `readwrite` or nothing before the topic; `None` is `deny`.
-fn access(text: &str) -> (Option<Access>, &str) {
-    let (word, rest) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
-    let rest = rest.trim();
-    match word {
-        "read" if !rest.is_empty() => (Some(Access::Read), rest),
-        "write" if !rest.is_empty() => (Some(Access::Write), rest),
-        "readwrite" if !rest.is_empty() => (Some(Access::Both), rest),
-        "deny" if !rest.is_empty() => (None, rest),
-        _ => (Some(Access::Both), text),
+        self.sections.entry(place).or_insert_with(|| (whom, Section::default()))
     }
 }
 
-/// In a pattern `%c` and `%u` alone in a level are placeholders, and everything else is text.
-fn pattern(text: &str) -> String {
+/// `read`, `write`, `readwrite`, `deny` or nothing before the topic: the access, `None` for `deny`, and the topic. `None` for
+/// another word.
+fn access(text: &str) -> Option<(Option<Access>, &str)> {
+    let Some((word, rest)) = text.split_once(' ') else { return Some((Some(Access::Both), text)) };
+    let access = match word {
+        "read" => Some(Access::Read),
+        "write" => Some(Access::Write),
+        "readwrite" => Some(Access::Both),
+        "deny" => None,
+        _ => return None,
+    };
+    Some((access, rest.trim_start_matches(|letter: char| letter.is_ascii_whitespace())))
+}
+
+fn has_placeholder(level: &str) -> bool {
+    level.contains("%c") || level.contains("%u")
+}
+
+/// In a pattern `%c` and `%u` alone in a level are placeholders, and everything else is text. What Mosquitto 2.0.11 fills in within
+/// a level, too, is denied in both readings.
+fn patterns(text: &str, deny: bool) -> Vec<String> {
     let level = |level: &str| match level {
         "%c" | "%u" => level.to_owned(),
         other => other.replace('%', "%%"),
     };
-    text.split('/').map(level).collect::<Vec<_>>().join("/")
+    let anywhere = |level: &str| {
+        let escaped = level.replace('%', "%%");
+        escaped.replace("%%c", "%c").replace("%%u", "%u")
+    };
+    let joined = |read: &dyn Fn(&str) -> String| text.split('/').map(read).collect::<Vec<_>>().join("/");
+    let mut filters = vec![joined(&level)];
+    if deny && joined(&anywhere) != filters[0] {
+        filters.push(joined(&anywhere));
+    }
+    filters
 }
 
-fn written(sections: impl Iterator<Item = (For, Section)>, left_out: &[String]) -> String {
+/// A rules file that allows nothing.
+fn closed_rules(left_out: &[String]) -> String {
+    let mut text = head(left_out);
+    text.push_str("# Nothing is allowed: Mosquitto does not start with a file that has such a line. Correct it and import anew.\n");
+    text
+}
+
+fn head(left_out: &[String]) -> String {
     let mut text = String::from(
         "# Imported from an ACL file of Mosquitto. The first rule that matches decides; what none names is denied.\n",
     );
@@ -146,10 +221,23 @@ fn written(sections: impl Iterator<Item = (For, Section)>, left_out: &[String]) 
         let line = line.replace(|letter: char| letter.is_control() && letter != '\t', "?");
         let _ = writeln!(text, "# Left out, {line}");
     }
+    text
+}
+
+/// The name as rules have it. A `*` in it stands for any end there, which only denies more.
+fn rule_name(name: &str) -> String {
+    match name.split_once('*') {
+        Some((before, _)) => format!("{before}*"),
+        None => name.to_owned(),
+    }
+}
+
+fn written(sections: impl Iterator<Item = (For, Section)>, left_out: &[String]) -> String {
+    let mut text = head(left_out);
     for (whom, section) in sections {
         let (comment, condition) = match &whom {
             For::Anonymous => ("devices without a user name".to_owned(), "anonymous = true\n".to_owned()),
-            For::User(name) => (format!("user {name}"), format!("users = [{}]\n", quoted(name))),
+            For::User(name) => (format!("user {name}"), format!("users = [{}]\n", quoted(&rule_name(name)))),
             For::Pattern => ("every device".to_owned(), String::new()),
         };
         let _ = writeln!(text, "\n# For {comment}.");

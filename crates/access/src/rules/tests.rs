@@ -298,9 +298,10 @@ filter = "on-delivery"
 fn an_acl_file_of_mosquitto_becomes_rules_that_decide_the_same() {
     let acl = "# comment\ntopic read news/#\n\nuser anna\ntopic lab/+\ntopic deny lab/secret\n\
                topic write cmd/100%\npattern readwrite d/%c/#\npattern write u/%u\npattern x/a%c\n\
-               user b*d\ntopic x\nfoo\n";
+               user b*d\ntopic x\n";
     let imported = import_mosquitto(acl);
-    assert_eq!(imported.left_out.len(), 3, "{:?}", imported.left_out);
+    // The user with a star, and the placeholder within a level.
+    assert_eq!(imported.left_out.len(), 2, "{:?}", imported.left_out);
     let rules = rules(&imported.rules);
     let nobody = Principal::default();
     let anna = user("anna");
@@ -318,12 +319,58 @@ fn an_acl_file_of_mosquitto_becomes_rules_that_decide_the_same() {
 /// The failure: an ACL file whose line cannot be said breaks the file that comes of it.
 #[test]
 fn what_cannot_be_imported_stays_as_a_comment() {
-    let imported = import_mosquitto("user a*\ntopic \u{7}x\nfoo \r\u{0} bar\nuser b\ntopic read x\n");
+    let imported = import_mosquitto("user a\u{1}\ntopic x\ntopic \r\u{0} bar\nuser b\ntopic read x\n");
     assert_eq!(imported.left_out.len(), 3, "{:?}", imported.left_out);
     for line in ["# Left out, line 1: ", "# Left out, line 2: ", "# Left out, line 3: "] {
         assert!(imported.rules.contains(line), "{}", imported.rules);
     }
     assert_eq!(rules(&imported.rules).len(), 1);
+}
+
+/// The failure: a line that denies, or that says whom lines are for, was left out alone, and what it kept shut was open.
+#[test]
+fn a_line_that_may_have_denied_leaves_nothing_allowed() {
+    let anna = user("anna");
+    let anna = subject("c1", &anna);
+    for line in [
+        "topic deny home/secret/# # the safe",
+        "topic Deny home/secret/#",
+        "topic\tdeny home/secret/#",
+        "Topic deny home/secret/#",
+        "pattern deny home/+secret/#",
+        "User bob",
+        "user\tbob",
+        "user",
+        "topic none home/secret/#",
+    ] {
+        let imported = import_mosquitto(&format!("user anna\ntopic home/#\n{line}\ntopic readwrite lab/#\n"));
+        let rules = rules(&imported.rules);
+        for topic in ["home/secret/x", "home/x", "lab/x"] {
+            assert!(!rules.publish(&anna, topic).is_allowed(), "{line} {topic}: {}", imported.rules);
+        }
+        assert!(imported.left_out.iter().any(|told| told.contains("nothing is allowed")), "{line}");
+    }
+    // One that only allows is left out by itself.
+    for line in
+        ["topic read a/# # all", "topic READ a/#", "topic", "topic write a/\u{1}", "  # topic deny home/#"]
+    {
+        let imported = import_mosquitto(&format!("user anna\r\n  topic  write   home/x  \r\n{line}\r\n"));
+        assert!(rules(&imported.rules).publish(&anna, "home/x").is_allowed(), "{line}: {}", imported.rules);
+    }
+}
+
+/// The failure: what a user with a star, or a pattern with a placeholder within a level, was denied was not any more.
+#[test]
+fn what_is_denied_stays_denied_where_rules_read_it_otherwise() {
+    let acl = "user a*a\ntopic deny x/#\npattern deny d-%c/#\npattern readwrite #\n";
+    let rules = rules(&import_mosquitto(acl).rules);
+    let (starred, anna) = (user("a*a"), user("anna"));
+    assert!(!rules.publish(&subject("c1", &starred), "x/y").is_allowed());
+    assert!(rules.publish(&subject("c1", &starred), "y").is_allowed());
+    for topic in ["d-c1/x", "d-%c/x"] {
+        assert!(!rules.publish(&subject("c1", &anna), topic).is_allowed(), "{topic}");
+    }
+    assert!(rules.publish(&subject("c1", &anna), "d-c2/x").is_allowed());
 }
 
 #[test]
