@@ -7,13 +7,14 @@ use std::{
     fs,
     io::{BufRead as _, BufReader, Read as _},
     process::{Child, Command, Output, Stdio},
+    time::Duration,
 };
 
 use rcgen::{CertificateParams, KeyPair};
 
 use crate::{
     client::{Client, hello},
-    support::{Server, command, root, until},
+    support::{Server, command, need, on_path, root, run, until},
 };
 
 /// `mqtt-server ctl` for a gateway of the tests.
@@ -340,18 +341,96 @@ fn ctl_shows_its_certificate_by_option_variable_and_profile() {
 #[test]
 fn completion_and_man_pages_come_from_the_same_definition() {
     let dir = tempfile::tempdir().expect("make a directory");
-    let run = |args: &[&str]| {
+    let ask = |args: &[&str]| {
         let output =
             command(env!("CARGO_BIN_EXE_mqtt-server")).arg("ctl").args(args).output().expect("run ctl");
         assert!(output.status.success(), "{output:?}");
         String::from_utf8_lossy(&output.stdout).into_owned()
     };
     for shell in ["bash", "zsh", "fish"] {
-        let script = run(&["completion", shell]);
+        let script = ask(&["completion", shell]);
         assert!(script.contains("dead-letters") && script.contains("no-ack"), "{shell}");
     }
-    run(&["man", &dir.path().display().to_string()]);
+    ask(&["man", &dir.path().display().to_string()]);
     let page = fs::read_to_string(dir.path().join("mqtt-server-ctl-pub.1")).expect("a page of a verb");
     assert!(page.contains("fail\\-offline"), "{page}");
     assert!(dir.path().join("mqtt-server.1").exists());
+}
+
+/// Words and what a shell makes of them; the second has a hyphen in a word before the last one.
+const COMPLETED: [(&str, &str); 2] =
+    [("ctl devi", "ctl devices"), ("ctl groups dead-letters requ", "ctl groups dead-letters requeue")];
+
+/// The script for a shell as a file of a directory of its own.
+fn completion(shell: &str, file: &str) -> tempfile::TempDir {
+    let dir = tempfile::tempdir().expect("make a directory");
+    let output = command(env!("CARGO_BIN_EXE_mqtt-server")).args(["ctl", "completion", shell]).output();
+    let output = output.expect("run ctl completion");
+    assert!(output.status.success(), "{output:?}");
+    fs::write(dir.path().join(file), output.stdout).expect("write the script");
+    dir
+}
+
+fn completed(shell: &mut Command) -> String {
+    let (success, told) = run(shell, Duration::from_secs(60));
+    assert!(success, "{told}");
+    told
+}
+
+/// The failure: the script for bash walked through the words under one name of the program and looked up what fits under another, so
+/// that nothing was completed below the first word.
+#[test]
+fn bash_completes_below_the_first_word() {
+    let dir = completion("bash", "mqtt-server.bash");
+    // Bash calls the function that the script registers with these variables and arguments.
+    let script = r#". ./mqtt-server.bash
+        registered=$(complete -p mqtt-server)
+        function=${registered#*-F }
+        COMP_WORDS=(mqtt-server $1)
+        COMP_CWORD=$((${#COMP_WORDS[@]} - 1))
+        "${function%% *}" mqtt-server "${COMP_WORDS[COMP_CWORD]}" "${COMP_WORDS[COMP_CWORD-1]}"
+        printf '%s\n' "${COMPREPLY[@]}""#;
+    for (words, whole) in COMPLETED {
+        let mut bash = Command::new("bash");
+        bash.args(["--norc", "-c", script, "bash", words]).current_dir(dir.path());
+        assert_eq!(completed(&mut bash).trim(), whole.rsplit(' ').next().unwrap_or_default(), "{words}");
+    }
+}
+
+#[test]
+fn fish_completes_below_the_first_word() {
+    if !need("fish", on_path("fish")) {
+        return;
+    }
+    let dir = completion("fish", "mqtt-server.fish");
+    // The script for fish knows words down to the third.
+    for (words, last) in [("ctl devi", "devices"), ("ctl groups dead-l", "dead-letters")] {
+        let script = format!("source mqtt-server.fish; complete -C 'mqtt-server {words}'");
+        let mut fish = Command::new("fish");
+        fish.args(["--no-config", "-c", &script]).current_dir(dir.path()).env("HOME", dir.path());
+        let told = completed(&mut fish);
+        let found: Vec<&str> = told.lines().filter_map(|line| line.split('\t').next()).collect();
+        assert_eq!(found, [last], "{words}");
+    }
+}
+
+#[test]
+fn zsh_completes_below_the_first_word() {
+    if !need("zsh", on_path("zsh")) {
+        return;
+    }
+    let dir = completion("zsh", "_mqtt-server");
+    // The line is completed by a tab at a terminal, and then run.
+    let settings = "fpath=($ZDOTDIR $fpath)\nautoload -U compinit && compinit -u -D\nPROMPT='ready:'\n\
+        mqtt-server() { print -r -- \"ran:$*:\" }\n";
+    fs::write(dir.path().join(".zshrc"), settings).expect("write the settings");
+    let script = "zmodload zsh/zpty\nzpty shell zsh -i\nzpty -r -m shell out '*ready:*'\n\
+        zpty -w shell \"mqtt-server $1\"$'\\t'\nzpty -r -m shell out '*ran:*:*'\nprint -r -- $out\nzpty -d shell\n";
+    for (words, whole) in COMPLETED {
+        let mut zsh = Command::new("zsh");
+        zsh.args(["-f", "-c", script, "zsh", words]).current_dir(dir.path());
+        zsh.env("ZDOTDIR", dir.path()).env("TERM", "dumb");
+        let told = completed(&mut zsh);
+        assert!(told.contains(&format!("ran:{whole}:")), "{words}: {told}");
+    }
 }

@@ -78,8 +78,8 @@ pub(crate) fn locally(
         Local::Completion(Completion { shell }) => {
             let name = whole.get_name().to_owned();
             let mut script = Vec::new();
-            clap_complete::generate(shell, &mut whole, name, &mut script);
-            out.bytes(&script)?;
+            clap_complete::generate(shell, &mut whole, name.clone(), &mut script);
+            out.bytes(repaired(shell, &name, &String::from_utf8_lossy(&script)).as_bytes())?;
             Ok(out.flush()?)
         }
         Local::Man(Man { directory }) => {
@@ -88,6 +88,17 @@ pub(crate) fn locally(
             whole.build();
             clap_mangen::generate_to(whole, &directory).map_err(wrong)
         }
+    }
+}
+
+/// The script with one spelling of the program's name. For bash `clap_complete` 4.6 walks through the words under one spelling of a
+/// name with a hyphen and looks up what fits under another, so that nothing fits below the first word.
+fn repaired(shell: Shell, program: &str, script: &str) -> String {
+    match (shell, program.split_once('-')) {
+        (Shell::Bash, Some(_)) => {
+            script.replace(&program.replace('-', "__subcmd__"), &program.replace('-', "__"))
+        }
+        _ => script.to_owned(),
     }
 }
 

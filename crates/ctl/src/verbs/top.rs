@@ -1,18 +1,14 @@
 //! A live view: what the gateway carries, the devices that lag, the groups that lag.
 //!
 //! The counters are the gateway's `$SYS` topics, retained messages that cost it nothing to read; rates are their differences
-//! between two pages. Plain lines that are written over: it needs no library for terminals, and without a terminal each page is
+//! over the time between two writes of a counter, which the gateway says. Plain lines that are written over: it needs no library for terminals, and without a terminal each page is
 //! printed below the other.
 
-use std::{
-    collections::BTreeMap,
-    io::IsTerminal as _,
-    time::{Duration, Instant},
-};
+use std::{collections::BTreeMap, io::IsTerminal as _, time::Duration};
 
 use mqtt_gateway_client::{
     Error, Reason,
-    v1::{Device, Group, ListGroupsRequest, ListRetainedRequest, ListTopDevicesRequest},
+    v1::{Device, Group, ListGroupsRequest, ListRetainedRequest, ListTopDevicesRequest, RetainedMessage},
 };
 use serde_json::json;
 
@@ -33,22 +29,42 @@ pub(crate) struct Top {
     limit: u8,
 }
 
-/// What `$SYS` says, by name below `$SYS/broker/`, and when it was read.
-struct Counters {
-    at: Instant,
-    values: BTreeMap<String, f64>,
+/// A counter of `$SYS`, and the second when the gateway wrote it.
+#[derive(Clone, Copy, PartialEq)]
+struct Counter {
+    value: f64,
+    written: f64,
 }
 
+/// What `$SYS` says, by name below `$SYS/broker/`.
+#[derive(PartialEq)]
+struct Counters(BTreeMap<String, Counter>);
+
 impl Counters {
-    fn get(&self, name: &str) -> f64 {
-        self.values.get(name).copied().unwrap_or(0.0)
+    fn of(messages: &[RetainedMessage]) -> Self {
+        let value = |payload: &[u8]| std::str::from_utf8(payload).ok()?.split(' ').next()?.parse().ok();
+        let counters = messages.iter().filter_map(|message| {
+            let name = message.topic.strip_prefix("$SYS/broker/")?;
+            let time = message.receive_time?;
+            let written = time.seconds as f64 + f64::from(time.nanos) / 1e9;
+            Some((name.to_owned(), Counter { value: value(&message.payload)?, written }))
+        });
+        Self(counters.collect())
     }
 
-    /// Per second since `before`.
+    fn get(&self, name: &str) -> f64 {
+        self.0.get(name).map_or(0.0, |counter| counter.value)
+    }
+
+    /// Per second since `before`; none if the counter was not written anew.
     fn rate(&self, before: Option<&Self>, name: &str) -> Option<f64> {
-        let before = before?;
-        let seconds = (self.at - before.at).as_secs_f64();
-        Some(((self.get(name) - before.get(name)) / seconds.max(0.001)).max(0.0))
+        let (now, before) = (self.0.get(name)?, before?.0.get(name)?);
+        let seconds = now.written - before.written;
+        (seconds > 0.0).then(|| ((now.value - before.value) / seconds).max(0.0))
+    }
+
+    fn values(&self) -> BTreeMap<&str, f64> {
+        self.0.iter().map(|(name, counter)| (name.as_str(), counter.value)).collect()
     }
 }
 
@@ -68,7 +84,7 @@ impl Top {
         let (mut before, mut last): (Option<Counters>, Option<Counters>) = (None, None);
         loop {
             let now = counters(context).await?;
-            if last.as_ref().is_none_or(|last| last.values != now.values) {
+            if last.as_ref() != Some(&now) {
                 before = last.replace(now);
             }
             let devices = devices(context, self.limit).await?;
@@ -105,13 +121,7 @@ async fn counters(context: &VerbContext) -> Result<Counters, Failure> {
         page_token: String::new(),
     };
     let page = answer!(context.client.state().list_retained(context.ask(request)));
-    let value = |payload: &[u8]| std::str::from_utf8(payload).ok()?.split(' ').next()?.parse::<f64>().ok();
-    let values = page.messages.iter().filter_map(|message| {
-        Some((message.topic.strip_prefix("$SYS/broker/")?.to_owned(), value(&message.payload)?))
-    });
-    #[expect(clippy::disallowed_methods, reason = "rates are by the clock of whoever looks")]
-    let at = Instant::now();
-    Ok(Counters { at, values: values.collect() })
+    Ok(Counters::of(&page.messages))
 }
 
 async fn devices(context: &VerbContext, limit: u8) -> Result<Vec<Device>, Failure> {
@@ -135,7 +145,7 @@ async fn groups(context: &VerbContext, limit: u8) -> Result<Vec<Group>, Failure>
 
 fn page(now: &Counters, before: Option<&Counters>, devices: &[Device], groups: &[Group]) -> Vec<String> {
     let mut lines = Vec::new();
-    if now.values.is_empty() {
+    if now.0.is_empty() {
         lines.push(
             "no counters: sys.enabled is false in the gateway's configuration, or $SYS is not in your scope"
                 .to_owned(),
@@ -208,7 +218,7 @@ fn as_json(
     let rates: serde_json::Map<String, serde_json::Value> =
         RATES.iter().map(|(name, _)| ((*name).to_owned(), json!(now.rate(before, name)))).collect();
     json!({
-        "counters": now.values,
+        "counters": now.values(),
         "perSecond": rates,
         "devices": devices.iter().map(gateway_api::json::to_json).collect::<Vec<_>>(),
         "groups": groups.iter().map(gateway_api::json::to_json).collect::<Vec<_>>(),
@@ -244,18 +254,24 @@ fn uptime(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    fn counters(after: u64, received: f64) -> Counters {
-        #[expect(clippy::disallowed_methods, reason = "a point to count from")]
-        let at = Instant::now() + Duration::from_secs(after);
-        Counters { at, values: BTreeMap::from([("bytes/received".to_owned(), received)]) }
+    fn counters(written: i64, nanos: i32, received: &str) -> Counters {
+        Counters::of(&[RetainedMessage {
+            topic: "$SYS/broker/bytes/received".to_owned(),
+            payload: received.as_bytes().to_vec().into(),
+            receive_time: Some(prost_types::Timestamp { seconds: written, nanos }),
+            ..RetainedMessage::default()
+        }])
     }
 
+    /// The failure: the time of a rate began when the first page was read, so that it was shorter than the one in which what was
+    /// counted came, and a steady 100 a second were 165 on the first page.
     #[test]
-    fn a_rate_needs_two_values_and_survives_a_restart_of_the_gateway() {
-        let (first, second) = (counters(0, 100.0), counters(10, 300.0));
+    fn a_rate_is_over_the_time_between_two_writes_of_a_counter() {
+        let (first, second) = (counters(0, 500_000_000, "100"), counters(10, 500_000_000, "300"));
         assert_eq!(second.rate(None, "bytes/received"), None);
-        assert!((second.rate(Some(&first), "bytes/received").unwrap() - 20.0).abs() < 0.1);
-        assert_eq!(counters(20, 0.0).rate(Some(&second), "bytes/received"), Some(0.0));
+        assert_eq!(second.rate(Some(&first), "bytes/received"), Some(20.0));
+        assert_eq!(second.rate(Some(&second), "bytes/received"), None);
+        assert_eq!(counters(20, 0, "0").rate(Some(&second), "bytes/received"), Some(0.0), "after a restart");
     }
 
     #[test]
