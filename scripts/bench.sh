@@ -15,23 +15,11 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-as_root() {
-  if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
-}
-
-install_mosquitto() {
-  PATH=$PATH:/usr/sbin command -v mosquitto >/dev/null && return
-  command -v apt-get >/dev/null || { skip "Mosquitto" "it is not installed and there is no apt-get"; return; }
-  as_root env DEBIAN_FRONTEND=noninteractive sh -c \
-    'apt-get update -qq && apt-get install -y -qq --no-install-recommends mosquitto' >/dev/null ||
-    skip "Mosquitto" "apt-get failed or there is neither root nor sudo"
-}
-
 for tool in python3 taskset; do
   command -v "$tool" >/dev/null || { echo "scripts/bench.sh needs $tool" >&2; exit 1; }
 done
 case " $* " in *" --help "* | *" -h "* | *" --only-docs "*) exec python3 scripts/bench/main.py "$@" ;; esac
-install_mosquitto
+fetch_mosquitto
 if [ "${SKIP_BUILD:-}" != 1 ]; then
   cargo build --profile dist --locked --bin mqtt-server
   cargo build --release --locked -p mqload -p grpcload

@@ -29,6 +29,40 @@ step() {
   time "$@"
 }
 
+as_root() {
+  if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
+}
+
+# unpack_package PACKAGE: a Debian package into target/tools/PACKAGE. It is not installed, so that nothing of it is started.
+unpack_package() {
+  local package=$1 tools=target/tools deb
+  mkdir -p $tools/packages
+  (cd $tools/packages && { apt-get download -qq "$package" 2>/dev/null ||
+    { as_root apt-get update -qq && apt-get download -qq "$package"; }; }) || return
+  deb=$(find $tools/packages -name "${package}_*.deb" | sort | tail -n 1)
+  rm -rf "${tools:?}/$package" "${tools:?}/$package.new"
+  dpkg-deb -x "$deb" "$tools/$package.new" && mv -T "$tools/$package.new" "$tools/$package"
+}
+
+# The broker for comparisons, which tests look for on PATH. Its Debian package starts a broker on port 1883, so it is only unpacked;
+# libraries that it lacks are installed, as they start nothing.
+fetch_mosquitto() {
+  local tools=$PWD/target/tools/mosquitto deb code=0
+  PATH=$tools/usr/sbin:$tools/usr/bin:$PATH:/usr/sbin
+  if command -v mosquitto >/dev/null && command -v mosquitto_passwd >/dev/null; then return; fi
+  command -v apt-get >/dev/null || { skip "Mosquitto" "it is not installed and there is no apt-get"; return; }
+  say "fetching Mosquitto into target/tools"
+  unpack_package mosquitto || { skip "Mosquitto" "its package could not be fetched"; return; }
+  mosquitto -h >/dev/null 2>&1 || code=$?
+  # 126 and 127: a library is missing.
+  if [ "$code" -ge 126 ]; then
+    deb=$(find target/tools/packages -name 'mosquitto_*.deb' | sort | tail -n 1)
+    as_root env DEBIAN_FRONTEND=noninteractive apt-get satisfy -y -qq --no-install-recommends \
+      "$(dpkg-deb -f "$deb" Depends)" >/dev/null ||
+      skip "Mosquitto" "its libraries could not be installed: there is neither root nor sudo, or apt-get failed"
+  fi
+}
+
 # What is tested is what is shipped: with bridges to Kafka, wherever librdkafka can be compiled. `features` are the arguments for cargo.
 choose_features() {
   local tool missing=()

@@ -44,22 +44,20 @@ cassandra_start='' cassandra_port='' kafka_fetch=''
 declare -A running=()
 trap finish EXIT
 
-as_root() {
-  if [ "$(id -u)" = 0 ]; then "$@"; elif sudo -n true 2>/dev/null; then sudo "$@"; else return 1; fi
-}
-
 have() { command -v "$1" >/dev/null; }
 
-# Debian packages; `mosquitto` itself is for comparisons in benchmarks, its clients are for tests.
+# Debian packages. None of them starts anything.
 install_packages() {
   local missing=()
   have mosquitto_pub && have mosquitto_sub || missing+=(mosquitto-clients)
-  have mosquitto || [ -x /usr/sbin/mosquitto ] || missing+=(mosquitto)
   have openssl || missing+=(openssl)
   have python3 || missing+=(python3)
   python3 -c 'import ensurepip' 2>/dev/null || missing+=(python3-venv)
   have npm || missing+=(nodejs npm)
   have pkill || missing+=(procps)
+  # Completion is tried in each shell that there is one for.
+  have zsh || missing+=(zsh)
+  have fish || missing+=(fish)
   # For librdkafka, of the bridges to Kafka.
   have c++ || missing+=(g++)
   have make || missing+=(make)
@@ -85,11 +83,7 @@ install_prometheus() {
   if have promtool && have prometheus || [ -x $tools/prometheus/usr/bin/promtool ]; then return; fi
   have apt-get || { skip "rules and board in Prometheus" "there is no apt-get here"; return; }
   say "fetching Prometheus into $tools"
-  mkdir -p $tools/packages
-  { (cd $tools/packages && { apt-get download -qq prometheus 2>/dev/null ||
-      { as_root apt-get update -qq && apt-get download -qq prometheus; }; }) &&
-      dpkg-deb -x $tools/packages/prometheus_*.deb $tools/prometheus; } ||
-    skip "rules and board in Prometheus" "the package could not be fetched"
+  unpack_package prometheus || skip "rules and board in Prometheus" "the package could not be fetched"
 }
 
 install_python() {
@@ -281,6 +275,7 @@ choose_features
 start_cassandra
 start_kafka_fetch
 step prometheus install_prometheus
+step mosquitto fetch_mosquitto
 step python install_python
 step node install_node
 step typescript install_typescript

@@ -144,6 +144,95 @@ fn no_rule_or_panel_asks_for_a_metric_that_is_not_there() {
     }
 }
 
+/// What is wrong with the names in a text for people: keys of the configuration, calls of the API, and pages.
+fn unknown_names(text: &str) -> Vec<String> {
+    let keys = keys();
+    let calls = calls();
+    let words = text.split(|c: char| !(c.is_ascii_alphanumeric() || "_./-".contains(c)));
+    let words = words.map(|word| word.trim_matches(['.', '-', '/']));
+    let mut unknown = Vec::new();
+    for word in words.filter(|word| word.contains(['.', '/'])) {
+        let is_page = word.starts_with("docs/");
+        if is_page && !root().join(word).exists() {
+            unknown.push(format!("{word} is no page"));
+        }
+        let Some((section, name)) = word.split_once('.').filter(|_| !is_page) else { continue };
+        if section.starts_with(|c: char| c.is_ascii_uppercase()) && !calls.contains(word) {
+            unknown.push(format!("{word} is no call of the API"));
+        }
+        // Capitals are a placeholder, and labels are those of the alert.
+        let is_key =
+            word.chars().all(|c| !c.is_ascii_uppercase()) && !section.is_empty() && section != "labels";
+        if is_key && !keys.contains(word) {
+            unknown.push(format!("{section}.{name} is no key of the configuration"));
+        }
+    }
+    unknown
+}
+
+/// The keys that docs/mqtt-server.toml shows, with their sections.
+fn keys() -> BTreeSet<String> {
+    let text = fs::read_to_string(root().join("docs/mqtt-server.toml")).expect("read the configuration");
+    let mut keys = BTreeSet::new();
+    let mut section = String::new();
+    for line in text.lines() {
+        let line = line.trim_start_matches(['#', ' ']);
+        if let Some(name) = line.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            name.0.trim_start_matches('[').clone_into(&mut section);
+        } else if let Some((name, _)) = line.split_once(" = ") {
+            keys.insert(format!("{section}.{name}"));
+        }
+    }
+    keys
+}
+
+/// `Service.Method` of each call in the protos.
+fn calls() -> BTreeSet<String> {
+    let folder = fs::read_dir(root().join("proto/gateway/v1")).expect("list the protos");
+    let mut calls = BTreeSet::new();
+    for file in folder {
+        let text = fs::read_to_string(file.expect("a file").path()).expect("read a proto");
+        let mut service = "";
+        for line in text.lines().map(str::trim_start) {
+            if let Some(rest) = line.strip_prefix("service ") {
+                service = rest.split(' ').next().unwrap_or_default();
+            } else if let Some(rest) = line.strip_prefix("rpc ") {
+                calls.insert(format!("{service}.{}", rest.split('(').next().unwrap_or_default()));
+            }
+        }
+    }
+    calls
+}
+
+/// The failure: an alert sent who was woken by it to a limit and a call that did not exist.
+#[test]
+fn no_alert_or_panel_names_what_is_not_there() {
+    let board: Value = serde_json::from_str(&board()).expect("the board is JSON");
+    let mut texts = Vec::new();
+    collect(&board, "description", &mut texts);
+    let rules = yaml("deploy/prometheus/rules.yml");
+    if let Some(file) = &rules {
+        let before = texts.len();
+        ["summary", "description", "runbook"].into_iter().for_each(|key| collect(file, key, &mut texts));
+        assert!(texts.len() > before + 40, "only {} texts", texts.len() - before);
+    }
+    let wrong: Vec<String> = texts
+        .iter()
+        .flat_map(|text| unknown_names(text).into_iter().map(move |fault| format!("{fault}: {text}")))
+        .collect();
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+    // The check sees what it is for.
+    for bad in [
+        "limits.max_queued_messages bounds it.",
+        "Consumer.ListPending shows it.",
+        "see docs/operations/nothing.md.",
+    ] {
+        assert_eq!(unknown_names(bad).len(), 1, "{bad}: {:?}", unknown_names(bad));
+    }
+    let good = "Groups.ListPending, limits.offline_messages, docs/metrics.md. {{ $labels.reason }}";
+    assert!(unknown_names(good).is_empty(), "{:?}", unknown_names(good));
+}
+
 #[test]
 fn the_board_is_what_its_script_makes() {
     let python = python().unwrap_or_else(|| "python3".into());

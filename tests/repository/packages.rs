@@ -198,3 +198,29 @@ fn the_gateway_takes_the_variables_of_the_guide_for_kubernetes() {
     let grace = grace.and_then(|line| line.split(' ').next()?.parse().ok());
     assert!(grace > Some(config.shutdown.deadline.0.as_secs()), "{grace:?}");
 }
+
+/// The failure: the test command installed a package that starts a broker on port 1883, where a developer has one, or has none on
+/// purpose.
+#[test]
+fn no_script_installs_a_broker_that_starts_itself() {
+    let servers = ["mosquitto", "prometheus", "redis-server", "nats-server"];
+    let mut scripts = 0;
+    for file in fs::read_dir(root().join("scripts")).expect("list the scripts") {
+        let path = file.expect("a file").path();
+        if path.extension().is_none_or(|extension| extension != "sh") {
+            continue;
+        }
+        scripts += 1;
+        let text = fs::read_to_string(&path).expect("read a script");
+        for line in text.lines().filter(|line| !line.trim_start().starts_with('#')) {
+            let installs = ["missing+=(", "apt_install ", "apt-get install "];
+            let Some(rest) = installs.iter().find_map(|begin| Some(line.split_once(begin)?.1)) else {
+                continue;
+            };
+            let mut packages = rest.split([' ', ')', '\'', '"', ';', '&']);
+            let server = packages.find(|package| servers.contains(package));
+            assert_eq!(server, None, "{}: {line}", path.display());
+        }
+    }
+    assert!(scripts > 10, "only {scripts} scripts");
+}
