@@ -73,6 +73,38 @@ fn a_configuration_of_mosquitto_comes_out_as_it_did() {
     }
 }
 
+/// The failure: a `rules.toml` that was there stopped the import half way, and the new configuration pointed at that foreign file;
+/// the warnings were never shown.
+#[test]
+fn all_files_are_written_or_none_and_warnings_are_shown() {
+    for (conf, arguments, there) in [
+        ("home.conf", &["--output", "gateway.toml"][..], "rules.toml"),
+        ("home.conf", &["--output", "gateway.toml", "--rules", "./gateway.toml"], ""),
+        ("home.conf", &["--output", "gateway.toml", "--rules", "missing/rules.toml"], ""),
+        ("bridge.conf", &["--output", "gateway.toml"], "bridge-centre.password"),
+        ("bridge.conf", &["--output", "gateway.toml"], "gateway.toml"),
+    ] {
+        let dir = copied();
+        if !there.is_empty() {
+            fs::write(dir.path().join(there), "of somebody else").expect("write a file");
+        }
+        let names = || {
+            let entries = fs::read_dir(dir.path()).expect("list the files");
+            entries.map(|entry| entry.expect("a file").file_name()).collect::<std::collections::BTreeSet<_>>()
+        };
+        let before = names();
+        let output = import(dir.path(), &[&[conf], arguments].concat());
+        let told = String::from_utf8_lossy(&output.stderr).into_owned();
+        assert_eq!(output.status.code(), Some(1), "{told}");
+        assert_eq!(names(), before, "{arguments:?}: {told}");
+        assert!(told.contains("note: ") && told.contains("nothing was written"), "{arguments:?}: {told}");
+        if !there.is_empty() {
+            let text = fs::read_to_string(dir.path().join(there)).expect("read the file");
+            assert!(text == "of somebody else" && told.contains(there), "{told}");
+        }
+    }
+}
+
 const CONF: &str =
     "user root\nlistener 0 mqtt.sock\nallow_anonymous true\npassword_file passwd\nacl_file acl\n";
 const ACL: &str = "topic read public/#\ntopic deny public/secret\nuser anna\ntopic readwrite #\ntopic deny home/secret/#\n\

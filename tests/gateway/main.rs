@@ -19,6 +19,7 @@ mod hooks;
 mod http_api;
 mod https;
 mod import;
+mod import_compared;
 mod interop;
 mod jwks;
 mod limits;

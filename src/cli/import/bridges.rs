@@ -1,10 +1,20 @@
 //! `connection` and what follows it: a bridge for each direction and set of prefixes and QoS.
 
-use std::path::{Path, PathBuf};
+use std::{
+    collections::BTreeMap,
+    net::Ipv6Addr,
+    path::{Path, PathBuf},
+};
 
 use access::backends::intersection;
+use gateway_core::TopicFilter;
 
-use super::{Remark, draft::quoted};
+use super::{
+    Remark,
+    draft::quoted,
+    lines::{flag, number, shown, text},
+};
+use crate::config::{Config, Flags};
 
 /// Where what waits is.
 const SESSION: &str =
@@ -54,6 +64,48 @@ const MISSING: &[(&str, &str)] = &[
 /// The system's authorities, where Debian has them.
 const SYSTEM_CA: &str = "/etc/ssl/certs/ca-certificates.crt";
 
+/// Options with a table or a key here.
+const CARRIED: &[&str] = &[
+    "address",
+    "addresses",
+    "bridge_cafile",
+    "bridge_certfile",
+    "bridge_identity",
+    "bridge_insecure",
+    "bridge_keyfile",
+    "bridge_outgoing_retain",
+    "bridge_protocol_version",
+    "bridge_psk",
+    "bridge_tls_use_os_certs",
+    "clientid",
+    "keepalive_interval",
+    "password",
+    "remote_clientid",
+    "remote_password",
+    "remote_username",
+    "round_robin",
+    "start_type",
+    "topic",
+    "username",
+];
+
+/// Options whose value must be read for the bridge to be the same to the other side.
+const TEXTS: &[&str] = &[
+    "bridge_cafile",
+    "bridge_capath",
+    "bridge_certfile",
+    "bridge_keyfile",
+    "clientid",
+    "password",
+    "remote_clientid",
+    "remote_password",
+    "remote_username",
+    "username",
+];
+
+/// Options that say whether there is TLS, and what it proves.
+const FLAGS: &[&str] = &["bridge_insecure", "bridge_tls_use_os_certs"];
+
 /// A line of a connection: place, key, value.
 pub(super) type BridgeLine = (String, String, String);
 
@@ -73,6 +125,7 @@ pub(super) struct BridgeTables {
 }
 
 /// A `topic`, one way.
+#[derive(Clone)]
 struct Topic {
     is_in: bool,
     filter: String,
@@ -84,7 +137,12 @@ struct Topic {
 impl Topic {
     /// What the bridge takes, where it takes it.
     fn taken(&self) -> String {
-        format!("{}{}", if self.is_in { &self.remote } else { &self.local }, self.filter)
+        if self.is_in { self.there() } else { self.here() }
+    }
+
+    /// What it is called on this side.
+    fn here(&self) -> String {
+        format!("{}{}", self.local, self.filter)
     }
 
     /// What it is called on the other side.
@@ -103,37 +161,67 @@ impl BridgeBlock {
     fn tell(&self, told: &mut Vec<Remark>, place: &str, text: String, lost: bool) {
         told.push(Remark {
             place: place.to_owned(),
-            text: format!("connection {}: {text}", self.name),
+            text: format!("connection {}: {text}", shown(&self.name)),
             lost,
         });
     }
 
+    /// The value of the last of these options, whole.
     fn last(&self, keys: &[&str]) -> Option<&str> {
         let found = self.lines.iter().rev().find(|(_, key, _)| keys.contains(&key.as_str()));
-        found.map(|(_, _, value)| value.as_str()).filter(|value| !value.is_empty())
+        found.and_then(|(_, _, value)| text(value))
+    }
+
+    /// The first word of the last of these options.
+    fn word(&self, keys: &[&str]) -> Option<&str> {
+        self.last(keys)?.split(' ').next()
     }
 
     fn is(&self, key: &str) -> bool {
-        self.last(&[key]).is_some_and(|value| matches!(value.to_lowercase().as_str(), "true" | "1"))
+        self.word(&[key]).and_then(flag) == Some(true)
     }
 
-    /// The tables; none if the connection cannot be carried over, which is told.
-    pub(super) fn tables(&self, beside: &Path, told: &mut Vec<Remark>) -> BridgeTables {
+    /// The tables; none if the connection cannot be carried over, which is told. `taken` has the names of those before.
+    pub(super) fn tables(
+        &self,
+        beside: &Path,
+        taken: &mut Vec<String>,
+        told: &mut Vec<Remark>,
+    ) -> BridgeTables {
         let topics = self.look_at_lines(told);
-        let Some(address) = self.last(&["address", "addresses"]) else {
-            self.tell(told, &self.place, "no address; it is not carried over".to_owned(), true);
-            return BridgeTables::default();
-        };
+        let made = self.refused().map_or_else(|| self.make(topics, beside, taken, told), Err);
+        made.unwrap_or_else(|problem| {
+            self.tell(told, &self.place, format!("{problem}; it is not carried over"), true);
+            BridgeTables::default()
+        })
+    }
+
+    /// Why the connection cannot be the same to the other side.
+    fn refused(&self) -> Option<String> {
         for key in ["bridge_psk", "bridge_identity", "bridge_insecure"] {
-            let refused = if key == "bridge_insecure" { self.is(key) } else { self.last(&[key]).is_some() };
-            if refused {
-                let text =
-                    format!("{key}: a bridge checks the other side's certificate; it is not carried over");
-                self.tell(told, &self.place, text, true);
-                return BridgeTables::default();
+            let there = self.lines.iter().any(|(_, known, _)| known == key);
+            if there && (key != "bridge_insecure" || self.is(key)) {
+                return Some(format!("{key}: a bridge checks the other side's certificate"));
             }
         }
-        let hosts: Vec<&str> = address.split_whitespace().collect();
+        self.lines.iter().find_map(|(_, key, value)| {
+            let unread = match key.as_str() {
+                key if TEXTS.contains(&key) => text(value).is_none(),
+                key if FLAGS.contains(&key) => flag(value.split(' ').next().unwrap_or_default()).is_none(),
+                _ => false,
+            };
+            unread.then(|| format!("{key}: no value that can be read"))
+        })
+    }
+
+    fn make(
+        &self,
+        topics: Vec<Topic>,
+        beside: &Path,
+        taken: &mut Vec<String>,
+        told: &mut Vec<Remark>,
+    ) -> Result<BridgeTables, String> {
+        let hosts = self.hosts()?;
         if hosts.len() > 1 {
             let text = format!("a bridge has one address: {} alone is carried over", hosts[0]);
             self.tell(told, &self.place, text, true);
@@ -148,11 +236,15 @@ impl BridgeBlock {
             }
         }
         if groups.is_empty() {
-            self.tell(told, &self.place, "no topic; it is not carried over".to_owned(), true);
+            return Err("no topic".to_owned());
         }
         let mut made = BridgeTables::default();
-        let name = self.slug();
-        let password = self.last(&["remote_password", "password"]);
+        let name = self.slug(taken, groups.len());
+        let mut password = self.last(&["remote_password", "password"]);
+        if password.is_some() && self.last(&["remote_username", "username"]).is_none() {
+            self.tell(told, &self.place, "a password without a user name is not sent".to_owned(), true);
+            password = None;
+        }
         let file = beside.with_file_name(format!("bridge-{name}.password"));
         if let Some(password) = password {
             made.secrets.push((file.clone(), password.to_owned()));
@@ -175,15 +267,25 @@ impl BridgeBlock {
             if number > 0 {
                 made.text.push('\n');
             }
-            made.text.push_str(&self.table(&name, (hosts[0], level), topic, filters, [id, password]));
+            made.text.push_str(&self.table(&name, (&hosts[0], level), topic, filters, [id, password]));
         }
-        made
+        check(&made.text)?;
+        Ok(made)
+    }
+
+    /// `host:port` of each address.
+    fn hosts(&self) -> Result<Vec<String>, String> {
+        let named = self.last(&["address", "addresses"]).unwrap_or_default();
+        let words = named.split(' ').filter(|word| !word.is_empty());
+        let hosts: Vec<String> =
+            words.take_while(|word| !word.starts_with('#')).map(host_and_port).collect::<Result<_, _>>()?;
+        if hosts.is_empty() { Err("no address".to_owned()) } else { Ok(hosts) }
     }
 
     /// What is written as the level. What goes out and comes in again is known by a property of MQTT 5: at 3.1.1, of which
     /// `try_private` is an extension, it would come to devices twice.
     fn level(&self, topics: &[Topic], told: &mut Vec<Remark>) -> Option<&'static str> {
-        if self.last(&["bridge_protocol_version"]) == Some("mqttv50") {
+        if self.word(&["bridge_protocol_version"]) == Some("mqttv50") {
             return None;
         }
         let (inward, out): (Vec<_>, Vec<_>) = topics.iter().partition(|topic| topic.is_in);
@@ -201,42 +303,55 @@ impl BridgeBlock {
     fn look_at_lines(&self, told: &mut Vec<Remark>) -> Vec<Topic> {
         let mut topics = Vec::new();
         for (place, key, value) in &self.lines {
-            let shown = format!("{key} {}", if key.ends_with("password") { "..." } else { value });
+            let value = shown(value);
+            let word = value.split(' ').next().unwrap_or_default();
+            let shown = format!("{key} {}", if key.ends_with("password") { "..." } else { &value });
+            let mut tell =
+                |text: String, lost: bool| self.tell(told, place, format!("{shown}: {text}"), lost);
             if let Some((_, why)) = NEEDLESS.iter().find(|(name, _)| name == key) {
-                self.tell(told, place, format!("{shown}: {why}"), false);
+                tell((*why).to_owned(), false);
             } else if let Some((_, remedy)) = MISSING.iter().find(|(name, _)| name == key) {
-                self.tell(told, place, format!("{shown}: {remedy}"), true);
-            } else if key == "start_type" && value != "automatic" || key == "round_robin" && self.is(key) {
-                self.tell(
-                    told,
-                    place,
-                    format!("{shown}: a bridge connects at the start and stays connected"),
-                    true,
-                );
-            } else if key == "bridge_protocol_version" && value == "mqttv31" {
-                self.tell(told, place, format!("{shown}: 3.1.1 is the oldest that a bridge speaks"), false);
+                tell((*remedy).to_owned(), true);
+            } else if key == "start_type" && word != "automatic" || key == "round_robin" && self.is(key) {
+                tell("a bridge connects at the start and stays connected".to_owned(), true);
+            } else if key == "bridge_protocol_version" && word == "mqttv31" {
+                tell("3.1.1 is the oldest that a bridge speaks".to_owned(), false);
             } else if key == "topic" {
-                match topic(value) {
-                    Err(problem) => self.tell(told, place, format!("{shown}: {problem}"), true),
+                match topic(&value) {
+                    Err(problem) => tell(problem.to_owned(), true),
                     Ok(ways) => {
                         if ways.iter().any(|topic| topic.qos == 2) {
-                            let text = format!(
-                                "{shown}: a bridge has QoS 0 and 1; after a failure a message may come twice"
+                            tell(
+                                "a bridge has QoS 0 and 1; after a failure a message may come twice"
+                                    .to_owned(),
+                                false,
                             );
-                            self.tell(told, place, text, false);
                         }
                         topics.extend(ways);
                     }
                 }
+            } else if !CARRIED.contains(&key.as_str()) {
+                tell("not an option of a connection that is known here".to_owned(), true);
             }
         }
         topics
     }
 
-    /// The name as one of ours.
-    fn slug(&self) -> String {
+    /// The name as one of ours that no other table has, nor one of its several.
+    fn slug(&self, taken: &mut Vec<String>, tables: usize) -> String {
         let known = |letter: char| if letter.is_ascii_alphanumeric() || letter == '-' { letter } else { '_' };
-        self.name.to_lowercase().chars().map(known).take(40).collect()
+        let plain: String = self.name.to_lowercase().chars().map(known).take(40).collect();
+        let names = |name: &str| {
+            let numbered: Vec<String> = (1..=tables).map(|number| format!("{name}-{number}")).collect();
+            [numbered, vec![name.to_owned()]].concat()
+        };
+        let numbered = (2..).map(|number| format!("{plain}_{number}"));
+        let free = std::iter::once(plain.clone())
+            .chain(numbered)
+            .find(|name| names(name).iter().all(|name| !taken.contains(name)))
+            .unwrap_or(plain);
+        taken.extend(names(&free));
+        free
     }
 
     fn client_id(&self) -> Option<&str> {
@@ -260,15 +375,11 @@ impl BridgeBlock {
         rows.push(String::new());
         rows.push(format!("[bridges.{name}.mqtt]"));
         // Each of these switches TLS on, and without it the password would be seen on the way.
-        let others = self.is("bridge_tls_use_os_certs") || self.last(&["bridge_capath"]).is_some();
+        let others = self.is("bridge_tls_use_os_certs")
+            || self.last(&["bridge_capath", "bridge_certfile", "bridge_keyfile"]).is_some();
         let ca = self.last(&["bridge_cafile"]).or_else(|| others.then_some(SYSTEM_CA));
         let scheme = if ca.is_some() { "mqtts" } else { "mqtt" };
-        let port = if host.rsplit_once(':').is_some_and(|(_, port)| port.parse::<u16>().is_ok()) {
-            ""
-        } else {
-            ":1883"
-        };
-        rows.push(format!("url = {}", quoted(&format!("{scheme}://{host}{port}"))));
+        rows.push(format!("url = {}", quoted(&format!("{scheme}://{host}"))));
         rows.extend(level.map(|level| format!("level = {}", quoted(level))));
         let mut text = |key: &str, value: Option<&str>| {
             rows.extend(
@@ -284,40 +395,64 @@ impl BridgeBlock {
         text("local_prefix", Some(&topic.local));
         text("remote_prefix", Some(&topic.remote));
         rows.push(format!("qos = {}", topic.qos.min(1)));
-        if !topic.is_in
-            && self.last(&["bridge_outgoing_retain"]).is_some()
-            && !self.is("bridge_outgoing_retain")
-        {
+        if !topic.is_in && self.word(&["bridge_outgoing_retain"]).and_then(flag) == Some(false) {
             rows.push("retain = false".to_owned());
         }
-        let seconds = self.last(&["keepalive_interval"]).and_then(|value| value.parse::<u32>().ok());
-        if let Some(seconds) = seconds {
+        if let Some(seconds) = self.word(&["keepalive_interval"]).and_then(number) {
             rows.push(format!("keep_alive = \"{}s\"", seconds.clamp(5, 65_535)));
         }
         rows.join("\n") + "\n"
     }
 }
 
-/// `pattern [out|in|both] [qos] [local-prefix remote-prefix]`: the topic, for each way that it goes.
+/// What is wrong with tables of bridges, as the start of the gateway would say it.
+fn check(tables: &str) -> Result<(), String> {
+    let text = format!("addr = \"127.0.0.1:1883\"\nnon_tls = true\n{tables}");
+    Config::load(&Flags::default(), Some(&text), &BTreeMap::new())
+        .map(drop)
+        .map_err(|problems| problems.to_string())
+}
+
+/// `host`, `host:port` or, with the port as Mosquitto asks, an address of IPv6, as the authority of a URL.
+fn host_and_port(word: &str) -> Result<String, String> {
+    let (host, port) = word.rsplit_once(':').unwrap_or((word, "1883"));
+    let port: u16 = port.parse().map_err(|_| format!("address {word}: not a port"))?;
+    let plain = |letter: char| letter.is_alphanumeric() || matches!(letter, '.' | '-' | '_');
+    match host.parse::<Ipv6Addr>() {
+        Ok(ip) => Ok(format!("[{ip}]:{port}")),
+        Err(_) if !host.is_empty() && host.chars().all(plain) => Ok(format!("{host}:{port}")),
+        Err(_) => Err(format!("address {word}: neither a host nor an IP address")),
+    }
+}
+
+/// `pattern [out|in|both] [qos] [local-prefix remote-prefix]`, and perhaps a comment after the direction's QoS or a prefix: the
+/// topic, for each way that it goes. A pattern with blanks stands in quotation marks.
 fn topic(value: &str) -> Result<Vec<Topic>, &'static str> {
-    let mut words = value.split_whitespace();
-    let filter = words.next().ok_or("no topic")?;
-    let ways: &[bool] = match words.next().unwrap_or("out") {
+    let (filter, rest) = match value.strip_prefix('"').filter(|rest| !rest.starts_with('"')) {
+        Some(quoted) => quoted.split_once('"').ok_or("no second quotation mark")?,
+        None => value.split_once(' ').unwrap_or((value, "")),
+    };
+    let mut words = rest.split(' ').filter(|word| !word.is_empty());
+    if filter.is_empty() {
+        return Err("no topic");
+    }
+    let ways: &[bool] = match words.next().unwrap_or("out").to_ascii_lowercase().as_str() {
         "out" => &[false],
         "in" => &[true],
         "both" => &[false, true],
         _ => return Err("neither out, in nor both"),
     };
-    let qos = words.next().map_or(Ok(0), str::parse).ok().filter(|qos| *qos <= 2).ok_or("no such QoS")?;
+    let mut words = words.take_while(|word| !word.starts_with('#'));
+    let qos = words.next().map_or(Some(0), number).and_then(|qos| u8::try_from(qos).ok());
+    let qos = qos.filter(|qos| *qos <= 2).ok_or("no such QoS")?;
     let mut prefix = || words.next().filter(|word| *word != "\"\"").unwrap_or_default().to_owned();
     let (local, remote) = (prefix(), prefix());
     let filter = if filter == "\"\"" { "" } else { filter };
-    let topic = |&is_in: &bool| Topic {
-        is_in,
-        filter: filter.to_owned(),
-        qos,
-        local: local.clone(),
-        remote: remote.clone(),
-    };
-    Ok(ways.iter().map(topic).collect())
+    let topic = Topic { is_in: false, filter: filter.to_owned(), qos, local, remote };
+    let wild = |prefix: &str| prefix.contains(['+', '#']);
+    let fits = |filter: &str| TopicFilter::check(filter).is_ok();
+    if wild(&topic.local) || wild(&topic.remote) || !fits(&topic.here()) || !fits(&topic.there()) {
+        return Err("not a topic filter");
+    }
+    Ok(ways.iter().map(|&is_in| Topic { is_in, ..topic.clone() }).collect())
 }

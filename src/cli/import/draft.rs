@@ -35,6 +35,12 @@ impl Draft {
         self.sections.get(section).is_some_and(|items| items.iter().any(|item| item.key == key))
     }
 
+    /// The value of a key that was set to a number.
+    pub(super) fn number(&self, section: &'static str, key: &'static str) -> Option<u64> {
+        let item = self.sections.get(section)?.iter().find(|item| item.key == key)?;
+        item.value.parse().ok()
+    }
+
     pub(super) fn listener(&mut self, text: String) {
         self.listeners.push(text);
     }

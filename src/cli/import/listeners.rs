@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, net::IpAddr};
 
 use super::draft::quoted;
+use crate::config::TlsVersion;
 
 /// Who may connect, and what they may do: of all listeners, or of one with `per_listener_settings`.
 #[derive(Default, Clone)]
@@ -28,6 +29,9 @@ pub(super) struct Listener {
     pub(super) certfile: Option<String>,
     pub(super) keyfile: Option<String>,
     pub(super) cafile: Option<String>,
+    pub(super) capath: Option<String>,
+    pub(super) crlfile: Option<String>,
+    pub(super) tls_version: Option<TlsVersion>,
     pub(super) require_certificate: bool,
     pub(super) identity_as_username: bool,
     pub(super) origins: Vec<String>,
@@ -55,7 +59,10 @@ impl Listener {
             (true, false) => "ws",
             (true, true) => "wss",
         };
-        let host = self.host.as_deref().filter(|host| !matches!(*host, "0.0.0.0" | "::"));
+        let host = match self.host.as_deref() {
+            None if self.ipv6_only => Some("::"),
+            host => host.filter(|host| *host != "0.0.0.0"),
+        };
         match (&self.unix, host) {
             (Some(path), _) => format!("unix:{path}"),
             (None, None) => format!("{kind}-{}", self.port),
@@ -63,7 +70,8 @@ impl Listener {
         }
     }
 
-    fn address(&self) -> Result<String, String> {
+    /// Where it binds, as the configuration names it.
+    pub(super) fn address(&self) -> Result<String, String> {
         if let Some(path) = &self.unix {
             return Ok(format!("unix:{path}"));
         }
@@ -90,12 +98,7 @@ impl Listener {
             ));
         }
         if self.identity_as_username {
-            return match self.cafile {
-                Some(_) => Ok(vec!["certificate"]),
-                None => {
-                    Err("use_identity_as_username without cafile: nothing checks the certificates".to_owned())
-                }
-            };
+            return Ok(vec!["certificate"]);
         }
         let mut steps = Vec::new();
         if self.guard.password_file.is_some() {
@@ -113,44 +116,62 @@ impl Listener {
         Ok(steps)
     }
 
+    /// What is missing of TLS, without which the listener would let in others than Mosquitto did.
+    fn tls_problems(&self) -> Vec<&'static str> {
+        let mut problems = Vec::new();
+        let of_tls = self.cafile.is_some()
+            || self.capath.is_some()
+            || self.crlfile.is_some()
+            || self.require_certificate
+            || self.identity_as_username;
+        match (&self.certfile, &self.keyfile) {
+            (None, None) if of_tls => problems.push(
+                "there are options for certificates of clients, and neither certfile nor keyfile: nobody would be asked for one",
+            ),
+            (None, None) | (Some(_), Some(_)) => {}
+            _ => problems.push("certfile and keyfile belong together, and one is missing"),
+        }
+        if self.require_certificate && self.cafile.is_none() {
+            problems.push("require_certificate needs a file of certificates here: name it as cafile, and put those of capath into it");
+        }
+        if self.identity_as_username && !self.require_certificate {
+            problems.push(
+                "use_identity_as_username without require_certificate: Mosquitto asks for no certificate then, and let nobody in; \
+                 with it those get in whom cafile has certified",
+            );
+        }
+        problems
+    }
+
     /// The TOML of it, with where it comes from.
     pub(super) fn make(&self) -> Made {
-        let (mut blocked, mut found) = (self.blocked.clone(), (String::new(), Vec::new()));
-        match self.address() {
-            Ok(address) => found.0 = address,
-            Err(problem) => blocked.push(problem),
-        }
-        match self.steps() {
-            Ok(steps) => found.1 = steps,
-            Err(problem) => blocked.push(problem),
+        let mut blocked = self.blocked.clone();
+        let address = self.address().unwrap_or_else(|problem| {
+            blocked.push(problem);
+            String::new()
+        });
+        let steps = self.steps().unwrap_or_else(|problem| {
+            blocked.push(problem);
+            Vec::new()
+        });
+        blocked.extend(self.tls_problems().into_iter().map(str::to_owned));
+        if !blocked.is_empty() {
+            return Made::Blocked(blocked);
         }
         let mut rows = vec![
             format!("name = {}", quoted(&self.name())),
-            format!("address = {}", quoted(&found.0)),
+            format!("address = {}", quoted(&address)),
             format!("kind = {}", quoted(self.kind())),
         ];
-        match (&self.certfile, &self.keyfile) {
-            (Some(cert), Some(key)) => {
-                rows.push(format!("cert = {}", quoted(cert)));
-                rows.push(format!("key = {}", quoted(key)));
-            }
-            (None, None) => {}
-            _ => blocked.push("certfile and keyfile belong together, and one is missing".to_owned()),
+        if let (Some(cert), Some(key)) = (&self.certfile, &self.keyfile) {
+            rows.push(format!("cert = {}", quoted(cert)));
+            rows.push(format!("key = {}", quoted(key)));
         }
-        match &self.cafile {
-            Some(ca) if self.asks_for_certificates() => {
-                rows.push(format!("client_ca = {}", quoted(ca)));
-                if self.require_certificate {
-                    rows.push("require_client_cert = true".to_owned());
-                }
-            }
-            None if self.require_certificate => blocked.push(
-                "require_certificate needs a file of certificates here: put those of capath into one"
-                    .to_owned(),
-            ),
-            _ => {}
+        if let (Some(ca), true) = (&self.cafile, self.asks_for_certificates()) {
+            rows.push(format!("client_ca = {}", quoted(ca)));
+            rows.push("require_client_cert = true".to_owned());
         }
-        let steps: Vec<String> = found.1.iter().map(|step| quoted(step)).collect();
+        let steps: Vec<String> = steps.iter().map(|step| quoted(step)).collect();
         rows.push(format!("auth = [{}]", steps.join(", ")));
         if let Some(count) = self.max_connections {
             rows.push(format!("max_connections = {count}"));
@@ -162,14 +183,12 @@ impl Listener {
             let origins: Vec<String> = self.origins.iter().map(|origin| quoted(origin)).collect();
             rows.push(format!("allowed_origins = [{}]", origins.join(", ")));
         }
-        if !blocked.is_empty() {
-            return Made::Blocked(blocked);
-        }
         Made::Table(format!("# {}\n[[listeners]]\n{}\n", self.place, rows.join("\n")))
     }
 
+    /// Whether who has no certificate is refused.
     pub(super) fn asks_for_certificates(&self) -> bool {
-        self.require_certificate || self.identity_as_username
+        self.require_certificate
     }
 
     fn kind(&self) -> &'static str {

@@ -2,30 +2,38 @@
 //!
 //! Every line is either carried over, which the output says beside what became of it, or told on standard error: as a note
 //! where nothing is lost, as a warning where the gateway will not do what Mosquitto did. Where in doubt the output lets in
-//! fewer than Mosquitto: a listener whose guard cannot be carried over is a comment.
+//! fewer than Mosquitto: a listener whose guard cannot be carried over is a comment, and so is one that Mosquitto would not have
+//! opened, because it does not start with the file.
 
 mod bridges;
 mod draft;
+mod finish;
+mod guards;
+mod limits;
 mod lines;
 mod listeners;
 mod options;
+mod passwords;
 mod rules;
+mod targets;
+#[cfg(test)]
+mod tests;
 
 use std::{
+    collections::BTreeMap,
     error::Error,
-    fs,
-    io::{self, Write as _, stderr, stdout},
-    os::unix::fs::OpenOptionsExt as _,
+    io::{Write as _, stderr, stdout},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
-use access::passwords::Passwords;
-
-use crate::config::ImportCommand;
+use self::{draft::quoted, options::OptionReader, targets::Target};
+use crate::config::{Config, Flags, ImportCommand};
 
 /// What the rules are called where the user does not say.
 const RULES: &str = "rules.toml";
+/// What the users are called that the gateway takes, where it does not take all of them.
+const USERS: &str = "users.passwd";
 
 /// What became of a line that is not simply carried over.
 struct Remark {
@@ -38,12 +46,43 @@ struct Remark {
 
 /// What the files say.
 struct Imported {
-    config: String,
+    draft: draft::Draft,
+    /// The main file.
+    source: String,
     /// A rules file, if there is an `acl_file`.
     rules: Option<String>,
+    /// The password file of the listeners that open.
+    password_file: Option<PathBuf>,
     /// Passwords of bridges, each with the file that the configuration names for it.
     secrets: Vec<(PathBuf, String)>,
     told: Vec<Remark>,
+}
+
+impl Imported {
+    fn config(&self) -> String {
+        self.draft.written(&self.source)
+    }
+
+    fn lost(&mut self, text: String) {
+        self.told.push(Remark { place: String::new(), text, lost: true });
+    }
+
+    /// Looks at what the start of the gateway would look at.
+    fn check(&mut self) {
+        if let Err(problems) = Config::load(&Flags::default(), Some(&self.config()), &BTreeMap::new()) {
+            self.lost(format!("the gateway does not start with what was made: {problems}"));
+        }
+    }
+}
+
+/// Reads what the lines say.
+fn convert(lines: &[lines::OptionLine], rules_file: &Path) -> Imported {
+    let mut reader = OptionReader::new();
+    for line in lines {
+        reader.line(line);
+    }
+    let source = lines.first().map_or_else(String::new, |line| line.file.display().to_string());
+    reader.finish(&source, rules_file)
 }
 
 /// Runs the command. Exit code 1 if anything was left out.
@@ -52,87 +91,67 @@ pub(crate) fn run(command: &ImportCommand) -> Result<ExitCode, Box<dyn Error>> {
     let beside =
         |name: &str| output.as_deref().map_or_else(|| PathBuf::from(name), |path| path.with_file_name(name));
     let rules_file = rules.clone().unwrap_or_else(|| beside(RULES));
-    let lines = lines::read(file)?;
-    let mut imported = options::convert(&lines, &rules_file);
-    for password_file in password_files(&lines) {
-        look_at_passwords(&password_file, &mut imported.told);
+    let mut imported = convert(&lines::read(file)?, &rules_file);
+    let users_file = beside(USERS);
+    let users = imported.password_file.clone().and_then(|path| passwords::usable(&path, &mut imported.told));
+    if users.is_some() {
+        let why = "the users of password_file whose lines can be used";
+        imported.draft.set("auth", "password_file", quoted(&users_file.display().to_string()), why);
     }
-    match output {
-        None => {
-            write!(stdout(), "{}", imported.config)?;
-            if rules.is_none() && imported.rules.is_some() {
-                imported.told.push(Remark {
-                    place: String::new(),
-                    text: format!(
-                        "the rules of acl_file were not written; name a file with --rules, or write all with --output \
-                         ({} is named in the output)",
-                        rules_file.display()
-                    ),
-                    lost: true,
-                });
-            }
+    imported.check();
+    let targets = targets(command, &mut imported, &rules_file, users.map(|text| (users_file, text)));
+    let written = targets::write_all(&targets);
+    tell(&imported.told)?;
+    written?;
+    if output.is_none() {
+        write!(stdout(), "{}", imported.config())?;
+    }
+    let lost = imported.told.iter().any(|told| told.lost);
+    Ok(if lost { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The files to be made. With the configuration on standard output only the rules are, if a file was named for them; of the others
+/// it is told that they are missing.
+fn targets(
+    command: &ImportCommand,
+    imported: &mut Imported,
+    rules_file: &Path,
+    users: Option<(PathBuf, String)>,
+) -> Vec<Target> {
+    let mut targets = Vec::new();
+    let whole = command.output.is_some();
+    if let Some(path) = &command.output {
+        targets.push(Target { path: path.clone(), text: imported.config(), secret: false });
+    }
+    match imported.rules.clone() {
+        Some(text) if whole || command.rules.is_some() => {
+            targets.push(Target { path: rules_file.to_owned(), text, secret: false });
         }
-        Some(path) => write_new(path, &imported.config)?,
+        Some(_) => imported.lost(format!(
+            "the rules of acl_file were not written; name a file with --rules, or write all with --output ({} is named in the \
+             output)",
+            rules_file.display()
+        )),
+        None => {}
     }
-    for (file, secret) in &imported.secrets {
-        match output {
-            Some(_) => write_secret(file, secret)?,
-            None => imported.told.push(Remark {
-                place: String::new(),
-                text: format!("a bridge's password was not written; put it into {}", file.display()),
-                lost: true,
-            }),
+    let secrets = imported.secrets.clone().into_iter().map(|secret| (secret, "a bridge's password was"));
+    let users = users.into_iter().map(|users| (users, "the users that can be taken were"));
+    for ((path, text), what) in secrets.chain(users).collect::<Vec<_>>() {
+        match whole {
+            true => targets.push(Target { path, text, secret: true }),
+            false => imported
+                .lost(format!("{what} not written; write all with --output, or make {}", path.display())),
         }
     }
-    if let (Some(text), true) = (&imported.rules, output.is_some() || rules.is_some()) {
-        write_new(&rules_file, text)?;
-    }
-    for told in &imported.told {
+    targets
+}
+
+fn tell(told: &[Remark]) -> std::io::Result<()> {
+    let mut stderr = stderr().lock();
+    for told in told {
         let kind = if told.lost { "warning" } else { "note" };
         let place = if told.place.is_empty() { String::new() } else { format!("{}: ", told.place) };
-        writeln!(stderr(), "mqtt-server: {kind}: {place}{}", told.text)?;
+        writeln!(stderr, "mqtt-server: {kind}: {place}{}", told.text)?;
     }
-    let lost = imported.told.iter().filter(|told| told.lost).count();
-    Ok(if lost == 0 { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-}
-
-fn write_secret(path: &Path, secret: &str) -> Result<(), Box<dyn Error>> {
-    write_with(path, secret, 0o600)
-}
-
-fn write_new(path: &Path, text: &str) -> Result<(), Box<dyn Error>> {
-    write_with(path, text, 0o666)
-}
-
-/// Never over a file that is there.
-fn write_with(path: &Path, text: &str, mode: u32) -> Result<(), Box<dyn Error>> {
-    let file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(path);
-    let mut file = file.map_err(|error| match error.kind() {
-        io::ErrorKind::AlreadyExists => {
-            format!("{} is there already; nothing was written over it", path.display())
-        }
-        _ => format!("write {}: {error}", path.display()),
-    })?;
-    Ok(file.write_all(text.as_bytes())?)
-}
-
-fn password_files(lines: &[lines::OptionLine]) -> Vec<PathBuf> {
-    let named =
-        lines.iter().filter(|line| line.key == "password_file").map(|line| PathBuf::from(&line.value));
-    let mut files: Vec<PathBuf> = named.collect();
-    files.dedup();
-    files
-}
-
-/// Hashes that the gateway does not take keep the whole file from being used: better told here.
-fn look_at_passwords(path: &Path, told: &mut Vec<Remark>) {
-    let mut tell = |text: String| told.push(Remark { place: String::new(), text, lost: true });
-    match fs::read_to_string(path) {
-        Err(error) => tell(format!("password_file {}: {error}; it could not be looked at", path.display())),
-        Ok(text) => {
-            for error in Passwords::parse(&text).err().unwrap_or_default() {
-                tell(format!("{}: {error}", path.display()));
-            }
-        }
-    }
+    Ok(())
 }

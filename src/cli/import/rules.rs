@@ -38,8 +38,8 @@ pub(super) fn of_listeners(listeners: &[&Listener], told: &mut Vec<Remark>) -> O
 }
 
 fn of_file(file: &str, condition: &str, told: &mut Vec<Remark>) -> String {
-    let read = match fs::read_to_string(file) {
-        Ok(text) => text,
+    let read = match fs::read(file) {
+        Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
         Err(error) => {
             told.push(Remark {
                 place: String::new(),
