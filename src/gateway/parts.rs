@@ -1,7 +1,6 @@
 //! Starting the parts, in the order in which they need each other.
 
 use std::{
-    io,
     net::{SocketAddr, TcpListener},
     path::Path,
     sync::{Arc, OnceLock},
@@ -10,7 +9,6 @@ use std::{
 
 use broker::{Broker, BrokerConfig, JudgeWill, Turn};
 use gateway_core::clock;
-use socket2::{Domain, Protocol, Socket, Type};
 use store::{ClockMark, DataDir, Latest, MemoryPublisher, PublisherStore, Verify, server_id};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
@@ -438,18 +436,6 @@ fn add_tls(
     store.add(name, files, alpn).map_err(|error| StartError::Tls { name: name.to_owned(), error })
 }
 
-/// Connections that the system keeps until they are accepted. One that finds no room comes again only after a second.
-const BACKLOG: i32 = 4096;
-
-fn bind(address: SocketAddr) -> io::Result<TcpListener> {
-    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-    // Connections of the process before, which the system still knows, are no matter.
-    socket.set_reuse_address(true)?;
-    socket.bind(&address.into())?;
-    socket.listen(BACKLOG)?;
-    Ok(socket.into())
-}
-
 fn take_or_bind(
     socket: Option<TcpListener>,
     key: &str,
@@ -458,7 +444,7 @@ fn take_or_bind(
     let failed = |error| StartError::Bind { key: key.to_owned(), address: address.to_string(), error };
     let socket = match socket {
         Some(socket) => socket,
-        None => bind(address).map_err(failed)?,
+        None => TcpListener::bind(address).map_err(failed)?,
     };
     // That of the standard library is 128: in a flood of connections the system would have others try again a second later.
     socket2::SockRef::from(&socket).listen(BACKLOG)?;
