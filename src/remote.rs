@@ -25,6 +25,17 @@ use crate::{
 /// Longest answer.
 const MAX_ANSWER: usize = 64 << 10;
 
+/// Why there is no answer. The text has nothing of the request.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum RequestError {
+    /// No connection could be made.
+    #[error("{0}")]
+    Connect(String),
+    /// The connection ended without a whole answer, or the answer is none.
+    #[error("{0}")]
+    Answer(String),
+}
+
 /// See the module.
 pub(crate) struct Client {
     uri: Uri,
@@ -64,8 +75,8 @@ impl Client {
     /// Posts JSON; the status and the body of the answer. Cancel safe: then the connection is not used again.
     ///
     /// # Errors
-    /// There is no whole answer; the text has nothing of the request.
-    pub(crate) async fn post(&self, json: Vec<u8>) -> Result<(StatusCode, Bytes), String> {
+    /// There is no whole answer.
+    pub(crate) async fn post(&self, json: Vec<u8>) -> Result<(StatusCode, Bytes), RequestError> {
         let told = self.ask(Method::POST, Bytes::from(json), &[]).await?;
         Ok((told.status, told.body))
     }
@@ -78,7 +89,7 @@ impl Client {
         &self,
         json: Bytes,
         headers: &[(HeaderName, HeaderValue)],
-    ) -> Result<HttpAnswer, String> {
+    ) -> Result<HttpAnswer, RequestError> {
         self.ask(Method::POST, json, headers).await
     }
 
@@ -86,7 +97,7 @@ impl Client {
     ///
     /// # Errors
     /// There is no whole answer.
-    pub(crate) async fn get(&self) -> Result<(StatusCode, Bytes), String> {
+    pub(crate) async fn get(&self) -> Result<(StatusCode, Bytes), RequestError> {
         let told = self.ask(Method::GET, Bytes::new(), &[]).await?;
         Ok((told.status, told.body))
     }
@@ -102,20 +113,24 @@ impl Client {
         method: Method,
         body: Bytes,
         headers: &[(HeaderName, HeaderValue)],
-    ) -> Result<HttpAnswer, String> {
+    ) -> Result<HttpAnswer, RequestError> {
+        let mut again = false;
         loop {
-            let idle = self.idle.lock().pop();
+            // One question must not use up the connections of all others, if the service closes each for it.
+            let idle = self.idle().filter(|_| !again);
             let used = idle.is_some();
             let mut sender = match idle {
-                Some(sender) if sender.is_closed() => continue,
                 Some(sender) => sender,
                 None => self.connect().await?,
             };
             let answer = match sender.send_request(self.request(&method, body.clone(), headers)?).await {
                 Ok(answer) => answer,
                 // The service may have closed it while nobody used it.
-                Err(_) if used => continue,
-                Err(error) => return Err(format!("no answer: {error}")),
+                Err(_) if used => {
+                    again = true;
+                    continue;
+                }
+                Err(error) => return Err(RequestError::Answer(format!("no answer: {error}"))),
             };
             let told = read(answer).await?;
             if sender.ready().await.is_ok() {
@@ -125,12 +140,23 @@ impl Client {
         }
     }
 
+    /// A connection that nobody uses now.
+    fn idle(&self) -> Option<SendRequest<Full<Bytes>>> {
+        let mut idle = self.idle.lock();
+        while let Some(sender) = idle.pop() {
+            if !sender.is_closed() {
+                return Some(sender);
+            }
+        }
+        None
+    }
+
     fn request(
         &self,
         method: &Method,
         body: Bytes,
         headers: &[(HeaderName, HeaderValue)],
-    ) -> Result<Request<Full<Bytes>>, String> {
+    ) -> Result<Request<Full<Bytes>>, RequestError> {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         let host = self.uri.authority().map_or("", |authority| authority.as_str());
         // What stands before an @ is not for the header.
@@ -145,28 +171,31 @@ impl Client {
         request
             .header(header::ACCEPT, "application/json")
             .body(Full::new(body))
-            .map_err(|_| "not a request".to_owned())
+            .map_err(|_| RequestError::Answer("not a request".to_owned()))
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, String> {
+    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, RequestError> {
         let socket = TcpStream::connect((self.host.as_str(), self.port))
             .await
-            .map_err(|error| format!("connect to {}:{}: {error}", self.host, self.port))?;
+            .map_err(|error| format!("connect to {}:{}: {error}", self.host, self.port))
+            .map_err(RequestError::Connect)?;
         let _ = socket.set_nodelay(true);
         match &self.tls {
             None => self.open(TokioIo::new(socket)).await,
             Some((connector, name)) => {
                 let tls = connector.connect(name.clone(), socket).await;
-                self.open(TokioIo::new(tls.map_err(|error| format!("TLS: {error}"))?)).await
+                let tls = tls.map_err(|error| RequestError::Connect(format!("TLS: {error}")))?;
+                self.open(TokioIo::new(tls)).await
             }
         }
     }
 
-    async fn open<T>(&self, io: T) -> Result<SendRequest<Full<Bytes>>, String>
+    async fn open<T>(&self, io: T) -> Result<SendRequest<Full<Bytes>>, RequestError>
     where
         T: hyper::rt::Read + hyper::rt::Write + Send + Unpin + 'static,
     {
-        let (sender, connection) = handshake(io).await.map_err(|error| format!("HTTP: {error}"))?;
+        let (sender, connection) =
+            handshake(io).await.map_err(|error| RequestError::Answer(format!("HTTP: {error}")))?;
         // Ends with the last request, or after an hour: then another address of the name has its turn.
         tokio::spawn(tokio::time::timeout(Duration::from_secs(3600), connection));
         Ok(sender)
@@ -225,10 +254,10 @@ pub(crate) struct HttpAnswer {
     pub(crate) body: Bytes,
 }
 
-async fn read(answer: hyper::Response<Incoming>) -> Result<HttpAnswer, String> {
+async fn read(answer: hyper::Response<Incoming>) -> Result<HttpAnswer, RequestError> {
     let (head, body) = answer.into_parts();
     let body = Limited::new(body, MAX_ANSWER).collect().await;
-    let body = body.map_err(|error| format!("no whole answer: {error}"))?.to_bytes();
+    let body = body.map_err(|error| RequestError::Answer(format!("no whole answer: {error}")))?.to_bytes();
     Ok(HttpAnswer { status: head.status, headers: head.headers, body })
 }
 

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::{
     config::WebhookBridge,
-    remote::{Client, HttpAnswer},
+    remote::{Client, HttpAnswer, RequestError},
     tls,
 };
 
@@ -141,8 +141,11 @@ impl Webhook {
         headers.extend(ready.authorization.clone().map(|value| (AUTHORIZATION, value)));
         let told = ready.client.send(body, &headers).await;
         let told = told.map_err(|error| {
-            let reason = if error.starts_with("no ") { Reason::Closed } else { Reason::Connect };
-            BridgeFailure::new(reason, error)
+            let reason = match error {
+                RequestError::Answer(_) => Reason::Closed,
+                RequestError::Connect(_) => Reason::Connect,
+            };
+            BridgeFailure::new(reason, error.to_string())
         })?;
         let answer = understand(&told)?;
         self.client = Some(ready);

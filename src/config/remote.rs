@@ -29,9 +29,9 @@ pub struct RemoteLimits {
     pub max_concurrent: usize,
     /// Logins at once that wait for an answer; one more is refused as busy.
     pub max_waiting: usize,
-    /// Failures in a row after which the source is left alone.
+    /// Failures in a row after which only one question in ten goes on, if nobody was answered meanwhile.
     pub failures: u32,
-    /// For how long at first; twice as long after each try that fails, up to 30 s.
+    /// Time until one more question tries the source; twice as long after each try that fails, up to 30 s.
     pub retry_after: Span,
     /// Answers that are remembered.
     pub cache_size: usize,

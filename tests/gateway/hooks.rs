@@ -10,6 +10,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use codec::Packet;
 use gateway_core::Protocol;
 use http_body_util::{BodyExt as _, Full};
 use hyper::{Request, Response, body::Incoming, server::conn::http1, service::service_fn};
@@ -19,7 +20,7 @@ use serde_json::{Value, json};
 use tokio::{net::TcpListener, runtime::Runtime};
 
 use crate::{
-    client::{Client, Got},
+    client::{Client, Got, from_host},
     login::{answer, login, logins_a_second},
     support::{Server, until},
 };
@@ -38,6 +39,11 @@ pub(crate) enum Mood {
     /// Answers, with no answer.
     Nonsense,
 }
+
+/// What the service does with a user name `odd-…`, whatever its mood; a number is the status that it answers with.
+const ODD_CLOSE: &str = "close";
+const ODD_NONSENSE: &str = "nonsense";
+const ODD_HANG: &str = "hang";
 
 #[derive(Default)]
 struct Heard {
@@ -96,12 +102,25 @@ impl Heard {
     }
 }
 
-async fn tell(heard: Arc<Heard>, request: Request<Incoming>) -> Result<Response<Full<Bytes>>, hyper::Error> {
+async fn tell(
+    heard: Arc<Heard>,
+    request: Request<Incoming>,
+) -> Result<Response<Full<Bytes>>, Box<dyn std::error::Error + Send + Sync>> {
     let body = request.into_body().collect().await?.to_bytes();
     let question: Value = serde_json::from_slice(&body).expect("JSON from the gateway");
     let user = question["username"].as_str().unwrap_or_default().to_owned();
     heard.asked.fetch_add(1, Relaxed);
     *heard.last.lock() = question;
+    match user.strip_prefix("odd-") {
+        None => {}
+        Some(ODD_CLOSE) => return Err("no answer to this one".into()),
+        Some(ODD_NONSENSE) => return Ok(Response::new(Full::from("what?"))),
+        Some(ODD_HANG) => tokio::time::sleep(Duration::from_secs(10)).await,
+        Some(status) => {
+            let status: u16 = status.parse()?;
+            return Ok(Response::builder().status(status).body(Full::default())?);
+        }
+    }
     let mood = heard.mood();
     match mood {
         Mood::Human => tokio::time::sleep(Duration::from_millis(20)).await,
@@ -163,23 +182,107 @@ fn a_hook_that_fails_costs_its_own_logins_and_comes_back() {
         let mut connected =
             Client::connect_with(server.ports.tcp, login(Protocol::V5, "old", Some("ann"), Some("pw")));
         hook.feel(mood);
-        for number in 0..20 {
-            let client_id = format!("new-{number}");
-            assert_eq!(ask(&server, &client_id, "ann"), Got::ConnAck(0x88), "{mood:?}");
-        }
-        assert!(server.log().contains("left alone"), "{mood:?}");
+        let mut number = 0;
+        let mut refused = || {
+            number += 1;
+            assert_eq!(ask(&server, &format!("new-{number}"), "ann"), Got::ConnAck(0x88), "{mood:?}");
+        };
+        // Answers that are none count only if there is nothing else for some time.
+        until(|| {
+            refused();
+            server.log().contains("left alone")
+        });
+        let before = hook.asked();
+        (0..100).for_each(|_| refused());
+        let asked = hook.asked() - before;
+        assert!(asked < 50, "{mood:?}: asked {asked} times, so that nobody would have left it alone");
         assert_eq!(connected.ping(), [], "{mood:?}");
         connected.publish_acked("t", b"m", false);
         drop(connected);
         // It has logged in before: better than nothing.
         assert_eq!(ask(&server, "old", "ann"), Got::ConnAck(0), "{mood:?}");
-        if mood != Mood::Away {
-            let asked = hook.asked();
-            assert!(asked < 21, "{mood:?}: asked {asked} times, so that nobody would have left it alone");
-        }
         hook.feel(Mood::Well);
         until(|| ask(&server, "new", "ann") == Got::ConnAck(0));
         assert!(server.log().contains("answers again"), "{mood:?}");
+    }
+}
+
+/// Logins of strangers from several addresses at once, each with a client id of its own, and then one good one. Returns the answers
+/// to the strangers and to the good one.
+pub(crate) fn beside_odd_ones(server: &Server, round: usize, odd: &str, good: &str) -> (Vec<Got>, Got) {
+    let port = server.ports.tcp;
+    let strangers = 2_u8..8;
+    let mut odd_ones: Vec<Client> = strangers
+        .map(|host| {
+            let mut client = Client::over(from_host(host, port), Protocol::V5);
+            let connect = login(Protocol::V5, &format!("{odd}-{round}-{host}"), Some(odd), Some("pw"));
+            client.send(&Packet::Connect(Box::new(connect)));
+            client
+        })
+        .collect();
+    let good = answer(port, login(Protocol::V5, &format!("good-{round}"), Some(good), Some("pw")));
+    (odd_ones.iter_mut().map(Client::next).collect(), good)
+}
+
+/// The failure: a stranger whose odd names the service answers with a status, or not at all, keeps every device out.
+#[test]
+fn odd_names_that_a_hook_answers_with_a_status_keep_nobody_else_out() {
+    let hook = Hook::start();
+    let server = Server::start_with(&[], &hook.config("", "deadline = \"3s\""));
+    let all = [
+        ("400", 0x87, 100),
+        ("422", 0x87, 100),
+        ("500", 0x88, 100),
+        ("413", 0x87, 5),
+        ("414", 0x87, 5),
+        ("431", 0x87, 5),
+        ("404", 0x88, 20),
+        ("429", 0x88, 20),
+        (ODD_CLOSE, 0x88, 20),
+        (ODD_NONSENSE, 0x88, 20),
+        (ODD_HANG, 0x88, 3),
+    ];
+    let (mut denied, mut begin) = (0, 0);
+    for (odd, code, rounds) in all {
+        for round in begin..begin + rounds {
+            let (strangers, good) = beside_odd_ones(&server, round, &format!("odd-{odd}"), "ann");
+            assert_eq!(good, Got::ConnAck(0), "good login {round} beside {odd}");
+            assert_eq!(strangers, vec![Got::ConnAck(code); strangers.len()], "{odd}");
+            denied += if code == 0x87 { strangers.len() } else { 0 };
+        }
+        begin += rounds;
+    }
+    assert_eq!(server.metric_of("gateway_auth_hook_total", "result=\"status\""), denied as u64);
+    let log = server.log();
+    let lines: Vec<&str> = log.lines().filter(|line| line.contains("answers it with a status")).collect();
+    assert!(lines[0].contains("status 400") && lines[0].contains("client_id"), "{}", lines[0]);
+    assert!(lines.len() * 2 < denied, "{} lines about {denied} logins", lines.len());
+    assert!(!log.contains("left alone"));
+}
+
+/// The failure: while there are odd logins alone the breaker opens, and then who has always been let in is kept out.
+#[test]
+fn who_was_let_in_before_goes_first_while_a_hook_is_left_alone() {
+    let hook = Hook::start();
+    // Odd answers open it after five deadlines without another.
+    let limits = "deadline = \"200ms\"\nretry_after = \"1h\"\ncache_ttl = \"0s\"\ncache_negative_ttl = \"0s\"\nstale_if_error = \"0s\"";
+    let server = Server::start_with(&[], &hook.config("", limits));
+    assert_eq!(ask(&server, "known", "ann"), Got::ConnAck(0));
+    for opened in 1..=2 {
+        let mut number = 0;
+        until(|| {
+            number += 1;
+            assert_eq!(ask(&server, &format!("{opened}-{number}"), "odd-500"), Got::ConnAck(0x88));
+            server.log().matches("left alone").count() == opened
+        });
+        for number in 0..100 {
+            assert_eq!(ask(&server, &format!("more-{number}"), "odd-500"), Got::ConnAck(0x88));
+        }
+        let open = server.metric_of("gateway_auth_hook_total", "result=\"open\"");
+        assert!(open >= 80, "only {open} were not asked");
+        assert_eq!(ask(&server, "known", "ann"), Got::ConnAck(0), "it was let in before");
+        assert!(server.log().matches("answers again").count() == opened, "one good answer closes it");
+        assert_eq!(ask(&server, "new", "ann"), Got::ConnAck(0));
     }
 }
 
@@ -233,7 +336,7 @@ fn more_logins_than_may_wait_for_a_hook_are_busy() {
     let toml = format!("[limits]\nconnect_timeout = \"60s\"\n{}", hook.config("", limits));
     let server = Server::start_with(&[], &toml);
     let mut waits = Client::open(server.ports.tcp, Protocol::V5);
-    waits.send(&codec::Packet::Connect(Box::new(login(Protocol::V5, "c1", Some("ann"), Some("pw")))));
+    waits.send(&Packet::Connect(Box::new(login(Protocol::V5, "c1", Some("ann"), Some("pw")))));
     until(|| hook.asked() == 1);
     for client_id in ["c2", "c3"] {
         assert_eq!(ask(&server, client_id, "ann"), Got::ConnAck(0x89));

@@ -1,4 +1,4 @@
-//! What keeps a slow or absent service from becoming ours: a circuit breaker and a bounded cache. Time is an argument.
+//! A bounded cache of the answers of a remote service, which also helps out while the service is away. Time is an argument.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -6,81 +6,6 @@ use std::{
 };
 
 use gateway_core::Timestamp;
-
-/// Stops asking somebody who does not answer, and tries again with one question at a time.
-#[derive(Debug)]
-pub struct Breaker {
-    state: BreakerState,
-    /// Failures in a row that open it.
-    threshold: u32,
-    /// How long it stays open at first.
-    pause: Duration,
-    /// The longest that it stays open: the pause doubles with each failed try.
-    longest: Duration,
-}
-
-#[derive(Debug, Clone, Copy)]
-enum BreakerState {
-    Closed {
-        failures: u32,
-    },
-    Open {
-        until: Timestamp,
-        pause: Duration,
-    },
-    /// One question is under way.
-    Trying {
-        pause: Duration,
-    },
-}
-
-impl Breaker {
-    /// A closed one.
-    pub fn new(threshold: u32, pause: Duration, longest: Duration) -> Self {
-        Self { state: BreakerState::Closed { failures: 0 }, threshold, pause, longest }
-    }
-
-    /// Whether to ask now. After a yes its outcome must be told.
-    pub fn may_ask(&mut self, now: Timestamp) -> bool {
-        match self.state {
-            BreakerState::Closed { .. } => true,
-            BreakerState::Open { until, pause } if now >= until => {
-                self.state = BreakerState::Trying { pause };
-                true
-            }
-            BreakerState::Open { .. } | BreakerState::Trying { .. } => false,
-        }
-    }
-
-    /// There was an answer.
-    pub fn succeeded(&mut self) {
-        self.state = BreakerState::Closed { failures: 0 };
-    }
-
-    /// There was none. Returns whether it has opened by this.
-    pub fn failed(&mut self, now: Timestamp) -> bool {
-        let pause = match &mut self.state {
-            BreakerState::Closed { failures } => {
-                *failures += 1;
-                if *failures < self.threshold {
-                    return false;
-                }
-                self.pause
-            }
-            // The question was asked before it opened.
-            BreakerState::Open { .. } => return false,
-            BreakerState::Trying { pause } => (*pause * 2).min(self.longest),
-        };
-        let millis = u64::try_from(pause.as_millis()).unwrap_or(u64::MAX);
-        self.state = BreakerState::Open { until: now.plus_millis(millis), pause };
-        true
-    }
-
-    /// Whether it does not ask, or only tries.
-    pub fn is_open(&self) -> bool {
-        !matches!(self.state, BreakerState::Closed { .. })
-    }
-}
 
 /// What [`Cache::get`] found.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -176,30 +101,6 @@ mod tests {
     use super::*;
 
     const SECOND: Duration = Duration::from_secs(1);
-
-    #[test]
-    fn a_breaker_opens_after_failures_in_a_row_and_tries_with_one() {
-        let mut breaker = Breaker::new(3, SECOND, 3 * SECOND);
-        let at = |seconds: u64| Timestamp(1_000 * seconds);
-        for _ in 0..2 {
-            assert!(breaker.may_ask(at(0)) && !breaker.failed(at(0)));
-        }
-        breaker.succeeded();
-        for opens in [false, false, true] {
-            assert!(breaker.may_ask(at(0)));
-            assert_eq!(breaker.failed(at(0)), opens);
-        }
-        assert!(!breaker.failed(at(0)), "one that was under way does not open it again");
-        assert!(!breaker.may_ask(at(0)));
-        assert!(breaker.may_ask(at(1)) && !breaker.may_ask(at(1)), "one try");
-        assert!(breaker.failed(at(1)));
-        assert!(!breaker.may_ask(at(2)), "the pause doubles");
-        assert!(breaker.may_ask(at(3)));
-        breaker.failed(at(3));
-        assert!(breaker.may_ask(at(6)), "up to the longest");
-        breaker.succeeded();
-        assert!(!breaker.is_open() && breaker.may_ask(at(6)) && breaker.may_ask(at(6)));
-    }
 
     #[test]
     fn a_cache_is_bounded_and_its_answers_age() {

@@ -72,6 +72,8 @@ pub enum LineKind {
     Handshake,
     /// A CONNECT was refused.
     Refused,
+    /// A login was denied, since the service that decides about it answered with a status.
+    Status,
     /// A connection took a session over.
     Takeover,
     /// A connection ended because of what its client sent.

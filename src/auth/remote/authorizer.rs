@@ -3,16 +3,16 @@
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use access::Subject;
-use aws_lc_rs::hmac;
 use gateway_core::{QoS, Timestamp, parse_shared};
 use prost::Message as _;
 use tokio::task::JoinSet;
 
 use super::{
     ServiceAnswer,
-    grpc::{digest, new_secret},
     guard::ServiceGuard,
-    provider::{Provider, problem},
+    keys::Digester,
+    provider::Provider,
+    status::{AskedAbout, NoAnswer},
 };
 use crate::{
     auth::{Principal, hooks::v1},
@@ -44,7 +44,7 @@ pub(crate) struct RemoteAuthorizer {
     provider: Provider,
     guard: Arc<ServiceGuard<()>>,
     on_error: OnError,
-    secret: hmac::Key,
+    digester: Digester,
     /// How long a connection remembers a yes, and a no.
     memory: [Duration; 2],
 }
@@ -64,7 +64,7 @@ impl RemoteAuthorizer {
             provider: Provider::new(config, "credentials for questions about topics")?,
             guard: ServiceGuard::new("auth.grpc.authorize", limits.clone()),
             on_error: config.authorize_on_error,
-            secret: new_secret()?,
+            digester: Digester::new("auth.grpc.url")?,
             memory: [limits.cache_ttl.0, limits.cache_negative_ttl.0].map(|time| time.max(LEAST_MEMORY)),
         })))
     }
@@ -81,17 +81,19 @@ impl RemoteAuthorizer {
         wish: &Wish,
     ) -> impl Future<Output = Result<bool, Unanswered>> + Send + use<> {
         let question = question(subject, wish);
+        let keys = self.digester.topic(&question.encode_to_vec(), subject);
         let this = Arc::clone(self);
         async move {
-            let key = digest(&this.secret, &question.encode_to_vec());
             let provider = this.provider.clone();
-            let asked = this.guard.answer(key, async move {
+            let about = AskedAbout::topic(&question);
+            let asked = this.guard.answer(keys, async move {
                 let asked = provider.client().authorize(provider.request(question)).await;
-                match asked.map_err(|status| problem(&status))?.into_inner().decision() {
+                let answer = asked.map_err(|status| about.note("auth.grpc.authorize", status.into()))?;
+                match answer.into_inner().decision() {
                     v1::Decision::Allow => Ok(ServiceAnswer::Allow(())),
                     v1::Decision::Deny => Ok(ServiceAnswer::Deny),
                     v1::Decision::Ignore => Ok(ServiceAnswer::Ignore),
-                    v1::Decision::Unspecified => Err("the answer has no decision".to_owned()),
+                    v1::Decision::Unspecified => Err(NoAnswer::from("the answer has no decision".to_owned())),
                 }
             });
             match asked.await {

@@ -1,11 +1,14 @@
 //! Tells the service of the user what happens to devices (`HookProvider.OnEvents`): in batches, in order, one at a time. Nobody
 //! waits for it: while it does not take them events wait in a bounded queue, from which the oldest are dropped and counted.
+//!
+//! Clients choose names that are in events, so one event may be what the service does not take. Halves of its batch find it, and it
+//! is left out.
 
 use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc, time::Duration};
 
-use access::remote::Breaker;
+use access::breaker::QuestionFailure;
 use broker::{Event, EventKind};
-use gateway_core::{clock, metrics::count};
+use gateway_core::{metrics::count, warn_limited};
 use prost::Message as _;
 use tokio::{
     sync::{
@@ -16,10 +19,7 @@ use tokio::{
 };
 use tracing::{info, warn};
 
-use super::{
-    guard::LONGEST_PAUSE,
-    provider::{Provider, problem},
-};
+use super::{guard::LONGEST_PAUSE, provider::Provider, status::NoAnswer};
 use crate::{
     auth::hooks::v1::OnEventsRequest,
     config::{AuthGrpc, ConfigError, HookEvent},
@@ -40,12 +40,22 @@ pub(crate) struct Courier {
     provider: Provider,
     kinds: Vec<HookEvent>,
     deadline: Duration,
-    retry_after: Duration,
-    breaker: Breaker,
+    retry: Retry,
     queue: Queue,
     /// What is under way, or to be sent again.
     batch: Option<OnEventsRequest>,
     sequence: u64,
+    /// Most events of the next batch: fewer while one of them may be what the service does not take.
+    most: usize,
+}
+
+/// Pauses after failures.
+struct Retry {
+    /// After so many the service counts as away.
+    threshold: u32,
+    first: Duration,
+    /// In a row.
+    failures: u32,
 }
 
 /// Events that wait.
@@ -57,7 +67,16 @@ struct Queue {
     dropped: u64,
 }
 
-type Sending = Pin<Box<dyn Future<Output = Result<(), String>> + Send>>;
+/// Why an event is left out.
+#[derive(Clone, Copy)]
+enum LeftOut<'a> {
+    /// The service answers it with a status.
+    Refused(&'a str),
+    /// The queue is full, and the service fails.
+    Full,
+}
+
+type Sending = Pin<Box<dyn Future<Output = Result<(), NoAnswer>> + Send>>;
 
 impl Courier {
     /// For the service that is configured; `None` if it is told nothing. To be called within the runtime that carries the
@@ -74,11 +93,11 @@ impl Courier {
             provider: Provider::new(config, "credentials for telling events")?,
             kinds: config.events.clone(),
             deadline: limits.deadline.0,
-            retry_after: limits.retry_after.0,
-            breaker: Breaker::new(limits.failures, limits.retry_after.0, LONGEST_PAUSE),
+            retry: Retry { threshold: limits.failures, first: limits.retry_after.0, failures: 0 },
             queue: Queue { events: VecDeque::new(), bytes: 0, most: config.max_events, dropped: 0 },
             batch: None,
             sequence: 0,
+            most: BATCH,
         }))
     }
 
@@ -131,13 +150,7 @@ impl Courier {
                     }
                     next.as_mut().reset(Instant::now() + again);
                 }
-                () = &mut next, if waits => {
-                    if stopping || self.breaker.may_ask(clock::now()) {
-                        sending = Some(self.send());
-                    } else {
-                        next.as_mut().reset(Instant::now() + LINGER);
-                    }
-                }
+                () = &mut next, if waits => sending = Some(self.send()),
                 _ = stop.wait_for(|stop| *stop), if !stopping => {
                     stopping = true;
                     // What was sent before it, such as the end of the last connection.
@@ -176,7 +189,7 @@ impl Courier {
             self.sequence += 1;
             self.batch = Some(OnEventsRequest {
                 dropped: std::mem::take(&mut self.queue.dropped),
-                events: self.queue.take_batch(),
+                events: self.queue.take_batch(self.most),
                 sequence: self.sequence,
             });
         }
@@ -185,36 +198,75 @@ impl Courier {
         Box::pin(async move {
             let asked = async { provider.client().on_events(provider.request(request)).await };
             match timeout(deadline, asked).await {
-                Ok(answer) => answer.map(drop).map_err(|status| problem(&status)),
-                Err(_) => Err("no answer in time".to_owned()),
+                Ok(answer) => answer.map(drop).map_err(NoAnswer::from),
+                Err(_) => Err(NoAnswer::Failed(QuestionFailure::Unreachable, "no answer in time".to_owned())),
             }
         })
     }
 
     /// What came of a batch. Returns in how long to go on.
-    fn take(&mut self, told: Result<(), String>) -> Duration {
+    fn take(&mut self, told: Result<(), NoAnswer>) -> Duration {
         match told {
             Ok(()) => {
                 let events = self.batch.take().map_or(0, |batch| batch.events.len() as u64);
                 count(|c| c.hook_events_told.add(events));
-                let was_open = self.breaker.is_open();
-                self.breaker.succeeded();
-                if was_open {
+                self.most = self.most.saturating_mul(2).min(BATCH);
+                if self.retry.succeeded() {
                     info!(source = "auth.grpc", "takes events again");
                 }
                 if self.queue.events.len() >= BATCH { Duration::ZERO } else { LINGER }
             }
-            Err(problem) => {
+            Err(NoAnswer::Denied(problem)) => {
                 count(|c| c.hook_events_failures.add(1));
-                if self.breaker.failed(clock::now()) {
+                self.narrow(LeftOut::Refused(&problem));
+                Duration::ZERO
+            }
+            Err(NoAnswer::Failed(failure, problem)) => {
+                count(|c| c.hook_events_failures.add(1));
+                let pause = self.retry.failed();
+                if self.retry.failures == self.retry.threshold {
                     warn!(
                         source = "auth.grpc",
                         problem, "does not take events, it is left alone for a while"
                     );
                 }
-                self.retry_after.min(LONGEST_PAUSE)
+                // While there is room nothing is left out. Then the oldest events are, and those of this batch are.
+                let may_be_its_fault = failure == QuestionFailure::Unusable;
+                if may_be_its_fault && self.retry.failures >= self.retry.threshold && self.queue.dropped > 0 {
+                    self.narrow(LeftOut::Full);
+                }
+                pause
             }
         }
+    }
+
+    /// Goes on with the first half of a batch that is not taken; an event that is alone in it is left out.
+    fn narrow(&mut self, why: LeftOut<'_>) {
+        let Some(batch) = &mut self.batch else { return };
+        let half = batch.events.len().div_ceil(2);
+        let rest = batch.events.split_off(half);
+        self.most = half.max(1);
+        if !rest.is_empty() {
+            self.queue.put_back(rest);
+            return;
+        }
+        match why {
+            LeftOut::Refused(problem) => {
+                let device_id = batch.events.first().map(|event| event.device_id.as_str());
+                warn_limited!(
+                    source = "auth.grpc",
+                    problem,
+                    device_id,
+                    "event left out, the service answers it with a status"
+                );
+                count(|c| c.hook_events_refused.add(1));
+            }
+            LeftOut::Full => count(|c| c.hook_events_full.add(1)),
+        }
+        let dropped = self.batch.take().map_or(0, |batch| batch.dropped);
+        self.queue.dropped += dropped + 1;
+        // Of no batch that the service has.
+        self.sequence -= 1;
     }
 
     /// Nobody will be told of what is left.
@@ -227,10 +279,24 @@ impl Courier {
 }
 
 /// The outcome of what is under way; never, if nothing is.
-async fn told(sending: &mut Option<Sending>) -> Result<(), String> {
+async fn told(sending: &mut Option<Sending>) -> Result<(), NoAnswer> {
     match sending {
         Some(sending) => sending.await,
         None => std::future::pending().await,
+    }
+}
+
+impl Retry {
+    /// Returns whether the service was away.
+    fn succeeded(&mut self) -> bool {
+        std::mem::take(&mut self.failures) >= self.threshold
+    }
+
+    /// Returns the pause before the next try.
+    fn failed(&mut self) -> Duration {
+        self.failures = self.failures.saturating_add(1);
+        let doublings = self.failures.saturating_sub(self.threshold).min(16);
+        self.first.saturating_mul(1 << doublings).min(LONGEST_PAUSE)
     }
 }
 
@@ -247,9 +313,18 @@ impl Queue {
         }
     }
 
-    fn take_batch(&mut self) -> Vec<v1::Event> {
+    /// Puts events of a batch back to the front.
+    fn put_back(&mut self, events: Vec<v1::Event>) {
+        for event in events.into_iter().rev() {
+            let bytes = event.encoded_len();
+            self.bytes += bytes;
+            self.events.push_front((event, bytes));
+        }
+    }
+
+    fn take_batch(&mut self, most: usize) -> Vec<v1::Event> {
         let (mut batch, mut taken) = (Vec::new(), 0);
-        while batch.len() < BATCH && taken < BATCH_BYTES {
+        while batch.len() < most && taken < BATCH_BYTES {
             let Some((event, bytes)) = self.events.pop_front() else { break };
             self.bytes -= bytes;
             taken += bytes;
@@ -277,7 +352,7 @@ mod tests {
             queue.push(event(id));
         }
         assert_eq!(queue.dropped, 2);
-        let ids: Vec<_> = queue.take_batch().into_iter().map(|event| event.device_id).collect();
+        let ids: Vec<_> = queue.take_batch(BATCH).into_iter().map(|event| event.device_id).collect();
         assert_eq!((ids.join(""), queue.bytes), ("cde".to_owned(), 0));
         queue.most = usize::MAX;
         let long = "x".repeat(1 << 20);
@@ -285,6 +360,6 @@ mod tests {
             queue.push(event(&long));
         }
         assert!(queue.bytes <= QUEUE_BYTES && queue.dropped > 2, "{} bytes", queue.bytes);
-        assert_eq!(queue.take_batch().len(), 1, "a batch ends with the event that is too much");
+        assert_eq!(queue.take_batch(BATCH).len(), 1, "a batch ends with the event that is too much");
     }
 }

@@ -3,17 +3,15 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use access::certificate::CertificateFields;
-use aws_lc_rs::{hmac, rand};
 use prost::Message as _;
 
 use super::{
-    LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting,
-    guard::ServiceGuard,
-    provider::{Provider, problem},
+    LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting, guard::ServiceGuard, keys::Digester,
+    provider::Provider, status::AskedAbout,
 };
 use crate::{
     auth::{Credentials, Method, Principal, hooks::v1},
-    config::{AuthGrpc, ConfigError, OnError, Problem},
+    config::{AuthGrpc, ConfigError, OnError},
     reload::Reload,
 };
 
@@ -22,8 +20,7 @@ pub(in crate::auth) struct GrpcHook {
     provider: Provider,
     guard: Arc<ServiceGuard<Principal>>,
     on_error: OnError,
-    /// Questions are kept as digests under it, so that no password stays in memory.
-    secret: hmac::Key,
+    digester: Digester,
 }
 
 impl GrpcHook {
@@ -34,7 +31,7 @@ impl GrpcHook {
     pub(in crate::auth) fn new(config: &AuthGrpc) -> Result<Self, ConfigError> {
         let guard = ServiceGuard::new("auth.grpc", config.limits.clone());
         let provider = Provider::new(config, "credentials for questions about logins")?;
-        Ok(Self { provider, guard, on_error: config.on_error, secret: new_secret()? })
+        Ok(Self { provider, guard, on_error: config.on_error, digester: Digester::new("auth.grpc.url")? })
     }
 
     /// Whether the URL and the files can be used.
@@ -57,29 +54,15 @@ impl GrpcHook {
         fields: Option<&CertificateFields>,
     ) -> LoginOutcome {
         let question = question(credentials, fields);
-        let key = digest(&self.secret, &question.encode_to_vec());
-        let provider = self.provider.clone();
-        let asked = self.guard.answer(key, async move {
+        let keys = self.digester.login(&question.encode_to_vec(), credentials);
+        let (provider, about) = (self.provider.clone(), AskedAbout::login(credentials));
+        let asked = self.guard.answer(keys, async move {
             let asked = provider.client().authenticate(provider.request(question)).await;
-            understand(asked.map_err(|status| problem(&status))?.into_inner())
+            let answer = asked.map_err(|status| about.note("auth.grpc", status.into()))?;
+            Ok(understand(answer.into_inner())?)
         });
         conclude(asked.await, self.on_error, credentials)
     }
-}
-
-/// A key for digests of questions.
-pub(super) fn new_secret() -> Result<hmac::Key, ConfigError> {
-    hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).map_err(|_| {
-        let fix = "start it where /dev/urandom can be read";
-        ConfigError(vec![Problem::new("auth.grpc.url", "", "the system gives no random numbers", fix)])
-    })
-}
-
-/// The digest of a question.
-pub(super) fn digest(secret: &hmac::Key, question: &[u8]) -> [u8; 32] {
-    let mut key = [0; 32];
-    key.copy_from_slice(hmac::sign(secret, question).as_ref());
-    key
 }
 
 fn question(credentials: &Credentials, fields: Option<&CertificateFields>) -> v1::AuthenticateRequest {

@@ -1,6 +1,7 @@
 //! One guard for each remote source: a deadline, a limit on questions at once and on those that wait, a circuit breaker, and a
 //! cache of answers that also helps out while nobody answers. Answers that allow are remembered apart from those that deny, so
-//! that a flood of wrong passwords pushes no good answer out.
+//! that a flood of wrong passwords pushes no good answer out. While the breaker is open those go first whom the source has allowed
+//! lately.
 
 use std::{
     future::Future,
@@ -11,22 +12,31 @@ use std::{
     time::Duration,
 };
 
-use access::remote::{Breaker, Cache, CachedAnswer};
+use access::{
+    breaker::{Breaker, BreakerRule, Permit, QuestionFailure},
+    remote::{Cache, CachedAnswer},
+};
 use aws_lc_rs::rand;
-use gateway_core::{Timestamp, clock, metrics::count};
+use gateway_core::{Timestamp, clock, metrics::count, warn_limited};
 use parking_lot::Mutex;
 use tokio::{
     runtime::Handle,
-    sync::{Semaphore, oneshot},
+    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
     time::timeout,
 };
 use tracing::{info, warn};
 
-use super::ServiceAnswer;
+use super::{
+    ServiceAnswer,
+    keys::{AllowedLately, QuestionKeys},
+    status::NoAnswer,
+};
 use crate::config::RemoteLimits;
 
 /// The longest that a source that does not answer is left alone.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
+/// Deadlines for which odd answers must have been all that there was before they count against the source.
+const SILENT_DEADLINES: u32 = 5;
 
 /// Why there is no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,6 +57,7 @@ pub(super) struct ServiceGuard<P> {
     waiting: Arc<AtomicUsize>,
     breaker: Mutex<Breaker>,
     caches: Mutex<Caches<P>>,
+    allowed: Mutex<AllowedLately>,
 }
 
 /// Answers that are remembered, each for its question in one of the two.
@@ -68,6 +79,7 @@ impl<P: Clone> Caches<P> {
 /// breaker would wait for ever for the outcome of its try.
 struct Asking<'a> {
     breaker: &'a Mutex<Breaker>,
+    permit: Permit,
     is_told: bool,
 }
 
@@ -75,7 +87,7 @@ impl Drop for Asking<'_> {
     fn drop(&mut self) {
         if !self.is_told {
             count(|c| c.hook_failures.add(1));
-            self.breaker.lock().failed(clock::now());
+            self.breaker.lock().failed(self.permit, QuestionFailure::Unusable, clock::now());
         }
     }
 }
@@ -88,25 +100,30 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             runtime: Handle::current(),
             places: Arc::new(Semaphore::new(limits.max_concurrent)),
             waiting: Arc::default(),
-            breaker: Mutex::new(Breaker::new(limits.failures, limits.retry_after.0, LONGEST_PAUSE)),
+            breaker: Mutex::new(Breaker::new(rule(&limits))),
             caches: Mutex::new(Caches {
                 allowed: Cache::new(limits.cache_size),
                 others: Cache::new(limits.cache_size),
             }),
+            allowed: Mutex::new(AllowedLately::new()),
             limits,
         })
     }
 
-    /// The answer to the question with this digest, which `ask` asks if need be. Cancel safe: what was asked is heard and
+    /// The answer to the question with these digests, which `ask` asks if need be. Cancel safe: what was asked is heard and
     /// kept all the same, and what waits for its turn is not asked.
     ///
     /// # Errors
     /// [`Away`], within twice the deadline.
-    pub(super) async fn answer<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<ServiceAnswer<P>, Away>
+    pub(super) async fn answer<F>(
+        self: &Arc<Self>,
+        keys: QuestionKeys,
+        ask: F,
+    ) -> Result<ServiceAnswer<P>, Away>
     where
-        F: Future<Output = Result<ServiceAnswer<P>, String>> + Send + 'static,
+        F: Future<Output = Result<ServiceAnswer<P>, NoAnswer>> + Send + 'static,
     {
-        let found = self.caches.lock().get(&key, clock::now());
+        let found = self.caches.lock().get(&keys.question, clock::now());
         let stale = match found {
             CachedAnswer::Fresh(answer) => {
                 count(|c| c.hook_cached.add(1));
@@ -115,7 +132,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             CachedAnswer::Stale(answer) => Some(answer),
             CachedAnswer::Nothing => None,
         };
-        match self.ask(key, ask).await {
+        match self.ask(keys, ask).await {
             Ok(answer) => Ok(answer),
             Err(away) => stale.map_or(Err(away), |answer| {
                 count(|c| c.hook_stale.add(1));
@@ -124,94 +141,135 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         }
     }
 
-    async fn ask<F>(self: &Arc<Self>, key: [u8; 32], ask: F) -> Result<ServiceAnswer<P>, Away>
+    async fn ask<F>(self: &Arc<Self>, keys: QuestionKeys, ask: F) -> Result<ServiceAnswer<P>, Away>
     where
-        F: Future<Output = Result<ServiceAnswer<P>, String>> + Send + 'static,
+        F: Future<Output = Result<ServiceAnswer<P>, NoAnswer>> + Send + 'static,
     {
-        // Nobody waits for a place to ask one who does not answer.
-        if self.breaker.lock().is_open() && self.places.available_permits() < self.limits.max_concurrent {
-            count(|c| c.hook_open.add(1));
-            return Err(Away::Silent);
-        }
         let Some(waits) = Waits::enter(&self.waiting, self.limits.max_waiting) else {
             count(|c| c.hook_busy.add(1));
             return Err(Away::Busy);
         };
+        let admitted = self.admit_at_once(&keys)?;
         let this = Arc::clone(self);
         let (asker, gone) = oneshot::channel::<()>();
         let asked = self.runtime.spawn(async move {
             // Also while the one who asked is gone.
             let _waits = waits;
-            let deadline = this.limits.deadline.0;
-            let place = tokio::select! {
-                biased;
-                // With it goes what the peer sent.
-                _ = gone => return Err(Away::Busy),
-                place = timeout(deadline, Arc::clone(&this.places).acquire_owned()) => place,
+            let (permit, _place) = match admitted {
+                Some(admitted) => admitted,
+                None => tokio::select! {
+                    biased;
+                    // With it goes what the peer sent.
+                    _ = gone => return Err(Away::Busy),
+                    admitted = this.admit(&keys) => admitted?,
+                },
             };
-            let Ok(Ok(_place)) = place else {
-                count(|c| c.hook_busy.add(1));
-                return Err(Away::Busy);
-            };
-            if !this.breaker.lock().may_ask(clock::now()) {
-                count(|c| c.hook_open.add(1));
-                return Err(Away::Silent);
-            }
-            let mut asking = Asking { breaker: &this.breaker, is_told: false };
-            let told = timeout(deadline, ask).await.unwrap_or_else(|_| Err("no answer in time".to_owned()));
+            let mut asking = Asking { breaker: &this.breaker, permit, is_told: false };
+            let late = || NoAnswer::Failed(QuestionFailure::Unreachable, "no answer in time".to_owned());
+            let told = timeout(this.limits.deadline.0, ask).await.unwrap_or_else(|_| Err(late()));
             asking.is_told = true;
-            this.take(key, told, clock::now())
+            this.take(&keys, permit, told, clock::now())
         });
         let answer = asked.await.unwrap_or(Err(Away::Silent));
         drop(asker);
         answer
     }
 
+    /// While the breaker is open: a place for a question that it lets pass, since nobody waits for a place to ask a source that
+    /// does not answer. `None` while the breaker is closed.
+    fn admit_at_once(&self, keys: &QuestionKeys) -> Result<Option<(Permit, OwnedSemaphorePermit)>, Away> {
+        if !self.breaker.lock().is_open() {
+            return Ok(None);
+        }
+        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+            count(|c| c.hook_open.add(1));
+            return Err(Away::Silent);
+        };
+        Ok(Some((self.permit(keys)?, place)))
+    }
+
+    /// A place, waited for.
+    async fn admit(&self, keys: &QuestionKeys) -> Result<(Permit, OwnedSemaphorePermit), Away> {
+        let place = timeout(self.limits.deadline.0, Arc::clone(&self.places).acquire_owned()).await;
+        let Ok(Ok(place)) = place else {
+            count(|c| c.hook_busy.add(1));
+            return Err(Away::Busy);
+        };
+        Ok((self.permit(keys)?, place))
+    }
+
+    fn permit(&self, keys: &QuestionKeys) -> Result<Permit, Away> {
+        let standing = self.allowed.lock().standing(keys);
+        let permit = self.breaker.lock().may_ask(standing, clock::now());
+        permit.ok_or_else(|| {
+            count(|c| c.hook_open.add(1));
+            Away::Silent
+        })
+    }
+
     fn take(
         &self,
-        key: [u8; 32],
-        told: Result<ServiceAnswer<P>, String>,
+        keys: &QuestionKeys,
+        permit: Permit,
+        told: Result<ServiceAnswer<P>, NoAnswer>,
         now: Timestamp,
     ) -> Result<ServiceAnswer<P>, Away> {
         match told {
             Ok(answer) => {
                 count(|c| c.hook_answers.add(1));
-                let was_open = {
-                    let mut breaker = self.breaker.lock();
-                    let was_open = breaker.is_open();
-                    breaker.succeeded();
-                    was_open
-                };
-                if was_open {
+                if self.breaker.lock().succeeded(now) {
                     info!(source = self.name, "answers again");
                 }
-                let limits = &self.limits;
-                let fresh = match &answer {
-                    ServiceAnswer::Allow(_) => limits.cache_ttl.0,
-                    ServiceAnswer::Deny | ServiceAnswer::Ignore => limits.cache_negative_ttl.0,
-                };
-                let mut jitter = [0];
-                let _ = rand::fill(&mut jitter);
-                let mut caches = self.caches.lock();
-                let Caches { allowed, others } = &mut *caches;
-                let (own, other) = match &answer {
-                    ServiceAnswer::Allow(_) => (allowed, others),
-                    ServiceAnswer::Deny | ServiceAnswer::Ignore => (others, allowed),
-                };
-                own.put(key, answer.clone(), now, fresh, limits.stale_if_error.0, jitter[0]);
-                // It may have been another before.
-                other.forget(&key);
-                drop(caches);
+                if matches!(answer, ServiceAnswer::Allow(_)) {
+                    self.allowed.lock().insert(keys);
+                }
+                self.remember(keys.question, &answer, now);
                 Ok(answer)
             }
-            Err(problem) => {
+            Err(NoAnswer::Denied(_)) => {
+                count(|c| c.hook_status.add(1));
+                self.breaker.lock().undecided(permit);
+                self.remember(keys.question, &ServiceAnswer::Deny, now);
+                Ok(ServiceAnswer::Deny)
+            }
+            Err(NoAnswer::Failed(failure, problem)) => {
                 count(|c| c.hook_failures.add(1));
-                if self.breaker.lock().failed(now) {
-                    warn!(source = self.name, problem, "does not answer, it is left alone for a while");
+                let opens = self.breaker.lock().failed(permit, failure, now);
+                if !opens {
+                    warn_limited!(source = self.name, problem, "question has no answer");
+                } else {
+                    warn!(
+                        source = self.name,
+                        problem, "does not answer, it is left alone for a while but for one question in ten"
+                    );
                 }
                 Err(Away::Silent)
             }
         }
+    }
+
+    fn remember(&self, key: [u8; 32], answer: &ServiceAnswer<P>, now: Timestamp) {
+        let limits = &self.limits;
+        let mut jitter = [0];
+        let _ = rand::fill(&mut jitter);
+        let mut caches = self.caches.lock();
+        let Caches { allowed, others } = &mut *caches;
+        let (own, other, fresh) = match answer {
+            ServiceAnswer::Allow(_) => (allowed, others, limits.cache_ttl.0),
+            ServiceAnswer::Deny | ServiceAnswer::Ignore => (others, allowed, limits.cache_negative_ttl.0),
+        };
+        own.put(key, answer.clone(), now, fresh, limits.stale_if_error.0, jitter[0]);
+        // It may have been another before.
+        other.forget(&key);
+    }
+}
+
+fn rule(limits: &RemoteLimits) -> BreakerRule {
+    BreakerRule {
+        threshold: limits.failures,
+        silence: (limits.deadline.0 * SILENT_DEADLINES).min(LONGEST_PAUSE),
+        pause: limits.retry_after.0,
+        longest: LONGEST_PAUSE,
     }
 }
 
@@ -240,23 +298,48 @@ mod tests {
         ServiceGuard::new("test", limits)
     }
 
+    fn keys(key: u8) -> QuestionKeys {
+        QuestionKeys { question: [key; 32], proof: [key; 16], name: [key; 16] }
+    }
+
     async fn answer(
         guard: &Arc<ServiceGuard<u8>>,
         key: u8,
         answer: ServiceAnswer<u8>,
     ) -> Result<ServiceAnswer<u8>, Away> {
-        guard.answer([key; 32], async move { Ok(answer) }).await
+        guard.answer(keys(key), async move { Ok(answer) }).await
+    }
+
+    async fn fails(guard: &Arc<ServiceGuard<u8>>, key: u8) -> Result<ServiceAnswer<u8>, Away> {
+        let failure = NoAnswer::Failed(QuestionFailure::Unreachable, "test".to_owned());
+        guard.answer(keys(key), async move { Err(failure) }).await
+    }
+
+    /// Nothing is remembered, so that each question is asked.
+    fn forgetful() -> RemoteLimits {
+        let zero = Span(Duration::ZERO);
+        RemoteLimits {
+            cache_ttl: zero,
+            cache_negative_ttl: zero,
+            stale_if_error: zero,
+            ..RemoteLimits::default()
+        }
     }
 
     #[tokio::test]
     async fn a_question_that_panics_leaves_no_try_open_for_ever() {
-        let limits =
-            RemoteLimits { failures: 1, retry_after: Span(Duration::ZERO), ..RemoteLimits::default() };
+        let limits = RemoteLimits {
+            failures: 1,
+            retry_after: Span(Duration::ZERO),
+            deadline: Span(Duration::ZERO),
+            ..forgetful()
+        };
         let guard = guard(limits);
         for _ in 0..2 {
             // The first opens the breaker, the second is its try.
-            let asked = guard.answer([1; 32], async { panic!("a bug of ours") }).await;
+            let asked = guard.answer(keys(1), async { panic!("a bug of ours") }).await;
             assert_eq!(asked.err(), Some(Away::Silent));
+            assert!(guard.breaker.lock().is_open());
         }
         let asked = answer(&guard, 1, ServiceAnswer::Allow(7)).await;
         assert!(matches!(asked, Ok(ServiceAnswer::Allow(7))), "it is asked again");
@@ -273,7 +356,7 @@ mod tests {
                 let _ = held.await;
                 Ok(ServiceAnswer::Allow(1))
             };
-            async move { guard.answer([1; 32], asks).await }
+            async move { guard.answer(keys(1), asks).await }
         });
         while guard.places.available_permits() > 0 {
             tokio::task::yield_now().await;
@@ -282,7 +365,7 @@ mod tests {
         let waits = tokio::spawn({
             let (guard, credentials) = (Arc::clone(&guard), Arc::clone(&credentials));
             let asks = async move { Ok(ServiceAnswer::Allow(credentials.len() as u8)) };
-            async move { guard.answer([2; 32], asks).await }
+            async move { guard.answer(keys(2), asks).await }
         });
         while guard.waiting.load(Relaxed) < 2 {
             tokio::task::yield_now().await;
@@ -303,11 +386,33 @@ mod tests {
         for key in 1..=10 {
             answer(&guard, key, ServiceAnswer::Deny).await.expect("an answer");
         }
-        let known = guard.answer([0; 32], async { Err("not to be asked".to_owned()) }).await;
+        let known = fails(&guard, 0).await;
         assert!(matches!(known, Ok(ServiceAnswer::Allow(7))));
-        let denied = guard.take([0; 32], Ok(ServiceAnswer::Deny), clock::now());
-        assert!(matches!(denied, Ok(ServiceAnswer::Deny)));
-        let known = guard.answer([0; 32], async { Err("not to be asked".to_owned()) }).await;
+        guard.remember([0; 32], &ServiceAnswer::Deny, clock::now());
+        let known = fails(&guard, 0).await;
         assert!(matches!(known, Ok(ServiceAnswer::Deny)), "what it said last");
+    }
+
+    /// The failure: who was let in before is refused beside strangers while the source is away, and does not learn that it is back.
+    #[tokio::test]
+    async fn while_the_source_is_left_alone_those_who_were_allowed_go_first() {
+        let limits =
+            RemoteLimits { failures: 3, retry_after: Span(Duration::from_secs(3600)), ..forgetful() };
+        let guard = guard(limits);
+        answer(&guard, 1, ServiceAnswer::Allow(1)).await.expect("an answer");
+        for _ in 0..3 {
+            assert_eq!(fails(&guard, 2).await.err(), Some(Away::Silent));
+        }
+        assert!(guard.breaker.lock().is_open());
+        let mut asked = 0;
+        for _ in 0..100 {
+            let answer = guard.answer(keys(3), async { Err(NoAnswer::Denied(String::new())) }).await;
+            asked += usize::from(answer.is_ok());
+        }
+        assert_eq!(asked, 10, "one in ten of the strangers");
+        assert!(guard.breaker.lock().is_open(), "a status about one login closes nothing");
+        let known = answer(&guard, 1, ServiceAnswer::Allow(1)).await;
+        assert!(matches!(known, Ok(ServiceAnswer::Allow(1))));
+        assert!(!guard.breaker.lock().is_open(), "and one good answer closes it");
     }
 }

@@ -3,11 +3,15 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use access::certificate::CertificateFields;
-use aws_lc_rs::{hmac, rand};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
-use super::{LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting, guard::ServiceGuard};
+use super::{
+    LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting,
+    guard::ServiceGuard,
+    keys::Digester,
+    status::{AskedAbout, NoAnswer},
+};
 use crate::{
     auth::{Credentials, Method, Principal},
     config::{AuthHttp, ConfigError, OnError, Problem},
@@ -21,8 +25,7 @@ pub(in crate::auth) struct HttpHook {
     service: Arc<Service>,
     guard: Arc<ServiceGuard<Principal>>,
     on_error: OnError,
-    /// Questions are kept as digests under it, so that no password stays in memory.
-    secret: hmac::Key,
+    digester: Digester,
 }
 
 impl HttpHook {
@@ -33,13 +36,9 @@ impl HttpHook {
     pub(in crate::auth) fn new(config: &AuthHttp) -> Result<Self, ConfigError> {
         let again = config.clone();
         let service = Service::new("authorities of auth.http", config.ca.clone(), move || client(&again))?;
-        let failed = |_| {
-            let fix = "start it where /dev/urandom can be read";
-            ConfigError(vec![Problem::new("auth.http.url", "", "the system gives no random numbers", fix)])
-        };
-        let secret = hmac::Key::generate(hmac::HMAC_SHA256, &rand::SystemRandom::new()).map_err(failed)?;
+        let digester = Digester::new("auth.http.url")?;
         let guard = ServiceGuard::new("auth.http", config.limits.clone());
-        Ok(Self { service, guard, on_error: config.on_error, secret })
+        Ok(Self { service, guard, on_error: config.on_error, digester })
     }
 
     /// Whether the URL and the CA can be used.
@@ -72,12 +71,11 @@ impl HttpHook {
         fields: Option<&CertificateFields>,
     ) -> LoginOutcome {
         let Some(question) = question(credentials, fields) else { return LoginOutcome::Deny };
-        let mut key = [0; 32];
-        key.copy_from_slice(hmac::sign(&self.secret, &question).as_ref());
-        let client = self.service.client();
-        let asked = self.guard.answer(key, async move {
+        let keys = self.digester.login(&question, credentials);
+        let (client, about) = (self.service.client(), AskedAbout::login(credentials));
+        let asked = self.guard.answer(keys, async move {
             let (status, body) = client.post(question).await?;
-            understand(status, &body)
+            understand(status, &body).map_err(|answer| about.note("auth.http", answer))
         });
         conclude(asked.await, self.on_error, credentials)
     }
@@ -113,14 +111,20 @@ fn question(credentials: &Credentials, fields: Option<&CertificateFields>) -> Op
 }
 
 /// What an answer means.
-fn understand(status: StatusCode, body: &[u8]) -> Result<ServiceAnswer<Principal>, String> {
-    let allowed = || Principal { method: Method::Hook, ..Principal::default() };
+fn understand(status: StatusCode, body: &[u8]) -> Result<ServiceAnswer<Principal>, NoAnswer> {
     match status {
-        StatusCode::NO_CONTENT => return Ok(ServiceAnswer::Allow(allowed())),
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => return Ok(ServiceAnswer::Deny),
-        StatusCode::OK => {}
-        status => return Err(format!("status {}", status.as_u16())),
+        StatusCode::NO_CONTENT => Ok(ServiceAnswer::Allow(allowed())),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Ok(ServiceAnswer::Deny),
+        StatusCode::OK => Ok(understand_body(body)?),
+        status => Err(status.into()),
     }
+}
+
+fn allowed() -> Principal {
+    Principal { method: Method::Hook, ..Principal::default() }
+}
+
+fn understand_body(body: &[u8]) -> Result<ServiceAnswer<Principal>, String> {
     let body: Value = serde_json::from_slice(body).map_err(|_| "the answer is not JSON".to_owned())?;
     match body.get("result").and_then(Value::as_str) {
         Some("deny") => return Ok(ServiceAnswer::Deny),
@@ -184,8 +188,9 @@ mod tests {
             (500, r#"{"result": "allow"}"#),
             (302, ""),
         ] {
-            assert!(say(status, body).is_err(), "{status} {body}");
+            assert!(matches!(say(status, body), Err(NoAnswer::Failed(..))), "{status} {body}");
         }
+        assert!(matches!(say(400, r#"{"result": "allow"}"#), Err(NoAnswer::Denied(_))));
         let body = r#"{"result": "allow", "is_superuser": false, "client_attrs": {"site": "n", "level": 2},
                        "groups": ["a"], "tenant": "t", "username": "u"}"#;
         let Ok(ServiceAnswer::Allow(principal)) = say(200, body) else { panic!("{body}") };

@@ -135,7 +135,7 @@ impl Inner {
     }
 
     async fn fetch(&self) -> Result<SigningKeys, String> {
-        let (status, body) = self.service.client().get().await?;
+        let (status, body) = self.service.client().get().await.map_err(|error| error.to_string())?;
         if status != StatusCode::OK {
             return Err(format!("status {}", status.as_u16()));
         }

@@ -6,7 +6,9 @@ mod grpc;
 mod guard;
 mod http;
 mod key_set;
+mod keys;
 mod provider;
+mod status;
 
 use gateway_core::{Timestamp, clock};
 

@@ -10,7 +10,7 @@ use std::{
 use arc_swap::ArcSwap;
 use tokio::runtime::Handle;
 use tonic::{
-    Request, Status,
+    Request,
     metadata::AsciiMetadataValue,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
@@ -111,18 +111,6 @@ impl Reload for Provider {
         self.0.current.store(Arc::new(current));
         Ok(format!("{} files", self.files().len()))
     }
-}
-
-/// Why there is no answer, without what the service has written: it could be anything.
-pub(super) fn problem(status: &Status) -> String {
-    let code = status.code();
-    let mut text = format!("status {code:?}");
-    let mut source = std::error::Error::source(status);
-    while let Some(error) = source {
-        text = format!("{text}: {error}");
-        source = error.source();
-    }
-    text
 }
 
 fn read(config: &AuthGrpc) -> Result<(Endpoint, Option<AsciiMetadataValue>), ConfigError> {

@@ -786,6 +786,8 @@ counters! {
     "gateway_auth_hook_total": "Questions to a remote source about logins and topics, by what became of them" {
         /// answered
         hook_answers(result = "answers");
+        /// denied: the source answers this login or topic with a status
+        hook_status(result = "status");
         /// known from an answer before
         hook_cached(result = "cached");
         /// known from an answer that is no longer fresh, as the source is away
@@ -794,7 +796,7 @@ counters! {
         hook_failures(result = "failures");
         /// too many questions wait, or for too long
         hook_busy(result = "busy");
-        /// not asked: the source failed too often and gets time
+        /// not asked: the source failed too often, and one question in ten goes on
         hook_open(result = "open");
     }
     /// `[auth.grpc]`.
@@ -803,6 +805,8 @@ counters! {
         hook_events_told(result = "told");
         /// left out, the queue is full
         hook_events_full(result = "queue_full");
+        /// left out, the service does not take them
+        hook_events_refused(result = "refused");
         /// left out, they came too fast
         hook_events_lagged(result = "lagged");
         /// left at the end
