@@ -14,13 +14,13 @@ pub struct Quic {
     pub window: ByteSize,
     /// A connection of which nothing at all comes for this long is lost; zero leaves that to MQTT's keep alive.
     pub idle_timeout: Span,
-    /// Let a connection go on when its device's address changes.
+    /// Let a connection go on when its device's address changes. Packets with a forged address then draw many times their size.
     pub migration: bool,
 }
 
 impl Default for Quic {
     fn default() -> Self {
-        Self { window: ByteSize(16 << 10), idle_timeout: Span(Duration::from_mins(5)), migration: true }
+        Self { window: ByteSize(16 << 10), idle_timeout: Span(Duration::from_mins(5)), migration: false }
     }
 }
 

@@ -54,7 +54,16 @@ fn paho_over_quic() {
 fn quic_clients_that_keep_to_no_limit_end_only_their_own_connection() {
     let limits = "[limits]\nconnect_timeout = \"5s\"\nwrite_timeout = \"2s\"\nmax_handshakes = 20";
     let server = server(limits);
-    succeeds(&server, &["-m", "pytest", "test_quic.py", "-k", "not half_handshakes"]);
+    succeeds(
+        &server,
+        &["-m", "pytest", "test_quic.py", "-k", "not half_handshakes and not another_address_if"],
+    );
+}
+
+#[test]
+fn a_quic_client_goes_on_from_another_address_if_that_is_on() {
+    let server = server("[quic]\nmigration = true");
+    succeeds(&server, &["-m", "pytest", "test_quic.py", "-k", "another_address_if"]);
 }
 
 #[test]

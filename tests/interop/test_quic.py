@@ -2,8 +2,10 @@
 import asyncio
 import os
 import random
+import re
 import socket
 import time
+import urllib.request
 
 import pytest
 
@@ -146,8 +148,91 @@ async def test_who_vanishes_is_found_by_keep_alive():
             assert (await asyncio.to_thread(watcher.message)).payload == b"gone"
 
 
+def timeouts():
+    """Handshakes that the gateway has given up."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{gw.PORTS['http']}/metrics", timeout=quic.WAIT) as page:
+        text = page.read().decode()
+    return int(re.search(r'^mqtt_connections_refused_total{reason="connect_timeout"} (\d+)', text, re.M).group(1))
+
+
+def drained(raw):
+    """Bytes that have come to a socket."""
+    total = 0
+    raw.setblocking(False)
+    while True:
+        try:
+            total += len(raw.recv(65536))
+        except BlockingIOError:
+            return total
+
+
+async def timed_out(before):
+    """Waits until the gateway has given up one more handshake."""
+    async with asyncio.timeout(quic.WAIT):
+        while timeouts() <= before:
+            await asyncio.sleep(0.05)
+
+
 @run
-async def test_a_client_goes_on_from_another_address():
+async def test_unanswered_first_packets_draw_at_most_three_times_their_bytes():
+    """The failure: whoever forges an address has the gateway send more than RFC 9000 allows to its owner."""
+    for count in (1, 1, 3):
+        before = timeouts()
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
+            raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20)
+            sent = 0
+            for _ in range(count):
+                for datagram in quic.first_datagrams():
+                    sent += raw.sendto(datagram, ("127.0.0.1", quic.PORT))
+            # The gateway has sent it all again and again until then.
+            await timed_out(before + count - 1)
+            # It answers in order: what it sent at the end is there when this has its answer.
+            with Client(transport="quic") as client:
+                client.ok()
+            got = drained(raw)
+            print(f"{got} bytes for {sent}: {got / sent:.2f} times")
+            assert 0 < got <= 3 * sent
+
+
+@run
+async def test_packets_from_forged_addresses_draw_at_most_three_times_their_bytes():
+    """The failure: small packets of a client with forged addresses have the gateway send large ones to their owners."""
+    async with open_link() as link:
+        await connected(link, unique("forger"))
+        sent = got = 0
+        own, sockets = link._transport, []
+        for _ in range(20):
+            raw = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+            sockets.append(raw)
+            link._quic.send_ping(len(sockets))
+            for datagram, _ in link._quic.datagrams_to_send(now=asyncio.get_running_loop().time()):
+                sent += raw.sendto(datagram, ("127.0.0.1", quic.PORT))
+        link._transport = own
+        # The gateway has looked at all of them when it answers what came after.
+        with Client(transport="quic") as client:
+            client.ok()
+        for raw in sockets:
+            got += drained(raw)
+            raw.close()
+        print(f"{got} bytes for {sent}: {got / max(sent, 1):.2f} times")
+        assert sent and got <= 3 * sent
+
+
+@run
+async def test_packets_from_another_address_are_left_alone():
+    """The connection goes on for its own address."""
+    async with open_link() as link:
+        await connected(link, unique("stays"))
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as raw:
+            link._quic.send_ping(1)
+            for datagram, _ in link._quic.datagrams_to_send(now=asyncio.get_running_loop().time()):
+                raw.sendto(datagram, ("127.0.0.1", quic.PORT))
+        link.send(b"\xc0\0")
+        assert await link.packet() == b"\xd0\0"
+
+
+@run
+async def test_a_client_goes_on_from_another_address_if_that_is_on():
     """As behind a NAT that gives it another port."""
     async with open_link() as link:
         await connected(link, unique("roam"))

@@ -8,12 +8,11 @@ use std::{
     time::Duration,
 };
 
-use broker::Charge;
 use quinn::{ConnectionError, ReadError, VarInt};
 use rustls::pki_types::CertificateDer;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
-use super::EntranceShared;
+use super::{EntranceShared, KeptForConnection};
 
 /// How long a client may take to acknowledge the last bytes.
 const LINGER: Duration = Duration::from_secs(2);
@@ -27,7 +26,7 @@ struct OpenDuplex {
     recv: quinn::RecvStream,
     connection: quinn::Connection,
     shared: Arc<EntranceShared>,
-    charge: Charge,
+    kept: KeptForConnection,
     /// Why it is closed, as MQTT says it.
     code: u8,
     /// Nothing more is written: the stream is finished.
@@ -40,9 +39,9 @@ impl Duplex {
         recv: quinn::RecvStream,
         connection: quinn::Connection,
         shared: Arc<EntranceShared>,
-        charge: Charge,
+        kept: KeptForConnection,
     ) -> Self {
-        Self(Some(OpenDuplex { send, recv, connection, shared, charge, code: 0, shut: false }))
+        Self(Some(OpenDuplex { send, recv, connection, shared, kept, code: 0, shut: false }))
     }
 
     /// The reason code of MQTT with which the connection will be closed; 0 unless it is set.
@@ -62,8 +61,7 @@ impl Duplex {
 
 impl Drop for Duplex {
     fn drop(&mut self) {
-        let Some(OpenDuplex { mut send, recv, connection, shared, charge, code, shut }) = self.0.take()
-        else {
+        let Some(OpenDuplex { mut send, recv, connection, shared, kept, code, shut }) = self.0.take() else {
             return;
         };
         drop(recv);
@@ -79,7 +77,7 @@ impl Drop for Duplex {
             // Whatever comes of it, that was all.
             let _ = tokio::time::timeout(LINGER, send.stopped()).await;
             connection.close(code, b"");
-            drop((permit, charge));
+            drop((permit, kept));
         });
     }
 }

@@ -6,8 +6,10 @@
 //!
 //! An address that has not proved itself (it may be forged) has no place in limits per address: it is named when the
 //! handshake has shown that its owner answers, as that which a proxy tells. While handshakes are many it has to prove itself
-//! first, by a Retry, for which nothing is kept.
+//! first, by a Retry, for which nothing is kept. Until then it is sent at most three times what came from there
+//! ([`amplification`]).
 
+mod amplification;
 mod duplex;
 
 use std::{
@@ -28,6 +30,7 @@ use rustls::crypto::aws_lc_rs::cipher_suite::TLS13_AES_128_GCM_SHA256;
 use socket2::{Domain, Protocol, Socket, Type};
 use tokio::{runtime::Handle, sync::Semaphore};
 
+use self::amplification::{AmplificationLimit, LimitedSocket, ProvedAddress};
 pub(in crate::net) use self::duplex::Duplex;
 use crate::{config::Quic, tls::TlsHandle};
 
@@ -76,6 +79,7 @@ struct EntranceShared {
     /// Where their tasks run.
     runtime: Handle,
     lingering: Arc<Semaphore>,
+    limit: Arc<AmplificationLimit>,
     /// Bytes that each has of the memory account.
     cost: usize,
 }
@@ -102,15 +106,17 @@ impl Entrance {
             .max_incoming(MAX_INCOMING)
             .incoming_buffer_size(INCOMING_BYTES)
             .incoming_buffer_size_total(ALL_INCOMING_BYTES);
+        let limit = Arc::default();
         let quinn = quinn::Endpoint::new(
             quinn::EndpointConfig::default(),
             Some(config.clone()),
             socket,
-            Arc::new(OnHandle(runtime.clone())),
+            Arc::new(OnHandle(runtime.clone(), Arc::clone(&limit))),
         )?;
         let shared = Arc::new(EntranceShared {
             runtime,
             lingering: Arc::new(Semaphore::new(MOST_LINGERING)),
+            limit,
             cost: STATE + 2 * settings.window.0,
         });
         Ok(Self { quinn, tls, current: (loaded, Arc::new(config)), shared })
@@ -170,7 +176,13 @@ impl CallError {
 pub(in crate::net) struct Shaken {
     connection: quinn::Connection,
     shared: Arc<EntranceShared>,
-    charge: Charge,
+    kept: KeptForConnection,
+}
+
+/// What a connection has until its last packet.
+struct KeptForConnection {
+    _charge: Charge,
+    _address: ProvedAddress,
 }
 
 impl FirstPacket {
@@ -189,7 +201,9 @@ impl FirstPacket {
             return Err(CallError::Memory);
         }
         let connection = self.incoming.accept_with(self.config)?.await?;
-        Ok(Shaken { connection, shared: self.shared, charge })
+        let address = self.shared.limit.prove(connection.remote_address());
+        let kept = KeptForConnection { _charge: charge, _address: address };
+        Ok(Shaken { connection, shared: self.shared, kept })
     }
 }
 
@@ -200,7 +214,7 @@ impl Shaken {
     /// See [`CallError`].
     pub(in crate::net) async fn stream(self) -> Result<Duplex, CallError> {
         let (send, recv) = self.connection.accept_bi().await?;
-        Ok(Duplex::new(send, recv, self.connection, self.shared, self.charge))
+        Ok(Duplex::new(send, recv, self.connection, self.shared, self.kept))
     }
 }
 
@@ -225,13 +239,15 @@ fn transport(settings: Quic) -> io::Result<TransportConfig> {
         .stream_receive_window(window)
         .receive_window(window)
         .send_window(settings.window.0 as u64)
+        // Its probes would go to addresses that are not proved, too, where connections may move.
+        .mtu_discovery_config(None)
         .max_idle_timeout(idle.map_err(io::Error::other)?);
     Ok(transport)
 }
 
 /// Tokio with the tasks and timers of quinn in one runtime, whichever thread asks for them.
 #[derive(Debug)]
-struct OnHandle(Handle);
+struct OnHandle(Handle, Arc<AmplificationLimit>);
 
 impl quinn::Runtime for OnHandle {
     fn new_timer(&self, at: Instant) -> Pin<Box<dyn AsyncTimer>> {
@@ -245,6 +261,7 @@ impl quinn::Runtime for OnHandle {
 
     fn wrap_udp_socket(&self, socket: UdpSocket) -> io::Result<Arc<dyn AsyncUdpSocket>> {
         let _entered = self.0.enter();
-        TokioRuntime.wrap_udp_socket(socket)
+        let socket = TokioRuntime.wrap_udp_socket(socket)?;
+        Ok(Arc::new(LimitedSocket::new(socket, Arc::clone(&self.1))))
     }
 }

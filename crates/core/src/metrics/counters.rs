@@ -160,6 +160,10 @@ counters! {
     "mqtt_quic_retries_total": "QUIC connections that were asked to prove their address (Retry)" {
         quic_retries;
     }
+    /// An address is sent at most three times what came from there until it has proved that it is its sender's.
+    "mqtt_quic_unproved_total": "Packets of QUIC that were not sent, as their address has not proved itself and had too much" {
+        quic_unproved;
+    }
     "mqtt_tls_handshakes_total": "TLS handshakes" {
         handshake_tls_ok(result = "ok");
         handshake_tls_failed(result = "failed");
