@@ -1,4 +1,7 @@
-//! A client of one HTTP service that the gateway calls: HTTP/1.1 over TCP or TLS, with connections that are used again.
+//! A client of one HTTP service that the gateway calls: HTTP/1.1 over TCP or TLS, with connections that are used again. What the
+//! service sends for one request is bounded, whatever it is.
+
+mod allowance;
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
@@ -16,14 +19,17 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
+pub(crate) use self::allowance::{Allowance, Metered};
 use crate::{
     config::{ConfigError, Problem},
     reload::Reload,
     tls::{ClientTls, ServerName},
 };
 
-/// Longest answer.
+/// Longest body of an answer.
 const MAX_ANSWER: usize = 64 << 10;
+/// All bytes for one request: that, its headers, and before them interim answers and the handshake of TLS.
+const MAX_RECEIVED: usize = 2 * MAX_ANSWER;
 
 /// Why there is no answer. The text has nothing of the request.
 #[derive(Debug, thiserror::Error)]
@@ -43,7 +49,13 @@ pub(crate) struct Client {
     port: u16,
     tls: Option<(TlsConnector, ServerName)>,
     /// Connections that nobody uses now. No more than questions at once.
-    idle: Mutex<Vec<SendRequest<Full<Bytes>>>>,
+    idle: Mutex<Vec<Open>>,
+}
+
+/// A connection.
+struct Open {
+    sender: SendRequest<Full<Bytes>>,
+    allowance: Arc<Allowance>,
 }
 
 impl Client {
@@ -119,11 +131,12 @@ impl Client {
             // One question must not use up the connections of all others, if the service closes each for it.
             let idle = self.idle().filter(|_| !again);
             let used = idle.is_some();
-            let mut sender = match idle {
-                Some(sender) => sender,
+            let mut open = match idle {
+                Some(open) => open,
                 None => self.connect().await?,
             };
-            let answer = match sender.send_request(self.request(&method, body.clone(), headers)?).await {
+            open.allowance.add(MAX_RECEIVED);
+            let answer = match open.sender.send_request(self.request(&method, body.clone(), headers)?).await {
                 Ok(answer) => answer,
                 // The service may have closed it while nobody used it.
                 Err(_) if used => {
@@ -133,19 +146,19 @@ impl Client {
                 Err(error) => return Err(RequestError::Answer(format!("no answer: {error}"))),
             };
             let told = read(answer).await?;
-            if sender.ready().await.is_ok() {
-                self.idle.lock().push(sender);
+            if open.sender.ready().await.is_ok() {
+                self.idle.lock().push(open);
             }
             return Ok(told);
         }
     }
 
     /// A connection that nobody uses now.
-    fn idle(&self) -> Option<SendRequest<Full<Bytes>>> {
+    fn idle(&self) -> Option<Open> {
         let mut idle = self.idle.lock();
-        while let Some(sender) = idle.pop() {
-            if !sender.is_closed() {
-                return Some(sender);
+        while let Some(open) = idle.pop() {
+            if !open.sender.is_closed() {
+                return Some(open);
             }
         }
         None
@@ -174,20 +187,24 @@ impl Client {
             .map_err(|_| RequestError::Answer("not a request".to_owned()))
     }
 
-    async fn connect(&self) -> Result<SendRequest<Full<Bytes>>, RequestError> {
+    async fn connect(&self) -> Result<Open, RequestError> {
         let socket = TcpStream::connect((self.host.as_str(), self.port))
             .await
             .map_err(|error| format!("connect to {}:{}: {error}", self.host, self.port))
             .map_err(RequestError::Connect)?;
         let _ = socket.set_nodelay(true);
-        match &self.tls {
-            None => self.open(TokioIo::new(socket)).await,
+        let allowance = Allowance::per_question(MAX_RECEIVED);
+        allowance.add(MAX_RECEIVED);
+        let socket = Metered::new(socket, Arc::clone(&allowance));
+        let sender = match &self.tls {
+            None => self.open(TokioIo::new(socket)).await?,
             Some((connector, name)) => {
                 let tls = connector.connect(name.clone(), socket).await;
                 let tls = tls.map_err(|error| RequestError::Connect(format!("TLS: {error}")))?;
-                self.open(TokioIo::new(tls)).await
+                self.open(TokioIo::new(tls)).await?
             }
-        }
+        };
+        Ok(Open { sender, allowance })
     }
 
     async fn open<T>(&self, io: T) -> Result<SendRequest<Full<Bytes>>, RequestError>

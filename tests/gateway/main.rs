@@ -16,6 +16,7 @@ mod durable;
 mod enhanced;
 mod guides;
 mod hooks;
+mod hostile_ends;
 mod http_api;
 mod https;
 mod import;

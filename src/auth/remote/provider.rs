@@ -1,16 +1,21 @@
 //! The gRPC service of the user: how it is reached, and what the gateway shows it.
 
 use std::{
-    fs,
+    fs, io,
     path::{Path, PathBuf},
+    pin::Pin,
     sync::Arc,
+    task::{Context, Poll},
     time::Duration,
 };
 
 use arc_swap::ArcSwap;
-use tokio::runtime::Handle;
+use hyper::Uri;
+use hyper_util::rt::TokioIo;
+use tokio::{net::TcpStream, runtime::Handle};
 use tonic::{
     Request,
+    codegen::Service,
     metadata::AsciiMetadataValue,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
@@ -19,11 +24,20 @@ use crate::{
     auth::hooks::v1::hook_provider_client::HookProviderClient,
     config::{AuthGrpc, ConfigError, Problem},
     reload::Reload,
+    remote::{Allowance, Metered},
     secret_files::open_mode,
 };
 
 /// Longest answer.
 const MAX_ANSWER: usize = 64 << 10;
+/// Longest headers of an answer.
+const MAX_HEADERS: u32 = 16 << 10;
+/// Bytes that the service may send for each question, all in all, and how many of these add up: see [`Allowance`].
+const PER_QUESTION: usize = 24 << 10;
+const MOST_QUESTIONS: usize = 256;
+/// Bytes that it may send in a second beside these, such as pings.
+const PER_SECOND: usize = 64 << 10;
+const IDLE_MOST: usize = 256 << 10;
 /// A connection on which nothing is heard for so long is asked whether it lives, and given up as long after.
 const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
@@ -37,6 +51,8 @@ struct Inner {
     config: AuthGrpc,
     runtime: Handle,
     current: ArcSwap<Current>,
+    /// Of all its connections together, so that nothing is gained by ending one.
+    allowance: Arc<Allowance>,
 }
 
 /// As the files were read last.
@@ -51,8 +67,10 @@ impl Provider {
     /// # Errors
     /// The URL or a file cannot be used.
     pub(super) fn new(config: &AuthGrpc, name: &'static str) -> Result<Self, ConfigError> {
-        let current = ArcSwap::from_pointee(Current::new(config)?);
-        Ok(Self(Arc::new(Inner { name, config: config.clone(), runtime: Handle::current(), current })))
+        let allowance = Allowance::new(MOST_QUESTIONS * PER_QUESTION, PER_SECOND, IDLE_MOST);
+        let current = ArcSwap::from_pointee(Current::new(config, &allowance)?);
+        let (config, runtime) = (config.clone(), Handle::current());
+        Ok(Self(Arc::new(Inner { name, config, runtime, current, allowance })))
     }
 
     /// Whether the URL and the files can be used.
@@ -69,6 +87,7 @@ impl Provider {
 
     /// With what is shown to the service, and the deadline for its answer.
     pub(super) fn request<T>(&self, message: T) -> Request<T> {
+        self.0.allowance.add(PER_QUESTION);
         let mut request = Request::new(message);
         request.set_timeout(self.0.config.limits.deadline.0);
         if let Some(bearer) = &self.0.current.load().bearer {
@@ -79,13 +98,14 @@ impl Provider {
 }
 
 impl Current {
-    fn new(config: &AuthGrpc) -> Result<Self, ConfigError> {
+    fn new(config: &AuthGrpc, allowance: &Arc<Allowance>) -> Result<Self, ConfigError> {
         let (endpoint, bearer) = read(config)?;
         let channel = endpoint
             .connect_timeout(config.limits.deadline.0)
             .http2_keep_alive_interval(KEEP_ALIVE)
             .keep_alive_timeout(KEEP_ALIVE)
-            .connect_lazy();
+            .http2_max_header_list_size(MAX_HEADERS)
+            .connect_with_connector_lazy(Connector(Arc::clone(allowance)));
         let client = HookProviderClient::new(channel).max_decoding_message_size(MAX_ANSWER);
         Ok(Self { client, bearer })
     }
@@ -104,13 +124,40 @@ impl Reload for Provider {
 
     fn reload(&self) -> Result<String, Vec<String>> {
         let _runtime = self.0.runtime.enter();
-        let current = Current::new(&self.0.config).map_err(|ConfigError(problems)| -> Vec<String> {
-            problems.iter().map(Problem::to_string).collect()
-        })?;
+        let current = Current::new(&self.0.config, &self.0.allowance).map_err(
+            |ConfigError(problems)| -> Vec<String> { problems.iter().map(Problem::to_string).collect() },
+        )?;
         // Questions that are under way keep the connection of before.
         self.0.current.store(Arc::new(current));
         Ok(format!("{} files", self.files().len()))
     }
+}
+
+/// Makes connections on which the service may send what is allowed it.
+struct Connector(Arc<Allowance>);
+
+impl Service<Uri> for Connector {
+    type Response = TokioIo<Metered<TcpStream>>;
+    type Error = io::Error;
+    type Future = Pin<Box<dyn Future<Output = io::Result<Self::Response>> + Send>>;
+
+    fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Poll::Ready(Ok(()))
+    }
+
+    fn call(&mut self, uri: Uri) -> Self::Future {
+        Box::pin(connect(uri, Arc::clone(&self.0)))
+    }
+}
+
+/// A connection; none while what the service may send is used up.
+async fn connect(uri: Uri, allowance: Arc<Allowance>) -> io::Result<TokioIo<Metered<TcpStream>>> {
+    allowance.check().map_err(io::Error::other)?;
+    let host = uri.host().unwrap_or_default().trim_matches(['[', ']']);
+    let usual = if uri.scheme_str() == Some("https") { 443 } else { 80 };
+    let socket = TcpStream::connect((host, uri.port_u16().unwrap_or(usual))).await?;
+    let _ = socket.set_nodelay(true);
+    Ok(TokioIo::new(Metered::new(socket, allowance)))
 }
 
 fn read(config: &AuthGrpc) -> Result<(Endpoint, Option<AsciiMetadataValue>), ConfigError> {

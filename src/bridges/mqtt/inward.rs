@@ -119,7 +119,7 @@ impl MqttIn {
                     step?;
                     let mut turn = Turn::default();
                     while let Some(packet) = link.take()? {
-                        if self.heard(&link, &packet, &mut owed, &mut turn).await? && !granted {
+                        if self.heard(&mut link, &packet, granted, &mut owed, &mut turn).await? {
                             granted = true;
                             steady = Some(Instant::now() + STEADY);
                         }
@@ -154,22 +154,23 @@ impl MqttIn {
         Subscribe { packet_id: 1, id: None, user: Vec::new(), filters: topics.iter().map(filter).collect() }
     }
 
-    /// Whether it was the answer to SUBSCRIBE.
+    /// Whether it was the answer to SUBSCRIBE, which has not come if it is not `granted`.
     async fn heard(
         &self,
-        link: &BrokerLink,
+        link: &mut BrokerLink,
         packet: &Bytes,
+        granted: bool,
         owed: &mut VecDeque<Owed>,
         turn: &mut Turn,
     ) -> Result<bool, BridgeFailure> {
         let publish = match link.read(packet)? {
             Packet::Publish(publish) => publish,
-            Packet::SubAck(answer) => {
+            Packet::SubAck(answer) if !granted => {
                 let refused = answer.codes.iter().find(|&&code| code >= 0x80);
                 let why = |code: &u8| format!("the broker refuses the subscription, code {code:#04x}");
                 return refused.map_or(Ok(true), |code| Err(BridgeFailure::new(Reason::Denied, why(code))));
             }
-            _ => return Ok(false),
+            packet => return link.other(&packet).map(|()| false),
         };
         let published = self.publish(&publish, link.mark(), turn).await?;
         owed.push_back(Owed {

@@ -46,8 +46,11 @@ pub(super) struct BrokerLink {
     max_packet: usize,
     interval: Duration,
     ping_at: Instant,
-    /// A ping has no answer yet.
+    /// Nothing has come since a ping.
     pinged: bool,
+    /// Pings without their own answer.
+    pongs: u32,
+    unasked: Unasked,
     /// What the broker said.
     pub(super) welcome: ConnAck,
 }
@@ -102,6 +105,8 @@ impl BrokerLink {
             interval,
             ping_at: Instant::now() + interval,
             pinged: false,
+            pongs: 0,
+            unasked: Unasked::new(Instant::now()),
             welcome: ConnAck::default(),
         };
         let mut connect = Connect::new(protocol, dial.client_id.as_str());
@@ -172,6 +177,21 @@ impl BrokerLink {
         }
     }
 
+    /// Takes note of a packet that is neither a message nor the answer to one.
+    ///
+    /// # Errors
+    /// The broker sends many that nobody has asked for: each is work, and there could be no end.
+    pub(super) fn other(&mut self, packet: &Packet<'_>) -> Result<(), BridgeFailure> {
+        if matches!(packet, Packet::PingResp) && self.pongs > 0 {
+            self.pongs -= 1;
+            return Ok(());
+        }
+        if self.unasked.take(Instant::now()) {
+            return Ok(());
+        }
+        Err(BridgeFailure::new(Reason::Failed, "the broker sends answers that nobody has asked for"))
+    }
+
     /// The next packet, waited for.
     async fn next(&mut self) -> Result<Bytes, BridgeFailure> {
         loop {
@@ -233,11 +253,40 @@ impl BrokerLink {
                     return Err(BridgeFailure::new(Reason::Deadline, "no answer to a ping"));
                 }
                 self.pinged = true;
+                self.pongs = self.pongs.saturating_add(1);
                 self.ping_at = Instant::now() + self.interval;
                 self.put(&Packet::PingReq);
             }
         }
         Ok(())
+    }
+}
+
+/// Packets of the broker that answer nothing: a few are let pass, since a broker may send some late.
+struct Unasked {
+    left: u32,
+    at: Instant,
+}
+
+/// Most of them at once, and how often one more is allowed.
+const MOST_UNASKED: u32 = 100;
+const UNASKED_EVERY: Duration = Duration::from_millis(100);
+
+impl Unasked {
+    fn new(now: Instant) -> Self {
+        Self { left: MOST_UNASKED, at: now }
+    }
+
+    /// Whether one more may pass.
+    fn take(&mut self, now: Instant) -> bool {
+        let more = now.saturating_duration_since(self.at).as_millis() / UNASKED_EVERY.as_millis();
+        if let Ok(more @ 1..) = u32::try_from(more.min(u128::from(MOST_UNASKED))) {
+            self.at = now;
+            self.left = self.left.saturating_add(more).min(MOST_UNASKED);
+        }
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
     }
 }
 
@@ -285,4 +334,19 @@ fn refusal(protocol: Protocol, welcome: &ConnAck) -> BridgeFailure {
     let why = welcome.reason_string.as_deref().unwrap_or_default();
     let detail = format!("the broker refuses the connection, code {:#04x} {why}", welcome.code);
     BridgeFailure::new(if busy { Reason::Busy } else { Reason::Denied }, detail.trim_end())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn answers_that_nobody_has_asked_for_are_few_at_once_and_few_a_second() {
+        let now = Instant::now();
+        let mut unasked = Unasked::new(now);
+        let passed = |unasked: &mut Unasked, now| (0..1_000).filter(|_| unasked.take(now)).count();
+        assert_eq!(passed(&mut unasked, now), 100);
+        assert_eq!(passed(&mut unasked, now + Duration::from_secs(1)), 10);
+        assert_eq!(passed(&mut unasked, now + Duration::from_hours(1)), 100);
+    }
 }

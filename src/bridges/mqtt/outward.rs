@@ -85,8 +85,9 @@ impl Out for MqttOut {
                     return Ok(());
                 }
             }
-            while let Some(packet) = link.take()? {
-                link.read(&packet)?;
+            while let Some(bytes) = link.take()? {
+                let packet = link.read(&bytes)?;
+                link.other(&packet)?;
             }
         }
     }
@@ -161,11 +162,14 @@ impl MqttOut {
                 return Ok(());
             }
             link.step().await?;
-            while let Some(packet) = link.take()? {
-                if let Packet::PubAck(ack) = link.read(&packet)?
+            while let Some(bytes) = link.take()? {
+                let packet = link.read(&bytes)?;
+                if let Packet::PubAck(ack) = &packet
                     && let Some(at) = waiting.remove(&ack.packet_id)
                 {
                     work.set(at, fate(ack.code)?);
+                } else {
+                    link.other(&packet)?;
                 }
             }
         }

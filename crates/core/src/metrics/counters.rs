@@ -803,6 +803,10 @@ counters! {
         /// not asked: the source failed too often, and one question in ten goes on
         hook_open(result = "open");
     }
+    /// `[auth.http]`, `[auth.grpc]`, `[auth.jwt]` and bridges that post.
+    "gateway_remote_too_much_total": "Connections to services that were ended, as more came than was asked for" {
+        remote_too_much;
+    }
     /// `[auth.grpc]`.
     "gateway_hook_events_total": "Events for a remote service, by what became of them" {
         /// taken

@@ -39,6 +39,7 @@ const PARTS: &[(&str, &[&str])] = &[
             "gateway_auth_hook",
             "gateway_hook",
             "gateway_jwks",
+            "gateway_remote",
         ],
     ),
     (
