@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from brokers import Gateway, pinned
+from odd_logins import OddLogins
 
 # On a quiet machine nothing that clients may legally send stops others for longer.
 GAP_MS = 250
@@ -40,7 +41,8 @@ class Mix:
     """`mixes` for mqload; `grpc` are the arguments of a grpcload that attacks meanwhile; with `http` pages are read meanwhile.
 
     With `users` the gateway has a password file, and bystanders log in; `settings` are lines of its configuration. With
-    `connect_ms` no CONNECT of a bystander takes longer. `groups` are filters of consumer groups without members.
+    `connect_ms` no CONNECT of a bystander takes longer. `groups` are filters of consumer groups without members. With
+    `odd_logins` a hook decides about logins, and strangers have names that it answers with a status.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Mix:
     # Backends need a token, which new gRPC clients beside the attackers have.
     tokens: bool = False
     groups: tuple = ()
+    odd_logins: bool = False
 
 
 def strangers(attack, *args):
@@ -104,6 +107,7 @@ WORK = [
     Mix("shadow", "updates of ten shadows, 6 KB of JSON each"),
     Mix("command-reply", "replies to commands that nobody sent"),
     Mix("http", "ten clients of the HTTP API"),
+    Mix("breaker", "50 logins/s from 250 addresses that a hook answers with 400, 422 and 500", "quiet", odd_logins=True),
     Mix("page-seats", "1,000 forms of logins to the web page that never come", http=True),
     Mix("grpc-batch", "gRPC batches of 10,000 messages", "quiet", ("batch",)),
     Mix(
@@ -221,9 +225,12 @@ class Hostile:
             return self.attack(mix, settings, seconds, patience, token)
 
     def attack(self, mix, settings, seconds, patience, token):
-        running = self.gateway.start(("ws", "grpc"), settings)
+        odd = OddLogins() if mix.odd_logins else None
+        running = self.gateway.start(("ws", "grpc"), (*settings, *odd.settings()) if odd else settings)
         other = None
         try:
+            if odd:
+                odd.start(running.ports)
             for number, topic_filter in enumerate(mix.groups):
                 create_group(running.ports["http"], f"all-{number}", topic_filter)
             line = ["mqload", "hostile", "-p", str(running.ports["tcp"]), "--ws-port", str(running.ports["ws"])]
@@ -260,6 +267,8 @@ class Hostile:
                 report["grpc"] = json.loads(out) if out.strip() else err.strip()[-200:]
             return report
         finally:
+            if odd:
+                odd.stop()
             if other and other.poll() is None:
                 other.kill()
                 other.wait()
