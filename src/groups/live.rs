@@ -52,7 +52,7 @@ pub(super) struct Live {
     /// Deadlines may have come nearer.
     pub(super) timer: Notify,
     written: watch::Sender<WrittenUpTo>,
-    /// It drops the oldest, and has so much that some must go.
+    /// Set while the group, which drops the oldest, has so much that some must go.
     pub(super) over: AtomicBool,
     /// It is being deleted, or the gateway stops.
     pub(super) ended: AtomicBool,
@@ -121,13 +121,13 @@ pub(super) struct Inner {
     pub(super) lost: u64,
     /// Places between those that the log counts at.
     pub(super) waypoints: Waypoints,
-    /// It is known where its messages begin, so that what was not told before is not its own.
+    /// Set once the beginning of its messages is known: earlier ones that were not told to it are not its own.
     pub(super) has_begun: bool,
     /// In which partitions that nobody reads a message of its own is the next, so that they are not looked at again.
     pub(super) next_own: HashMap<u8, u64, RandomState>,
-    /// What the log's state asks of it.
+    /// The intake that the state of the log asks for.
     pub(super) log_intake: Intake,
-    /// What was told of it.
+    /// The intake that the broker was told.
     intake: Intake,
 }
 
@@ -371,7 +371,7 @@ impl Live {
                     inner.floors[usize::from(partition.0)] = floor;
                 }
                 if inner.intake == Intake::Refuses {
-                    // What was settled may have made room.
+                    // The settled messages may have made room.
                     self.judge(&mut inner);
                 }
                 inner.answered(write.number)

@@ -65,7 +65,7 @@ pub trait Marker: Send + Sync {
     fn keep_for(&self, group: GroupId, filter: &Filter);
     /// From now on no message is appended for the group.
     fn keep_no_more_for(&self, group: GroupId);
-    /// What becomes of messages that the group wants from now on.
+    /// Sets the treatment of messages that the group wants, from now on.
     fn set_intake(&self, group: GroupId, intake: Intake);
     /// The same filter, for messages that were appended before the group was made.
     fn matcher(&self, filter: &Filter) -> Arc<MessageFilter>;
@@ -75,15 +75,15 @@ pub trait Marker: Send + Sync {
     fn release(&self, bytes: usize);
 }
 
-/// What becomes of messages that a group wants.
+/// Treatment of messages that a group wants.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Intake {
-    /// They are appended for it.
+    /// Appended for the group.
     #[default]
     All,
-    /// It is full: those of QoS 1 and 2 are refused to their publisher, those of QoS 0 are not appended for it.
+    /// Refused to their publisher at QoS 1 and 2, and not appended for the group at QoS 0: the group is full.
     Refuses,
-    /// They are not appended for it, and their publisher does not notice.
+    /// Not appended for the group, unnoticed by their publisher.
     Skips,
 }
 

@@ -656,7 +656,7 @@ async fn what_one_member_loses_counts_whatever_others_have_settled() {
     let mut fast = fixture.open("g", "fast", Duration::ZERO);
     let text = "x".repeat(cost as usize - 200);
     let (mut settled, mut of_slow) = (0, 0);
-    // What is too much goes, and is told, as it comes.
+    // Messages beyond the bound go, and are told, as others come.
     let mut gaps = Vec::new();
     for number in 0..50 {
         for device in 0..4 {

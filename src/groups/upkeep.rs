@@ -49,7 +49,7 @@ enum Space {
     Over,
 }
 
-/// How long the end waits for the last writes of all groups.
+/// Time that the end waits for the last writes of all groups.
 const LAST_WRITE: Duration = Duration::from_secs(1);
 /// Reads of a group in one round, to find messages from before this process.
 const MOST_LOOKS: usize = 64;
@@ -126,7 +126,7 @@ impl Groups {
         }
     }
 
-    /// How the log is off, and how many bytes it has too many.
+    /// The room in the log, and the bytes that it has too many.
     fn space(&self) -> (Space, u64) {
         let (bytes, most) = (self.log.bytes(), self.options.max_log_bytes);
         let room = match bytes {
@@ -152,7 +152,7 @@ impl Groups {
                 inner.log_intake = if is_full { Intake::Refuses } else { Intake::All };
                 return old;
             }
-            // What others keep must not fill the disk, and what this one loses for it is no publisher's trouble.
+            // Messages that others keep must not fill the disk; the loss of this group is no publisher's trouble.
             inner.log_intake = if room == Space::Over { Intake::Skips } else { Intake::All };
             let over = if too_much { inner.waypoints.keeping(bytes, &marks) } else { None };
             // As much as there is too much, or one step where places are not bytes.
@@ -243,7 +243,7 @@ impl Groups {
     async fn move_on(&self, live: &Arc<Live>) {
         let told = self.table.told();
         live.with(|inner| inner.pass(told));
-        // What came before this process was not told to the group.
+        // Messages from before this process were not told to the group.
         let unread: Vec<(Partition, u64)> = live.with(|inner| {
             let places = Partition::all().filter(|partition| inner.logic.is_unread(*partition));
             let places = places.map(|partition| (partition, inner.logic.place(partition)));

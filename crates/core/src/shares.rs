@@ -77,7 +77,7 @@ pub fn part_of_qos_0(limit: usize) -> usize {
     limit - limit / 4
 }
 
-/// What the feeders of one queue hold of its bound, in bytes.
+/// The bytes that each feeder of one queue holds of its bound.
 #[derive(Debug)]
 pub struct Shares {
     limit: usize,
@@ -107,7 +107,7 @@ impl Hasher for NumberHasher {
 }
 
 impl Shares {
-    /// Those of an empty queue that holds `limit` bytes.
+    /// Shares of an empty queue that takes `limit` bytes.
     pub fn new(limit: usize) -> Self {
         let stripes = (0..STRIPES).map(|_| Mutex::default()).collect();
         Self { limit, total: AtomicUsize::new(0), stripes }
@@ -123,7 +123,7 @@ impl Shares {
         self.stripe(feeder).lock().get(&feeder.0).copied().unwrap_or(0)
     }
 
-    /// Whether the queue takes `bytes` more at this QoS. `feeder` is asked only while the queue is short of room.
+    /// Tells whether the queue takes `bytes` more at this QoS. `feeder` is asked only while the queue is short of room.
     ///
     /// # Errors
     /// The reason why not.

@@ -39,7 +39,7 @@ impl Default for MemoryLogOptions {
 /// A log in memory.
 pub struct MemoryLog {
     options: MemoryLogOptions,
-    /// What waits, by sender.
+    /// Bytes of waiting messages, by sender.
     shares: Shares,
     state: Mutex<MemoryLogState>,
     /// The last that was set: a log that is opened again is the same one here.

@@ -51,11 +51,11 @@ pub(super) enum NotRecorded {
     Share,
 }
 
-/// What a device has here.
+/// Sums of a device's entries in a stripe.
 #[derive(Debug, Default)]
 struct DeviceEntries {
     topics: u32,
-    /// What its entries count for in the process-wide sum.
+    /// Bytes that its entries count for in the process-wide sum.
     charged: usize,
 }
 
@@ -175,7 +175,7 @@ impl Stripe {
         Ok(Recorded { change, coalesced })
     }
 
-    /// Whether the device may hold so many bytes more: at most 16 times as much as is free, as [`gateway_core::Shares`] have it. A
+    /// Tells whether the device may hold so many bytes more: at most 16 times the free room, as in [`gateway_core::Shares`]. A
     /// device alone must be able to fill as much as makes the spill begin.
     fn is_within_share(&self, device: &ClientId, bytes: isize, bounds: StripeBounds) -> bool {
         let own = self.devices.get(device).map_or(0, |entries| entries.charged);

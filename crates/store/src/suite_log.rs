@@ -122,7 +122,7 @@ pub(super) fn run(log: &dyn PartitionedLog, push: Push<'_>) {
     what_is_trimmed_may_go_and_the_rest_stays(log, push);
 }
 
-/// Whether the log would take a QoS 1 message of a sender that has nothing there.
+/// Tells whether the log would take a QoS 1 message of a sender that has nothing there.
 pub(super) fn accepts(log: &dyn PartitionedLog) -> bool {
     let mut message = Message::new("t", b"", Timestamp(0), Origin::SERVER);
     message.qos = QoS::AtLeastOnce;

@@ -56,7 +56,7 @@ async fn a_quiet_group_neither_keeps_nor_reads_what_others_get() {
     fixture.rounds(2).await;
     assert_eq!(fixture.kept(), 0, "nothing is kept for a group that has everything");
     assert_eq!(slow.reads.load(SeqCst), reads, "and nothing is read for it");
-    // What comes for it after that it gets.
+    // Later messages still reach the group.
     fixture.append(quiet, 7, "later");
     assert_eq!(texts(&some(&mut of_quiet, 1).await), ["later"]);
 }
@@ -152,7 +152,7 @@ async fn acknowledgements_of_what_is_void_or_never_was_are_answered() {
     let wakes = Arc::<Wakes>::default();
     let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);
-    // What the seek has to tell.
+    // The news of the seek.
     while member.poll_next(&mut context, ROOM).is_ready() {}
     for id in [1, 77] {
         let before = wakes.0.load(SeqCst);

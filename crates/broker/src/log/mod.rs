@@ -76,7 +76,7 @@ struct KnownGroup {
     alone: Arc<[GroupId]>,
     /// It is full, and what matches is refused.
     full: AtomicBool,
-    /// It gets nothing for now, and nothing is refused for that.
+    /// Set while the group gets nothing, and nothing is refused for that.
     skipped: AtomicBool,
 }
 
@@ -261,7 +261,7 @@ impl LogTarget {
         set
     }
 
-    /// Whether the message would be taken, whoever wants it: nearly always.
+    /// Tells whether the message would be taken, whoever wants it: nearly always.
     fn is_calm(&self, message: &Message<'_>) -> bool {
         self.groups.load(Relaxed) == 0
             || self.full.load(Relaxed) == 0
@@ -454,7 +454,7 @@ impl Broker {
         }
     }
 
-    /// Whether the group gets nothing for now: what it wants is not appended for it, and nothing is refused for that.
+    /// Skips the group for now, or no longer: messages that it wants are not appended for it, and none is refused for that.
     ///
     /// # Panics
     /// Without a log.

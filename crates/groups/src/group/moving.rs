@@ -128,7 +128,7 @@ impl Group {
         self.at(partition.0).read
     }
 
-    /// Whether nothing of the partition waits but what nobody has looked at yet, and no member will look at it.
+    /// Tells whether nothing of the partition waits but unread messages, and no member will read them.
     pub fn is_unread(&self, partition: Partition) -> bool {
         let state = self.at(partition.0);
         state.owner.is_none() && state.is_idle() && state.read < state.end

@@ -64,7 +64,7 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    /// Whether there is room for the message of this sender under a new key.
+    /// Tells whether there is room for the message of this sender under a new key.
     pub(super) fn admits(&self, message: &SharedMessage) -> bool {
         let others = (self.bytes + self.in_hand.load(Relaxed)).saturating_sub(self.shares.total());
         self.shares.admit_beside(others, message.qos, message.cost(), || Feeder::from(message)).is_ok()

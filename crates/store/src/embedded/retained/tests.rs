@@ -243,7 +243,7 @@ fn a_sender_that_floods_does_not_take_the_room_of_another() {
     };
     let store = open_with(dir.path(), &options).unwrap();
     let stalled = gate.write();
-    // Whether it is taken; refused messages are known at once.
+    // True if the message is taken; refused ones are known at once.
     let set = |device: &str, topic: String, qos| {
         let id = ClientId::new(device);
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };

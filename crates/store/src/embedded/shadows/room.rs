@@ -75,7 +75,7 @@ impl ShadowRoom {
         self.filled = (self.filled + now).saturating_sub(before);
     }
 
-    /// Whether the record under `key` may grow by so many bytes.
+    /// Tells whether the record under `key` may grow by so many bytes.
     pub(super) fn admits(
         &mut self,
         table: Table,
