@@ -34,9 +34,10 @@ const LOBBY: usize = 16;
 /// The fraction of the handshake timeout, as its divisor, after which a silent or unauthenticated peer leaves for one who waits.
 /// Shorter than that of devices: there are as many places for handshakes, and far fewer for connections.
 const PATIENCE: u32 = 20;
-/// Memory of a connection whatever it does: its task, and buffers of HTTP/2; and what TLS has besides.
-const CONNECTION: usize = 32 << 10;
-const TLS: usize = 16 << 10;
+/// Memory that an idle connection is charged, and what TLS has besides. As many as there may be by default fit in the share of
+/// unauthenticated ones at a budget of 192 MiB: else they would push each other out, without patience and for ever.
+const CONNECTION: usize = 16 << 10;
+const TLS: usize = 4 << 10;
 
 /// Server certificates and settings, replaced as a whole when certificates are reloaded.
 pub(crate) type SharedTls = Arc<ArcSwap<ServerConfig>>;

@@ -8,7 +8,7 @@ use super::*;
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// What is charged for a connection, and for a call.
-const CONNECTION: usize = 32 << 10;
+const CONNECTION: usize = 16 << 10;
 const CALL: usize = 16 << 10;
 const END_STREAM: u8 = 1;
 const GOAWAY: u8 = 7;
@@ -217,11 +217,11 @@ async fn halves_of_tls_handshakes_are_on_the_account() {
     record[5..9].fill(0);
     bytes.extend(record.repeat(2));
     let mut sockets = Vec::new();
-    for _ in 0..10 {
+    for _ in 0..20 {
         sockets.push(from(1, running.port, &bytes).await);
     }
     let held = || running.account.held(MemoryKind::GrpcUnauthenticated);
-    until(|| held() >= 10 * (CONNECTION + bytes.len())).await;
+    until(|| held() >= 20 * bytes.len()).await;
     drop(sockets);
     until(|| held() == running.account.limit() / 128).await;
 }
