@@ -240,7 +240,7 @@ fn who_is_not_there_is_challenged_like_who_is() {
 
 /// A client that is connected holds it until it has proved who it is.
 #[test]
-fn what_is_said_in_an_authentication_of_a_live_connection_is_on_the_account() {
+fn what_a_live_connection_authenticates_by_is_on_the_account() {
     let dir = tempfile::tempdir().expect("make a directory");
     let server = server(dir.path(), "");
     let (mut ann, _) = by_scram(&server, "d1", "ann", PASSWORD);

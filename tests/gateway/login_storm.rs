@@ -78,7 +78,7 @@ fn a_right_login_does_not_wait_for_all_wrong_ones_that_came_before() {
 }
 
 #[test]
-fn a_full_queue_refuses_whoever_holds_most_of_it_and_lets_others_wait() {
+fn a_full_queue_refuses_whoever_holds_most_of_it() {
     let dir = tempfile::tempdir().expect("make a directory");
     let more = "max_waiting_hashes = 30";
     let server = Server::start_with(&[], &config(dir.path(), &["ann".to_owned()], more));
@@ -92,7 +92,7 @@ fn a_full_queue_refuses_whoever_holds_most_of_it_and_lets_others_wait() {
 }
 
 #[test]
-fn devices_that_come_back_together_need_no_hashes_until_their_password_changes() {
+fn devices_that_come_back_together_need_no_hashes() {
     let dir = tempfile::tempdir().expect("make a directory");
     let users: Vec<String> = (0..20).map(|n| format!("u{n}")).collect();
     let server = Server::start_with(&[], &config(dir.path(), &users, ""));
@@ -142,7 +142,7 @@ fn large(client_id: &str, bytes: usize) -> Connect {
 }
 
 #[test]
-fn credentials_that_wait_for_a_service_are_on_the_account_and_an_address_has_its_share() {
+fn credentials_that_wait_for_a_service_are_on_the_account() {
     let hook = Hook::start();
     hook.feel(Mood::Slow);
     let server = Server::start_with(&[], &(LIMITS.to_owned() + &hook.config("", "deadline = \"4s\"")));
@@ -160,7 +160,7 @@ fn credentials_that_wait_for_a_service_are_on_the_account_and_an_address_has_its
 }
 
 #[test]
-fn claims_of_a_token_are_on_the_account_as_long_as_its_connection_lasts() {
+fn claims_of_a_token_are_on_the_account_while_it_is_connected() {
     let dir = tempfile::tempdir().expect("make a directory");
     let path = dir.path().join("secret");
     let secret = b"0123456789abcdef0123456789abcdef";

@@ -531,7 +531,7 @@ mod tests {
 
     /// Otherwise the time of an answer tells which names are there, and which of them have keys for SCRAM.
     #[test]
-    fn a_wrong_password_and_an_unknown_user_cost_the_same_whatever_kind_of_hash_a_user_has() {
+    fn a_wrong_password_costs_the_same_for_every_user_there_or_not() {
         let mut scratch = Scratch::default();
         let scram = |name: &str| {
             format!("{name}:{}\n", Hash::Scram(scram::ScramKeys::new(b"x", b"0123456789abcdef", 4096)))
@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_of_many_kinds_of_hashes_does_not_multiply_the_work_of_a_wrong_password() {
+    fn many_kinds_of_hashes_do_not_multiply_the_work_of_a_guess() {
         let line = |n: u32| {
             let keys = scram::ScramKeys::new(b"x", b"0123456789abcdef", n);
             format!("user-{n}:{}\n", Hash::Scram(keys))

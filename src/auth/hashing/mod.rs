@@ -277,7 +277,7 @@ mod tests {
 
     /// Twenty addresses with many logins each would keep another one waiting for all of theirs.
     #[tokio::test]
-    async fn a_login_waits_for_one_of_each_network_and_not_for_all_that_came_before() {
+    async fn a_login_waits_for_one_of_each_network_not_for_all_before_it() {
         let hashing = hashing(1, 2_000);
         let (hold, first) = hold(&hashing).await;
         let order = Arc::new(Mutex::new(Vec::new()));

@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn an_address_that_fails_is_told_from_its_neighbours_and_may_mend_its_ways() {
+    fn an_address_that_fails_is_told_from_its_neighbours() {
         let mut standing = standing();
         let (bad, good) = (asker(&standing, "192.0.2.1", "x"), asker(&standing, "192.0.2.2", "y"));
         let stranger = asker(&standing, "192.0.2.3", "z");

@@ -114,13 +114,22 @@ impl UnauthenticatedGuests {
         Some(guest)
     }
 
-    /// Chooses the guest that leaves for the one with this number: the oldest of the address that holds most.
-    fn leaves_for(&self, number: u64) -> Option<u64> {
-        let oldest = |(_, address): &(usize, Option<Address>)| {
-            let holds = self.addresses.get(address)?;
+    /// Chooses the guest that leaves so that the one with this number can hold `bytes`: the oldest of the address that would hold
+    /// most then.
+    fn leaves_for(&self, number: u64, bytes: usize) -> Option<u64> {
+        let guest = self.all.get(&number)?;
+        let (own, held) = (guest.address, guest.charge.bytes());
+        let oldest_of = |address: Option<Address>| {
+            let holds = self.addresses.get(&address)?;
             holds.guests.iter().copied().find(|guest| *guest != number)
         };
-        self.by_bytes.iter().rev().find_map(oldest)
+        let would_hold = self.addresses.get(&own).map_or(0, |holds| holds.bytes) - held + bytes;
+        let other = self.by_bytes.iter().rev().copied().find(|(_, address)| *address != own);
+        match other {
+            Some((most, address)) if most > would_hold => oldest_of(address).or_else(|| oldest_of(own)),
+            Some((_, address)) => oldest_of(own).or_else(|| oldest_of(address)),
+            None => oldest_of(own),
+        }
     }
 }
 
@@ -149,7 +158,8 @@ impl UnauthenticatedPlace {
         let mut guests = self.all.guests.lock();
         while !guests.set(self.number, self, bytes) {
             count(|c| c.memory_unauthenticated.add(1));
-            let Some(gone) = guests.leaves_for(self.number).and_then(|number| guests.remove(number)) else {
+            let Some(gone) = guests.leaves_for(self.number, bytes).and_then(|number| guests.remove(number))
+            else {
                 guests.remove(self.number);
                 return Err(Crowded);
             };
@@ -236,6 +246,13 @@ mod tests {
         assert!(!lost(&alone) && !lost(&proxied), "they came first, and hold little");
         assert_eq!(many.iter().filter(|place| lost(place)).count(), 92);
         assert!(alone.hold(900 << 10).is_ok(), "others of the largest address leave for one alone");
+        assert!(alone.hold(400 << 10).is_ok());
+        // The address of these two holds less than `alone`, but would hold more.
+        let two = [all.enter(from(4)), all.enter(from(4))];
+        assert!(two[0].hold(200 << 10).is_ok() && two[1].hold(200 << 10).is_ok());
+        assert!(two[1].hold(450 << 10).is_ok());
+        assert!(lost(&two[0]) && !lost(&alone));
+        drop(two);
         drop((alone, proxied, many));
         assert_eq!(account.used(), 0);
         let guests = all.guests.lock();
