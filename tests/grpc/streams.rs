@@ -296,8 +296,11 @@ async fn a_caller_has_a_share_of_streams_and_calls_and_leaves_some_to_others() {
     .await;
     // Nobody is asked who it is: addresses are told apart.
     let address = format!("http://{}", setup.gateway.address("grpc").unwrap());
-    let other = Channel::from_shared(address).unwrap().local_address(Some([127, 0, 0, 2].into()));
-    let other = other.connect().await.unwrap();
+    let at = async |host: u8| {
+        let endpoint = Channel::from_shared(address.clone()).unwrap();
+        endpoint.local_address(Some([127, 0, 0, host].into())).connect().await.unwrap()
+    };
+    let (other, third) = (at(2).await, at(3).await);
     let mut held = Vec::new();
     let refused = loop {
         match SubscriberClient::new(setup.channel.clone()).subscribe(v1::SubscribeRequest::default()).await {
@@ -308,8 +311,7 @@ async fn a_caller_has_a_share_of_streams_and_calls_and_leaves_some_to_others() {
     assert_eq!(held.len(), 6, "the last quarter is for others");
     assert_eq!(refusal(&refused), (Code::ResourceExhausted, "TOO_MANY_STREAMS".to_owned()));
     assert!(refused.message().contains("of this caller"), "{}", refused.message());
-    let of_other =
-        SubscriberClient::new(other.clone()).subscribe(v1::SubscribeRequest::default()).await.unwrap();
+    let of_other = SubscriberClient::new(other).subscribe(v1::SubscribeRequest::default()).await.unwrap();
 
     let mut watches = Vec::new();
     let refused = loop {
@@ -321,7 +323,11 @@ async fn a_caller_has_a_share_of_streams_and_calls_and_leaves_some_to_others() {
     assert_eq!(refusal(&refused), (Code::ResourceExhausted, "TOO_MANY_CALLS".to_owned()));
     assert!(refused.message().contains("of this caller"), "{}", refused.message());
     assert_eq!(held.len() + watches.len(), 11, "with that of the other three quarters of 16");
-    HealthClient::new(other).watch(HealthCheckRequest::default()).await.unwrap();
+    HealthClient::new(third).watch(HealthCheckRequest::default()).await.unwrap();
     drop((held, watches, of_other));
-    setup.subscribe(v1::SubscribeRequest::default()).await;
+    let given_back = async {
+        let mut client = SubscriberClient::new(setup.channel.clone());
+        while client.subscribe(v1::SubscribeRequest::default()).await.is_err() {}
+    };
+    soon("places given back", given_back).await;
 }
