@@ -137,7 +137,7 @@ async fn replied(sending: Sending) -> v1::Reply {
 /// Code, reason and stage of a call that fails.
 async fn failed(sending: Sending) -> (Code, String, String) {
     let status = soon("a failure", sending).await.unwrap().unwrap_err();
-    let info = status.get_details_error_info().expect("details");
+    let info = status.get_details_error_info().unwrap_or_else(|| panic!("no details: {status:?}"));
     (status.code(), info.reason, info.metadata.get("stage").cloned().unwrap_or_default())
 }
 

@@ -85,8 +85,9 @@ impl Kafka {
 
     /// The values of a topic by key, in order.
     pub(super) fn values(&self, topic: &str) -> BTreeMap<String, Vec<usize>> {
-        let output = self.run(&["dump", topic]);
-        let text = String::from_utf8(output.stdout).expect("text");
+        // On a busy machine the reader may end before it has started to read.
+        let dumped = || String::from_utf8(self.run(&["dump", topic]).stdout).expect("text");
+        let text = (0..6).map(|_| dumped()).find(|text| !text.is_empty()).unwrap_or_default();
         let mut values = BTreeMap::<String, Vec<usize>>::new();
         for line in text.lines() {
             let mut cells = line.split('\t').rev();

@@ -63,8 +63,8 @@ fn kafka_gets_what_devices_were_acknowledged_in_order() {
 /// records of a device overtake each other while the one at fault is looked for.
 #[test]
 fn only_a_record_that_kafka_refuses_alone_becomes_a_dead_letter() {
-    const MESSAGES: usize = 6_000;
-    const TOO_LARGE: usize = 1_000;
+    const MESSAGES: usize = 3_000;
+    const TOO_LARGE: usize = 500;
     let Some(kafka) = Kafka::start() else { return };
     kafka.create_topic("small", &[("max.message.bytes", "20000")]);
     kafka.create_topic("compact", &[("cleanup.policy", "compact")]);

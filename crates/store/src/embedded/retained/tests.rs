@@ -243,6 +243,8 @@ fn a_sender_that_floods_does_not_take_the_room_of_another() {
     };
     let store = open_with(dir.path(), &options).unwrap();
     let stalled = gate.write();
+    // Opening commits, too: what counts is the writer at work on the first message.
+    begun.store(false, Relaxed);
     // True if the message is taken; refused ones are known at once.
     let set = |device: &str, topic: String, qos| {
         let id = ClientId::new(device);
