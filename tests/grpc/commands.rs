@@ -293,7 +293,7 @@ async fn a_reply_to_what_a_session_resent_too_late_is_dropped() {
     let keep = |connect: &mut codec::Connect| connect.session_expiry = Some(600);
     let device = setup.raw("d", keep);
     let mut device = Responder { client: device, protocol: Protocol::V5 };
-    let sending = send_for(&setup, request("d"), Duration::from_millis(300));
+    let sending = send_for(&setup, request("d"), Duration::from_secs(2));
     let heard = device.hear();
     drop(device);
     assert_eq!(failed(sending).await.2, "SENT");
