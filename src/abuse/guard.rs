@@ -80,7 +80,7 @@ impl AbuseGuard {
         self.ban(who, peer).or_else(|| self.waits(login, peer, now).map(Barred::Waits))
     }
 
-    /// Whether somebody is banned.
+    /// Tells whether somebody is banned.
     pub(crate) fn ban(&self, who: &Presented<'_>, peer: Peer) -> Option<Barred> {
         let who = Presented { address: address(peer), ..*who };
         self.bans.of(&who).map(|ban| banned(&ban))

@@ -321,7 +321,7 @@ impl Sources {
         }
     }
 
-    /// Whether a user of the password file may connect under this client id.
+    /// Tells whether a user of the password file may connect under this client id.
     pub(super) fn may_have(&self, username: &str, client_id: &str) -> bool {
         self.client_id_of_users.as_ref().is_none_or(|template| template.fits(username, client_id))
     }

@@ -250,7 +250,7 @@ impl BridgesStatus {
         self.0.iter().map(shown).collect()
     }
 
-    /// Whether a group of this name is, or would be, the queue of one of them.
+    /// Tells whether a group of this name is, or would be, the queue of one of them.
     pub(crate) fn own_group(&self, group: &str) -> bool {
         let mut out = self.0.iter().filter(|(direction, _)| *direction == Direction::Out);
         out.any(|(_, status)| group_of(status.name()) == group)

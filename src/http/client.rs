@@ -46,7 +46,7 @@ impl Strangers {
         Self { account, number: Arc::default(), cost }
     }
 
-    /// Whether one has to leave before the next comes in.
+    /// Tells whether one has to leave before the next comes in.
     pub(super) fn are_too_many(&self) -> bool {
         self.number.load(Relaxed) >= FEW && !self.account.takes(MemoryKind::Unauthenticated, self.cost)
     }

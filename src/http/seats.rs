@@ -158,7 +158,7 @@ enum SeatHolder {
 }
 
 impl TakenSeat {
-    /// Whether its holder has shown who it is.
+    /// Tells whether its holder has shown who it is.
     pub(super) fn is_kept(&self) -> bool {
         matches!(self.holder, SeatHolder::Known(_))
     }

@@ -52,7 +52,7 @@ impl Allowance {
         bucket.left = bucket.left.saturating_add(bytes).min(bucket.most.max(bucket.left));
     }
 
-    /// Whether anything may come.
+    /// Tells whether anything may come.
     ///
     /// # Errors
     /// [`TooMuch`] has come.

@@ -95,7 +95,7 @@ impl Default for LibraryLimits {
 }
 
 impl LibraryLimits {
-    /// Whether a line may pass.
+    /// Tells whether a line may pass.
     fn pass(&self, target: &str, level: Level) -> bool {
         let Some(place) = self.place(target, level) else { return true };
         let Some(suppressed) = place.burst.pass() else { return false };

@@ -103,7 +103,7 @@ impl Breaker {
         Self { rule, state: BreakerState::Closed(Run::default()), answered: None }
     }
 
-    /// Whether to ask now: always while it is closed; while it is open one question in ten, and one after each pause.
+    /// Tells whether to ask now: always while it is closed; while it is open one question in ten, and one after each pause.
     pub fn may_ask(&mut self, standing: Standing, now: Timestamp) -> Option<Permit> {
         let BreakerState::Open { until, is_trying, credit, .. } = &mut self.state else {
             return Some(Permit { asked: now, is_try: false });
@@ -157,7 +157,7 @@ impl Breaker {
         true
     }
 
-    /// Whether it lets only some questions pass.
+    /// Tells whether it lets only some questions pass.
     pub fn is_open(&self) -> bool {
         matches!(self.state, BreakerState::Open { .. })
     }

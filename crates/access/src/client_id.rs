@@ -30,7 +30,7 @@ impl ClientIdTemplate {
         Ok(Self { before: before.into(), behind: behind.into() })
     }
 
-    /// Whether `client_id` is the one of this user. No client id is that of two users, whatever characters their names have.
+    /// Tells whether `client_id` is the one of this user. No client id is that of two users, whatever characters their names have.
     pub fn fits(&self, username: &str, client_id: &str) -> bool {
         let rest = client_id.strip_prefix(&*self.before);
         rest.and_then(|rest| rest.strip_suffix(&*self.behind)).is_some_and(|name| name == username)

@@ -28,7 +28,7 @@ impl Lately {
         self.young.insert(digest);
     }
 
-    /// Whether the digest is remembered.
+    /// Tells whether the digest is remembered.
     pub fn contains(&self, digest: &ShortDigest) -> bool {
         self.young.contains(digest) || self.old.contains(digest)
     }

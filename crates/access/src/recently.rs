@@ -24,7 +24,7 @@ impl<K: Copy + Eq + Hash + Ord> Recently<K> {
         Self { within, most, seen: HashMap::new(), order: BTreeSet::new() }
     }
 
-    /// Whether `key` was seen lately.
+    /// Tells whether `key` was seen lately.
     pub fn has(&self, key: K, now: Timestamp) -> bool {
         self.seen.get(&key).is_some_and(|at| self.is_recent(*at, now))
     }

@@ -77,7 +77,7 @@ impl From<Status> for NoAnswer {
     }
 }
 
-/// Whether the status is the gateway's own, for a connection that could not be made or an answer that did not come.
+/// Tells whether the status is the gateway's own, for a connection that could not be made or an answer that did not come.
 fn is_unreachable(status: &Status) -> bool {
     let mut source = Error::source(status);
     while let Some(error) = source {

@@ -154,7 +154,7 @@ impl MqttIn {
         Subscribe { packet_id: 1, id: None, user: Vec::new(), filters: topics.iter().map(filter).collect() }
     }
 
-    /// Whether it was the answer to SUBSCRIBE, which has not come if it is not `granted`.
+    /// Tells whether it was the answer to SUBSCRIBE, which has not come if it is not `granted`.
     async fn heard(
         &self,
         link: &mut BrokerLink,

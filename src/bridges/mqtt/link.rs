@@ -277,7 +277,7 @@ impl Unasked {
         Self { left: MOST_UNASKED, at: now }
     }
 
-    /// Whether one more may pass.
+    /// Tells whether one more may pass.
     fn take(&mut self, now: Instant) -> bool {
         let more = now.saturating_duration_since(self.at).as_millis() / UNASKED_EVERY.as_millis();
         if let Ok(more @ 1..) = u32::try_from(more.min(u128::from(MOST_UNASKED))) {

@@ -255,7 +255,7 @@ impl OptionReader {
         }
     }
 
-    /// Whether there is a bridge.
+    /// Tells whether there is a bridge.
     fn bridges(&mut self, rules_file: &Path) -> bool {
         let mut names = Vec::new();
         for connection in std::mem::take(&mut self.connections) {

@@ -186,7 +186,7 @@ impl Listener {
         Made::Table(format!("# {}\n[[listeners]]\n{}\n", self.place, rows.join("\n")))
     }
 
-    /// Whether who has no certificate is refused.
+    /// Tells whether who has no certificate is refused.
     pub(super) fn asks_for_certificates(&self) -> bool {
         self.require_certificate
     }

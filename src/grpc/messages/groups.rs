@@ -261,7 +261,7 @@ impl Update {
         Ok(Self { fields, new })
     }
 
-    /// Whether it pauses the group, or lets it go on, and nothing else.
+    /// Tells whether it pauses the group, or lets it go on, and nothing else.
     pub(in crate::grpc) fn only_pauses(&self) -> bool {
         self.fields.iter().all(|field| *field == "paused")
     }

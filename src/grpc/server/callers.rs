@@ -66,7 +66,7 @@ pub(crate) enum NoPlace {
 const PART: usize = 16;
 
 impl Places {
-    /// Whether a caller who holds `held` may have one more when `taken` are taken.
+    /// Tells whether a caller who holds `held` may have one more when `taken` are taken.
     ///
     /// # Errors
     /// Why not.

@@ -117,7 +117,7 @@ impl Standing {
         Ok(())
     }
 
-    /// Whether it has shown credentials, or made a call that needs none.
+    /// Tells whether it has shown credentials, or made a call that needs none.
     pub(in crate::grpc) fn is_authenticated(&self) -> bool {
         self.is_authenticated.load(Acquire)
     }
@@ -135,7 +135,7 @@ impl Standing {
         }
     }
 
-    /// Whether more answers of refused calls wait to be sent than a client that reads would have.
+    /// Tells whether more answers of refused calls wait to be sent than a client that reads would have.
     pub(in crate::grpc) fn leaves_refusals_unread(&self) -> bool {
         self.refusals.load(Relaxed) > SPARE as usize
     }
@@ -269,7 +269,7 @@ pub(in crate::grpc) struct RunningCall {
 }
 
 impl RunningCall {
-    /// Whether it is a health check of the reserve, of which the answer is a part.
+    /// Tells whether it is a health check of the reserve, of which the answer is a part.
     pub(super) fn is_reserved(&self) -> bool {
         self.reserved.is_some()
     }

@@ -122,7 +122,7 @@ impl FrameGate {
         self.look();
     }
 
-    /// Whether the preface and a first frame have come.
+    /// Tells whether the preface and a first frame have come.
     pub(super) fn has_begun(&self) -> bool {
         self.has_begun
     }

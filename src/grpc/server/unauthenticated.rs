@@ -122,7 +122,7 @@ impl Holders {
 }
 
 impl UnauthenticatedPart {
-    /// Whether it has shown credentials.
+    /// Tells whether it has shown credentials.
     pub(super) fn is_authenticated(&self) -> bool {
         self.connection.state.load(Acquire) == AUTHENTICATED
     }

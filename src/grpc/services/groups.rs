@@ -65,7 +65,7 @@ pub(super) fn name_of_free(
     if is_of_bridge(context, &group) { Err(Error::GroupOfBridge) } else { Ok(group) }
 }
 
-/// Whether the group is the queue of a bridge that is configured.
+/// Tells whether the group is the queue of a bridge that is configured.
 fn is_of_bridge(context: &Context, group: &str) -> bool {
     context.hooks.operated.bridges.own_group(group)
 }

@@ -53,7 +53,7 @@ impl ClientIdPattern {
         (self.open && self.placeholder.is_some()).then_some(&*self.behind)
     }
 
-    /// Whether the client has one of these ids. A name with one of `separators` in it stands for nothing.
+    /// Tells whether the client has one of these ids. A name with one of `separators` in it stands for nothing.
     fn covers(&self, subject: &Subject<'_>, separators: &[Box<str>]) -> bool {
         let Some(rest) = subject.client_id.strip_prefix(&*self.before) else { return false };
         let Some(placeholder) = &self.placeholder else { return self.open || rest.is_empty() };
@@ -76,7 +76,7 @@ impl ClientIdPattern {
     }
 }
 
-/// Whether a name ends where the first separator behind it begins: otherwise two names would share client ids.
+/// Tells whether a name ends where the first separator behind it begins: otherwise two names would share client ids.
 fn stands(value: &str, separators: &[Box<str>]) -> bool {
     let ends = |separator: &str| format!("{value}{separator}").find(separator) == Some(value.len());
     separators.iter().all(|separator| ends(separator))
@@ -93,12 +93,12 @@ impl fmt::Display for ClientIdPattern {
 }
 
 impl Rules {
-    /// Whether the client may connect under its client id: some rule with `connect` names both, or no rule has `connect`.
+    /// Tells whether the client may connect under its client id: some rule with `connect` names both, or no rule has `connect`.
     pub fn connect(&self, subject: &Subject<'_>) -> bool {
         self.connecting.is_empty() || self.connecting.iter().any(|number| self.connects(*number, subject))
     }
 
-    /// Whether the rule lets the client connect under its client id.
+    /// Tells whether the rule lets the client connect under its client id.
     fn connects(&self, number: u32, subject: &Subject<'_>) -> bool {
         let Some(rule) = self.rules.get(number as usize) else { return false };
         rule.client_ids.iter().any(|pattern| pattern.covers(subject, &self.separators))
