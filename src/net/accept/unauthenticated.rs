@@ -115,7 +115,7 @@ impl UnauthenticatedGuests {
     }
 
     /// Chooses the guest that leaves so that the one with this number can hold `bytes`: the oldest of the address that would hold
-    /// most then.
+    /// most then. None if that address has no other guest: the one with this number has too much.
     fn leaves_for(&self, number: u64, bytes: usize) -> Option<u64> {
         let guest = self.all.get(&number)?;
         let (own, held) = (guest.address, guest.charge.bytes());
@@ -126,9 +126,8 @@ impl UnauthenticatedGuests {
         let would_hold = self.addresses.get(&own).map_or(0, |holds| holds.bytes) - held + bytes;
         let other = self.by_bytes.iter().rev().copied().find(|(_, address)| *address != own);
         match other {
-            Some((most, address)) if most > would_hold => oldest_of(address).or_else(|| oldest_of(own)),
-            Some((_, address)) => oldest_of(own).or_else(|| oldest_of(address)),
-            None => oldest_of(own),
+            Some((most, address)) if most >= would_hold => oldest_of(address).or_else(|| oldest_of(own)),
+            _ => oldest_of(own),
         }
     }
 }
@@ -148,7 +147,7 @@ impl UnauthenticatedPlace {
     /// He holds `bytes` now. Makes room by sending others away.
     ///
     /// # Errors
-    /// He alone has too much.
+    /// His address would hold most, and there is nobody else of it to send away.
     pub(in crate::net) fn hold(&self, bytes: usize) -> Result<(), Crowded> {
         if bytes <= FREE {
             self.leave();
@@ -245,8 +244,9 @@ mod tests {
         };
         assert!(!lost(&alone) && !lost(&proxied), "they came first, and hold little");
         assert_eq!(many.iter().filter(|place| lost(place)).count(), 92);
-        assert!(alone.hold(900 << 10).is_ok(), "others of the largest address leave for one alone");
-        assert!(alone.hold(400 << 10).is_ok());
+        assert!(alone.hold(900 << 10).is_err(), "nobody leaves for one whose address would hold most");
+        assert!(!lost(&proxied));
+        assert!(alone.hold(400 << 10).is_ok(), "others of the largest address leave");
         // The address of these two holds less than `alone`, but would hold more.
         let two = [all.enter(from(4)), all.enter(from(4))];
         assert!(two[0].hold(200 << 10).is_ok() && two[1].hold(200 << 10).is_ok());
