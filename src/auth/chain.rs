@@ -1,6 +1,6 @@
 //! The steps of `[auth]`, asked one after the other until one decides.
 
-use std::{collections::HashMap, io, net::SocketAddr, sync::Arc};
+use std::{collections::HashMap, io, sync::Arc};
 
 use access::{
     ClientIdTemplate,
@@ -14,14 +14,14 @@ use gateway_core::metrics::count;
 use super::{
     AllowAll, Authenticator, Credentials, Decision, Denied, Dialogue, Method, Principal, certificate,
     enhanced::{self, Refused, Scram, ScramDialogue, TokenDialogue},
-    hashing::{Asker, HashBounds, Hashing},
+    hashing::{HashBounds, Hashing},
+    login_queue::Asker,
     passwords::PasswordFile,
     remote::{GrpcHook, HttpHook, LoginOutcome},
     tokens::JwtTokens,
 };
 use crate::{
     config::{AuthCertificate, AuthStep, Config, ConfigError},
-    door::Address,
     reload::Reloads,
 };
 
@@ -124,6 +124,12 @@ impl Chain {
         if let Some(passwords) = &self.sources.passwords {
             passwords.proofs.charge_to(account);
         }
+        if let Some(http) = &self.sources.http {
+            http.charge_to(account);
+        }
+        if let Some(grpc) = &self.sources.grpc {
+            grpc.charge_to(account);
+        }
     }
 }
 
@@ -202,7 +208,7 @@ impl Authenticator for Chain {
         Some(match step {
             AuthStep::Scram => Box::new(ScramDialogue::new(sources, credentials.client_id, common_name)),
             _ => {
-                let asker = sources.signatures.asker(address_of(&credentials), None);
+                let asker = sources.signatures.asker(credentials.address(), None);
                 Box::new(TokenDialogue { sources, client_id: credentials.client_id, common_name, asker })
             }
         })
@@ -272,7 +278,7 @@ impl Sources {
             password.and_then(|password| std::str::from_utf8(&password.0).ok()).map(str::to_owned)
         };
         let Some(token) = token.filter(|token| jwt::looks_like_token(token)) else { return Verdict::Pass };
-        let asker = self.signatures.asker(address_of(credentials), None);
+        let asker = self.signatures.asker(credentials.address(), None);
         match self.verify_token(token, &credentials.client_id, asker).await {
             Ok(principal) => Verdict::Allow(principal),
             Err(Some(denied)) => Verdict::Deny(denied),
@@ -351,7 +357,7 @@ impl Sources {
             Verdict::Allow(Principal { method: Method::Password, username, ..Principal::default() })
         };
         let (users, name, password) = (file.users(), user.clone(), password.clone());
-        let asker = self.hashing.asker(address_of(credentials), Some(user));
+        let asker = self.hashing.asker(credentials.address(), Some(user));
         let proof = file.proofs.of(&users, user, &password.0);
         if proof.is_some_and(|proof| file.proofs.has(proof)) {
             count(|c| c.checks_remembered.add(1));
@@ -374,11 +380,6 @@ impl Sources {
             Err(denied) => Verdict::Deny(denied),
         }
     }
-}
-
-/// The address that a client comes from; `None` for one of a Unix socket.
-fn address_of(credentials: &Credentials) -> Option<Address> {
-    credentials.peer.parse::<SocketAddr>().ok().map(Address::from)
 }
 
 impl From<LoginOutcome> for Verdict {

@@ -8,7 +8,7 @@ use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 
 use super::{
-    Answering, AuthProgress, Denied, Dialogue, Method, Principal, chain::Sources, hashing::Asker,
+    Answering, AuthProgress, Denied, Dialogue, Method, Principal, chain::Sources, login_queue::Asker,
     passwords::PasswordFile,
 };
 

@@ -3,9 +3,6 @@
 //! wait than are done before their clients give up: beyond that, a client of the address that holds most is told that the server
 //! is busy.
 
-mod standing;
-mod turns;
-
 use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -19,18 +16,21 @@ use gateway_core::metrics::count;
 use parking_lot::{Condvar, Mutex};
 use tokio::{sync::oneshot, time::Instant};
 
-pub(super) use self::standing::Asker;
-use self::{
-    standing::Standing,
-    turns::{Ticket, Turns},
+use super::{
+    Denied,
+    login_queue::{Asker, LoginQueue, Ticket},
 };
-use super::Denied;
 use crate::door::Address;
 
 /// Time that a job is supposed to take before any was done: a hash of argon2id as made here takes about as long.
 const FIRST_GUESS: Duration = Duration::from_millis(25);
 /// Part of a client's patience that may pass before its job begins, in quarters.
 const QUARTERS: u32 = 3;
+
+/// By how much the threads are nicer than others: where cores are short, messages of connected devices go first, and hashes
+/// still get a quarter of a core.
+#[cfg(target_os = "linux")]
+const NICENESS: i32 = 5;
 
 /// A job, with the memory of the thread that does it; with none it is displaced.
 type HashJob = Box<dyn FnOnce(Option<&mut Scratch>) + Send>;
@@ -57,8 +57,7 @@ pub(super) struct HashBounds {
 }
 
 struct Queue {
-    turns: Turns<(Asker, turns::Rank, HashJob)>,
-    standing: Standing,
+    jobs: LoginQueue<HashJob>,
     /// Time that a job takes, averaged over the last ones.
     mean: Duration,
     is_closed: bool,
@@ -70,8 +69,7 @@ impl Hashing {
     /// # Errors
     /// The system allows no more threads.
     pub(super) fn start(bounds: HashBounds) -> io::Result<Self> {
-        let queue =
-            Queue { turns: Turns::new(), standing: Standing::new(), mean: FIRST_GUESS, is_closed: false };
+        let queue = Queue { jobs: LoginQueue::new(), mean: FIRST_GUESS, is_closed: false };
         let this = Self(Arc::new(Shared { bounds, queue: Mutex::new(queue), ready: Condvar::new() }));
         for _ in 0..bounds.threads {
             let shared = Arc::clone(&this.0);
@@ -82,17 +80,17 @@ impl Hashing {
 
     /// Names a client by its address and the user name that it claims.
     pub(super) fn asker(&self, address: Option<Address>, user: Option<&str>) -> Asker {
-        self.0.queue.lock().standing.asker(address, user)
+        self.0.queue.lock().jobs.asker(address, user)
     }
 
     /// Remembers what became of a login: it decides whose jobs are done first.
     pub(super) fn told(&self, asker: Asker, good: bool) {
-        self.0.queue.lock().standing.told(asker, good);
+        self.0.queue.lock().jobs.told(asker, good);
     }
 
     /// Charges what is remembered of logins to this account from now on; before that nothing is.
     pub(super) fn charge_to(&self, account: &Arc<Account>) {
-        self.0.queue.lock().standing.charge_to(account);
+        self.0.queue.lock().jobs.charge_to(account);
     }
 
     /// Does `job` on one of the threads when it is its turn. Cancel safe: a job that nobody waits for is taken out at once.
@@ -124,16 +122,8 @@ impl Shared {
     /// Lets a job wait, and displaces others, or this one, until no more wait than may.
     fn push(&self, asker: Asker, job: HashJob) -> Ticket {
         let mut queue = self.queue.lock();
-        let rank = queue.standing.rank(asker);
-        let ticket = queue.turns.push(rank, asker, (asker, rank, job));
         let most = self.bounds.most(queue.mean);
-        let mut displaced = Vec::new();
-        while queue.turns.len() > most
-            && let Some((asker, rank, job)) = queue.turns.displace()
-        {
-            queue.standing.leaves(asker, rank);
-            displaced.push(job);
-        }
+        let (ticket, displaced) = queue.jobs.push(asker, job, most);
         drop(queue);
         self.ready.notify_one();
         for job in displaced {
@@ -149,8 +139,7 @@ impl Shared {
             if queue.is_closed {
                 return None;
             }
-            if let Some((asker, rank, job)) = queue.turns.pop() {
-                queue.standing.leaves(asker, rank);
+            if let Some(job) = queue.jobs.pop() {
                 return Some(job);
             }
             self.ready.wait(&mut queue);
@@ -181,19 +170,17 @@ struct Waits<'a> {
 
 impl Drop for Waits<'_> {
     fn drop(&mut self) {
-        let mut queue = self.shared.queue.lock();
-        let left = queue.turns.remove(self.ticket);
-        if let Some((asker, rank, _)) = &left {
-            queue.standing.leaves(*asker, *rank);
+        let left = self.shared.queue.lock().jobs.remove(self.ticket);
+        if left.is_some() {
             count(|c| c.checks_abandoned.add(1));
         }
-        drop(queue);
         // The job holds the peer's credentials.
         drop(left);
     }
 }
 
 fn work(shared: &Shared) {
+    give_way();
     let mut scratch = Scratch::default();
     while let Some(job) = shared.next() {
         let began = Instant::now();
@@ -203,6 +190,15 @@ fn work(shared: &Shared) {
         }
         shared.took(began.elapsed());
         count(|c| c.checks_done.add(1));
+    }
+}
+
+/// Lowers the priority of this thread, where the system has one for each thread.
+fn give_way() {
+    #[cfg(target_os = "linux")]
+    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
+        // Hashes are as good at the priority of all others.
+        tracing::debug!(%error, "hash threads keep the priority of other threads");
     }
 }
 
@@ -259,7 +255,7 @@ mod tests {
         assert!(futures_poll(waits.as_mut()).await.is_none());
         assert_eq!(hashing.run(me, |_| ()).await, Err(Denied::Busy));
         drop(left);
-        assert_eq!(hashing.0.queue.lock().turns.len(), 1, "what it would have needed is not kept");
+        assert_eq!(hashing.0.queue.lock().jobs.len(), 1, "what it would have needed is not kept");
         let mut again = Box::pin(hashing.run(me, |_| 8));
         assert!(futures_poll(again.as_mut()).await.is_none(), "there is room");
         hold.send(()).unwrap();

@@ -11,6 +11,7 @@ mod chain;
 mod enhanced;
 mod hashing;
 mod identity;
+mod login_queue;
 mod passwords;
 mod permissions;
 mod proofs;
@@ -38,6 +39,7 @@ pub mod hooks {
 
 use std::{
     future::Future,
+    net::SocketAddr,
     pin::Pin,
     sync::{Arc, LazyLock},
 };
@@ -54,6 +56,8 @@ pub(crate) use permissions::{Permissions, Refused};
 pub(crate) use remembered::Remembered;
 pub(crate) use remote::{Courier, RemoteAuthorizer, Unanswered, Wish};
 pub(crate) use rules::{Authority, open_rules};
+
+use crate::door::Address;
 
 /// What a client presents.
 #[derive(Debug, Clone)]
@@ -79,6 +83,11 @@ impl Credentials {
             + self.username.as_ref().map_or(0, String::len)
             + self.password.as_ref().map_or(0, |password| password.0.len())
             + self.certificate.as_ref().map_or(0, Vec::len)
+    }
+
+    /// The remote address, unless it is that of a Unix socket.
+    fn address(&self) -> Option<Address> {
+        self.peer.parse::<SocketAddr>().ok().map(Address::from)
     }
 }
 

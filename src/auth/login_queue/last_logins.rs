@@ -42,7 +42,7 @@ pub(super) struct Identity(pub(super) u64);
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Standing {
+pub(super) struct LastLogins {
     random: RandomState,
     sources: Bounded<Source, Outcomes>,
     known: Bounded<Identity, ()>,
@@ -65,7 +65,7 @@ struct Outcomes {
     bad: u16,
 }
 
-impl Standing {
+impl LastLogins {
     pub(super) fn new() -> Self {
         Self {
             random: RandomState::new(),
@@ -203,72 +203,72 @@ mod tests {
 
     use super::*;
 
-    fn standing() -> Standing {
-        let mut standing = Standing::new();
-        standing.charge_to(&Arc::new(Account::new(1 << 30)));
-        standing
+    fn last_logins() -> LastLogins {
+        let mut last = LastLogins::new();
+        last.charge_to(&Arc::new(Account::new(1 << 30)));
+        last
     }
 
-    fn asker(standing: &Standing, ip: &str, user: &str) -> Asker {
+    fn asker(last: &LastLogins, ip: &str, user: &str) -> Asker {
         let address = SocketAddr::new(ip.parse().unwrap(), 1).into();
-        standing.asker(Some(address), Some(user))
+        last.asker(Some(address), Some(user))
     }
 
     #[test]
     fn who_was_let_in_from_there_goes_first_until_a_password_is_wrong() {
-        let mut standing = standing();
-        let ann = asker(&standing, "192.0.2.1", "ann");
-        assert_eq!(standing.rank(ann), Rank::Fresh);
-        standing.told(ann, true);
-        assert_eq!(standing.rank(ann), Rank::Known);
-        assert_eq!(standing.rank(ann), Rank::Fresh, "one at a time");
-        standing.leaves(ann, Rank::Known);
-        assert_eq!(standing.rank(ann), Rank::Known);
-        standing.leaves(ann, Rank::Known);
-        let elsewhere = asker(&standing, "192.0.2.2", "ann");
-        assert_eq!(standing.rank(elsewhere), Rank::Fresh);
-        standing.told(ann, false);
-        assert_eq!(standing.rank(ann), Rank::Fresh);
+        let mut last = last_logins();
+        let ann = asker(&last, "192.0.2.1", "ann");
+        assert_eq!(last.rank(ann), Rank::Fresh);
+        last.told(ann, true);
+        assert_eq!(last.rank(ann), Rank::Known);
+        assert_eq!(last.rank(ann), Rank::Fresh, "one at a time");
+        last.leaves(ann, Rank::Known);
+        assert_eq!(last.rank(ann), Rank::Known);
+        last.leaves(ann, Rank::Known);
+        let elsewhere = asker(&last, "192.0.2.2", "ann");
+        assert_eq!(last.rank(elsewhere), Rank::Fresh);
+        last.told(ann, false);
+        assert_eq!(last.rank(ann), Rank::Fresh);
     }
 
     #[test]
     fn an_address_that_fails_is_told_from_its_neighbours() {
-        let mut standing = standing();
-        let (bad, good) = (asker(&standing, "192.0.2.1", "x"), asker(&standing, "192.0.2.2", "y"));
-        let stranger = asker(&standing, "192.0.2.3", "z");
-        standing.told(good, true);
+        let mut last = last_logins();
+        let (bad, good) = (asker(&last, "192.0.2.1", "x"), asker(&last, "192.0.2.2", "y"));
+        let stranger = asker(&last, "192.0.2.3", "z");
+        last.told(good, true);
         for _ in 0..100 {
-            standing.told(bad, false);
+            last.told(bad, false);
         }
-        assert_eq!(standing.rank(bad), Rank::Failing);
-        assert_eq!(standing.rank(asker(&standing, "192.0.2.2", "new")), Rank::Fresh);
-        assert_eq!(standing.rank(stranger), Rank::Failing, "of a network where most are wrong");
-        assert_eq!(standing.rank(asker(&standing, "198.51.100.1", "z")), Rank::Fresh);
+        assert_eq!(last.rank(bad), Rank::Failing);
+        assert_eq!(last.rank(asker(&last, "192.0.2.2", "new")), Rank::Fresh);
+        assert_eq!(last.rank(stranger), Rank::Failing, "of a network where most are wrong");
+        assert_eq!(last.rank(asker(&last, "198.51.100.1", "z")), Rank::Fresh);
         for _ in 0..40 {
-            standing.told(bad, true);
+            last.told(bad, true);
         }
-        assert_eq!(standing.rank(asker(&standing, "192.0.2.1", "new")), Rank::Fresh);
+        assert_eq!(last.rank(asker(&last, "192.0.2.1", "new")), Rank::Fresh);
     }
 
     #[test]
     fn what_is_remembered_is_bounded() {
-        let mut standing = standing();
+        let mut last = last_logins();
         for n in 0..100_000_u32 {
             let address = SocketAddr::new(std::net::Ipv4Addr::from_bits(n << 8).into(), 1).into();
-            let asker = standing.asker(Some(address), Some("u"));
-            standing.told(asker, true);
+            let asker = last.asker(Some(address), Some("u"));
+            last.told(asker, true);
         }
-        assert_eq!((standing.sources.entries.len(), standing.known.entries.len()), (SOURCES, IDENTITIES));
-        assert_eq!((standing.sources.order.len(), standing.known.order.len()), (SOURCES, IDENTITIES));
-        let held = standing.charge.as_ref().unwrap().bytes();
+        assert_eq!((last.sources.entries.len(), last.known.entries.len()), (SOURCES, IDENTITIES));
+        assert_eq!((last.sources.order.len(), last.known.order.len()), (SOURCES, IDENTITIES));
+        let held = last.charge.as_ref().unwrap().bytes();
         assert_eq!(held, (SOURCES + IDENTITIES) * ENTRY);
         let small = Arc::new(Account::new(16 * 10 * ENTRY));
-        let mut standing = Standing::new();
-        standing.charge_to(&small);
+        let mut last = LastLogins::new();
+        last.charge_to(&small);
         for n in 0..100_u32 {
             let address = SocketAddr::new(std::net::Ipv4Addr::from_bits(n << 8).into(), 1).into();
-            let asker = standing.asker(Some(address), Some("u"));
-            standing.told(asker, true);
+            let asker = last.asker(Some(address), Some("u"));
+            last.told(asker, true);
         }
         assert!((8 * ENTRY..=10 * ENTRY).contains(&small.used()), "{}", small.used());
     }

@@ -6,7 +6,7 @@ use std::{
     hash::Hash,
 };
 
-use super::standing::{Asker, Identity};
+use super::last_logins::{Asker, Identity};
 use crate::door::{Address, Network};
 
 /// Jobs of the middle rank that are done for each of the lowest while both wait.
@@ -25,7 +25,7 @@ pub(super) enum Rank {
 
 /// Finds a job that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Ticket {
+pub(in crate::auth) struct Ticket {
     rank: Rank,
     asker: Asker,
     number: u64,
@@ -98,10 +98,19 @@ impl<J> Turns<J> {
         })
     }
 
-    /// Takes out the job that has the least claim to wait: of the lowest rank there is, of the network with most jobs, of its
-    /// address and there of the user name with most jobs, the one that came last. Of equals it is one to whom somebody came last.
+    /// Takes out the job that has the least claim to wait: of the network with most jobs, of its address and there of the user
+    /// name with most jobs, the one that came last. Of equals it is one to whom somebody came last. Jobs of the lowest rank leave
+    /// first, but for the part of the places that is like their part of the turns.
     pub(super) fn displace(&mut self) -> Option<J> {
-        let lane = self.lanes.iter_mut().rev().find(|lane| lane.len() > 0)?;
+        let places = self.len() / (FRESH_PER_FAILING as usize + 1);
+        let [known, fresh, failing] = &mut self.lanes;
+        let lane = if failing.len() > places || fresh.len() + known.len() == 0 {
+            failing
+        } else if fresh.len() > 0 {
+            fresh
+        } else {
+            known
+        };
         lane.pop_last_of_most().map(|(_, job)| job)
     }
 }
@@ -298,7 +307,26 @@ mod tests {
         turns.push(Rank::Failing, at("203.0.113.1"), 20);
         turns.push(Rank::Known, at("192.0.2.1"), 30);
         let displaced: Vec<u32> = std::iter::from_fn(|| turns.displace()).collect();
-        assert_eq!(displaced, [20, 2, 1, 10, 0, 30]);
+        assert_eq!(displaced, [2, 1, 20, 10, 0, 30]);
+    }
+
+    /// Otherwise a flood that began before its first failure keeps out its neighbours, whose network has failed since.
+    #[test]
+    fn those_who_fail_keep_a_fifth_of_the_places() {
+        let mut turns = Turns::new();
+        for job in 0..30 {
+            turns.push(Rank::Fresh, at("192.0.2.2"), job);
+        }
+        turns.push(Rank::Failing, at("192.0.2.1"), 100);
+        assert_eq!(turns.displace(), Some(29));
+        for job in 200..220 {
+            turns.push(Rank::Failing, at("192.0.2.2"), job);
+            turns.displace();
+        }
+        let kept = all(&mut turns);
+        assert_eq!(kept.len(), 30);
+        assert!(kept.contains(&100), "the flood's own leave");
+        assert_eq!(kept.iter().filter(|job| **job >= 100).count(), 6);
     }
 
     /// Otherwise those who have waited longest could be turned away in a storm, again and again.

@@ -82,11 +82,13 @@ impl RemoteAuthorizer {
     ) -> impl Future<Output = Result<bool, Unanswered>> + Send + use<> {
         let question = question(subject, wish);
         let keys = self.digester.topic(&question.encode_to_vec(), subject);
+        // Only what is named by the client counts: its address is not known here.
+        let asker = self.guard.asker(None, Some(subject.client_id));
         let this = Arc::clone(self);
         async move {
             let provider = this.provider.clone();
             let about = AskedAbout::topic(&question);
-            let asked = this.guard.answer(keys, async move {
+            let asked = this.guard.answer(asker, keys, async move {
                 let asked = provider.client().authorize(provider.request(question)).await;
                 let answer = asked.map_err(|status| about.note("auth.grpc.authorize", status.into()))?;
                 match answer.into_inner().decision() {

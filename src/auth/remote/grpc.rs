@@ -3,6 +3,7 @@
 use std::{net::SocketAddr, sync::Arc};
 
 use access::certificate::CertificateFields;
+use broker::Account;
 use prost::Message as _;
 
 use super::{
@@ -47,6 +48,11 @@ impl GrpcHook {
         Arc::new(self.provider.clone())
     }
 
+    /// Charges what is remembered of clients to this account from now on; before that nothing is.
+    pub(in crate::auth) fn charge_to(&self, account: &Arc<Account>) {
+        self.guard.charge_to(account);
+    }
+
     /// Asks about a login. Cancel safe.
     pub(in crate::auth) async fn ask(
         &self,
@@ -55,8 +61,9 @@ impl GrpcHook {
     ) -> LoginOutcome {
         let question = question(credentials, fields);
         let keys = self.digester.login(&question.encode_to_vec(), credentials);
+        let asker = self.guard.asker(credentials.address(), credentials.username.as_deref());
         let (provider, about) = (self.provider.clone(), AskedAbout::login(credentials));
-        let asked = self.guard.answer(keys, async move {
+        let asked = self.guard.answer(asker, keys, async move {
             let asked = provider.client().authenticate(provider.request(question)).await;
             let answer = asked.map_err(|status| about.note("auth.grpc", status.into()))?;
             Ok(understand(answer.into_inner())?)

@@ -3,35 +3,26 @@
 //! that a flood of wrong passwords pushes no good answer out. While the breaker is open those go first whom the source has allowed
 //! lately.
 
-use std::{
-    future::Future,
-    sync::{
-        Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
-    },
-    time::Duration,
-};
+use std::{future::Future, sync::Arc, time::Duration};
 
 use access::{
     breaker::{Breaker, BreakerRule, Permit, QuestionFailure},
     remote::{Cache, CachedAnswer},
 };
 use aws_lc_rs::rand;
+use broker::Account;
 use gateway_core::{Timestamp, clock, metrics::count, warn_limited};
 use parking_lot::Mutex;
-use tokio::{
-    runtime::Handle,
-    sync::{OwnedSemaphorePermit, Semaphore, oneshot},
-    time::timeout,
-};
+use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 use tracing::{info, warn};
 
 use super::{
     ServiceAnswer,
     keys::{AllowedLately, QuestionKeys},
+    places::{Place, Places},
     status::NoAnswer,
 };
-use crate::config::RemoteLimits;
+use crate::{auth::login_queue::Asker, config::RemoteLimits, door::Address};
 
 /// The longest that a source that does not answer is left alone.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -53,8 +44,7 @@ pub(super) struct ServiceGuard<P> {
     limits: RemoteLimits,
     /// Where questions are asked: neither on shards nor on their timers.
     runtime: Handle,
-    places: Arc<Semaphore>,
-    waiting: Arc<AtomicUsize>,
+    places: Arc<Places>,
     breaker: Mutex<Breaker>,
     caches: Mutex<Caches<P>>,
     allowed: Mutex<AllowedLately>,
@@ -98,8 +88,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         Arc::new(Self {
             name,
             runtime: Handle::current(),
-            places: Arc::new(Semaphore::new(limits.max_concurrent)),
-            waiting: Arc::default(),
+            places: Places::new(limits.max_concurrent, limits.max_waiting),
             breaker: Mutex::new(Breaker::new(rule(&limits))),
             caches: Mutex::new(Caches {
                 allowed: Cache::new(limits.cache_size),
@@ -110,13 +99,24 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         })
     }
 
-    /// The answer to the question with these digests, which `ask` asks if need be. Cancel safe: what was asked is heard and
+    /// Names a client by its address and the name that it claims.
+    pub(super) fn asker(&self, address: Option<Address>, name: Option<&str>) -> Asker {
+        self.places.asker(address, name)
+    }
+
+    /// Charges what is remembered of clients to this account from now on; before that nothing is.
+    pub(super) fn charge_to(&self, account: &Arc<Account>) {
+        self.places.charge_to(account);
+    }
+
+    /// The answer to the question of a client with these digests, which `ask` asks if need be. Cancel safe: what was asked is heard and
     /// kept all the same, and what waits for its turn is not asked.
     ///
     /// # Errors
     /// [`Away`], within twice the deadline.
     pub(super) async fn answer<F>(
         self: &Arc<Self>,
+        asker: Asker,
         keys: QuestionKeys,
         ask: F,
     ) -> Result<ServiceAnswer<P>, Away>
@@ -132,7 +132,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             CachedAnswer::Stale(answer) => Some(answer),
             CachedAnswer::Nothing => None,
         };
-        match self.ask(keys, ask).await {
+        match self.ask(asker, keys, ask).await {
             Ok(answer) => Ok(answer),
             Err(away) => stale.map_or(Err(away), |answer| {
                 count(|c| c.hook_stale.add(1));
@@ -141,47 +141,46 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         }
     }
 
-    async fn ask<F>(self: &Arc<Self>, keys: QuestionKeys, ask: F) -> Result<ServiceAnswer<P>, Away>
+    async fn ask<F>(
+        self: &Arc<Self>,
+        asker: Asker,
+        keys: QuestionKeys,
+        ask: F,
+    ) -> Result<ServiceAnswer<P>, Away>
     where
         F: Future<Output = Result<ServiceAnswer<P>, NoAnswer>> + Send + 'static,
     {
-        let Some(waits) = Waits::enter(&self.waiting, self.limits.max_waiting) else {
-            count(|c| c.hook_busy.add(1));
-            return Err(Away::Busy);
-        };
         let admitted = self.admit_at_once(&keys)?;
         let this = Arc::clone(self);
-        let (asker, gone) = oneshot::channel::<()>();
+        let (client, gone) = oneshot::channel::<()>();
         let asked = self.runtime.spawn(async move {
-            // Also while the one who asked is gone.
-            let _waits = waits;
             let (permit, _place) = match admitted {
                 Some(admitted) => admitted,
                 None => tokio::select! {
                     biased;
                     // With it goes what the peer sent.
                     _ = gone => return Err(Away::Busy),
-                    admitted = this.admit(&keys) => admitted?,
+                    admitted = this.admit(asker, &keys) => admitted?,
                 },
             };
             let mut asking = Asking { breaker: &this.breaker, permit, is_told: false };
             let late = || NoAnswer::Failed(QuestionFailure::Unreachable, "no answer in time".to_owned());
             let told = timeout(this.limits.deadline.0, ask).await.unwrap_or_else(|_| Err(late()));
             asking.is_told = true;
-            this.take(&keys, permit, told, clock::now())
+            this.take(asker, &keys, permit, told, clock::now())
         });
         let answer = asked.await.unwrap_or(Err(Away::Silent));
-        drop(asker);
+        drop(client);
         answer
     }
 
     /// While the breaker is open: a place for a question that it lets pass, since nobody waits for a place to ask a source that
     /// does not answer. `None` while the breaker is closed.
-    fn admit_at_once(&self, keys: &QuestionKeys) -> Result<Option<(Permit, OwnedSemaphorePermit)>, Away> {
+    fn admit_at_once(&self, keys: &QuestionKeys) -> Result<Option<(Permit, Place)>, Away> {
         if !self.breaker.lock().is_open() {
             return Ok(None);
         }
-        let Ok(place) = Arc::clone(&self.places).try_acquire_owned() else {
+        let Some(place) = self.places.take_free() else {
             count(|c| c.hook_open.add(1));
             return Err(Away::Silent);
         };
@@ -189,9 +188,9 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
     }
 
     /// A place, waited for.
-    async fn admit(&self, keys: &QuestionKeys) -> Result<(Permit, OwnedSemaphorePermit), Away> {
-        let place = timeout(self.limits.deadline.0, Arc::clone(&self.places).acquire_owned()).await;
-        let Ok(Ok(place)) = place else {
+    async fn admit(&self, asker: Asker, keys: &QuestionKeys) -> Result<(Permit, Place), Away> {
+        let place = timeout(self.limits.deadline.0, self.places.take(asker)).await;
+        let Ok(Some(place)) = place else {
             count(|c| c.hook_busy.add(1));
             return Err(Away::Busy);
         };
@@ -209,6 +208,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
 
     fn take(
         &self,
+        asker: Asker,
         keys: &QuestionKeys,
         permit: Permit,
         told: Result<ServiceAnswer<P>, NoAnswer>,
@@ -220,8 +220,13 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
                 if self.breaker.lock().succeeded(now) {
                     info!(source = self.name, "answers again");
                 }
-                if matches!(answer, ServiceAnswer::Allow(_)) {
-                    self.allowed.lock().insert(keys);
+                match answer {
+                    ServiceAnswer::Allow(_) => {
+                        self.allowed.lock().insert(keys);
+                        self.places.told(asker, true);
+                    }
+                    ServiceAnswer::Deny => self.places.told(asker, false),
+                    ServiceAnswer::Ignore => (),
                 }
                 self.remember(keys.question, &answer, now);
                 Ok(answer)
@@ -229,6 +234,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             Err(NoAnswer::Denied(_)) => {
                 count(|c| c.hook_status.add(1));
                 self.breaker.lock().undecided(permit);
+                self.places.told(asker, false);
                 self.remember(keys.question, &ServiceAnswer::Deny, now);
                 Ok(ServiceAnswer::Deny)
             }
@@ -273,22 +279,6 @@ fn rule(limits: &RemoteLimits) -> BreakerRule {
     }
 }
 
-/// One who waits for an answer, until it is dropped.
-struct Waits(Arc<AtomicUsize>);
-
-impl Waits {
-    fn enter(waiting: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
-        let waits = Self(Arc::clone(waiting));
-        (waiting.fetch_add(1, Relaxed) < most).then_some(waits)
-    }
-}
-
-impl Drop for Waits {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -302,17 +292,21 @@ mod tests {
         QuestionKeys { question: [key; 32], proof: [key; 16], name: [key; 16] }
     }
 
+    fn nobody(guard: &ServiceGuard<u8>) -> Asker {
+        guard.asker(None, None)
+    }
+
     async fn answer(
         guard: &Arc<ServiceGuard<u8>>,
         key: u8,
         answer: ServiceAnswer<u8>,
     ) -> Result<ServiceAnswer<u8>, Away> {
-        guard.answer(keys(key), async move { Ok(answer) }).await
+        guard.answer(nobody(guard), keys(key), async move { Ok(answer) }).await
     }
 
     async fn fails(guard: &Arc<ServiceGuard<u8>>, key: u8) -> Result<ServiceAnswer<u8>, Away> {
         let failure = NoAnswer::Failed(QuestionFailure::Unreachable, "test".to_owned());
-        guard.answer(keys(key), async move { Err(failure) }).await
+        guard.answer(nobody(guard), keys(key), async move { Err(failure) }).await
     }
 
     /// Nothing is remembered, so that each question is asked.
@@ -337,7 +331,7 @@ mod tests {
         let guard = guard(limits);
         for _ in 0..2 {
             // The first opens the breaker, the second is its try.
-            let asked = guard.answer(keys(1), async { panic!("a bug of ours") }).await;
+            let asked = guard.answer(nobody(&guard), keys(1), async { panic!("a bug of ours") }).await;
             assert_eq!(asked.err(), Some(Away::Silent));
             assert!(guard.breaker.lock().is_open());
         }
@@ -356,25 +350,27 @@ mod tests {
                 let _ = held.await;
                 Ok(ServiceAnswer::Allow(1))
             };
-            async move { guard.answer(keys(1), asks).await }
+            async move { guard.answer(nobody(&guard), keys(1), asks).await }
         });
-        while guard.places.available_permits() > 0 {
+        while guard.places.count() != (0, 0) {
             tokio::task::yield_now().await;
         }
         let credentials = Arc::new("a password");
         let waits = tokio::spawn({
             let (guard, credentials) = (Arc::clone(&guard), Arc::clone(&credentials));
             let asks = async move { Ok(ServiceAnswer::Allow(credentials.len() as u8)) };
-            async move { guard.answer(keys(2), asks).await }
+            async move { guard.answer(nobody(&guard), keys(2), asks).await }
         });
-        while guard.waiting.load(Relaxed) < 2 {
+        while guard.places.count() != (0, 1) {
             tokio::task::yield_now().await;
         }
         waits.abort();
         while Arc::strong_count(&credentials) > 1 {
             tokio::task::yield_now().await;
         }
-        assert_eq!(guard.waiting.load(Relaxed), 1);
+        while guard.places.count() != (0, 0) {
+            tokio::task::yield_now().await;
+        }
         hold.send(()).expect("it is still asked");
         assert!(matches!(first.await, Ok(Ok(ServiceAnswer::Allow(1)))));
     }
@@ -406,7 +402,8 @@ mod tests {
         assert!(guard.breaker.lock().is_open());
         let mut asked = 0;
         for _ in 0..100 {
-            let answer = guard.answer(keys(3), async { Err(NoAnswer::Denied(String::new())) }).await;
+            let answer =
+                guard.answer(nobody(&guard), keys(3), async { Err(NoAnswer::Denied(String::new())) }).await;
             asked += usize::from(answer.is_ok());
         }
         assert_eq!(asked, 10, "one in ten of the strangers");

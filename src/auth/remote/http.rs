@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use access::certificate::CertificateFields;
+use broker::Account;
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
@@ -64,6 +65,11 @@ impl HttpHook {
         [credentials.client_id.as_bytes(), username.as_bytes(), password].into_iter().map(escaped).sum()
     }
 
+    /// Charges what is remembered of clients to this account from now on; before that nothing is.
+    pub(in crate::auth) fn charge_to(&self, account: &Arc<Account>) {
+        self.guard.charge_to(account);
+    }
+
     /// Asks about a login. Cancel safe.
     pub(in crate::auth) async fn ask(
         &self,
@@ -72,8 +78,9 @@ impl HttpHook {
     ) -> LoginOutcome {
         let Some(question) = question(credentials, fields) else { return LoginOutcome::Deny };
         let keys = self.digester.login(&question, credentials);
+        let asker = self.guard.asker(credentials.address(), credentials.username.as_deref());
         let (client, about) = (self.service.client(), AskedAbout::login(credentials));
-        let asked = self.guard.answer(keys, async move {
+        let asked = self.guard.answer(asker, keys, async move {
             let (status, body) = client.post(question).await?;
             understand(status, &body).map_err(|answer| about.note("auth.http", answer))
         });

@@ -7,6 +7,7 @@ mod guard;
 mod http;
 mod key_set;
 mod keys;
+mod places;
 mod provider;
 mod status;
 
