@@ -63,14 +63,15 @@ fetch_mosquitto() {
   fi
 }
 
-# What is tested is what is shipped: with bridges to Kafka, wherever librdkafka can be compiled. `features` are the arguments for cargo.
+# What is tested is what is shipped, and OTLP export: with bridges to Kafka, wherever librdkafka can be compiled. `features` are the
+# arguments for cargo; `with_kafka` is empty without.
 choose_features() {
   local tool missing=()
-  features=()
+  with_kafka='' features=(--features otel)
   for tool in cc c++ make pkg-config; do command -v "$tool" >/dev/null || missing+=("$tool"); done
   pkg-config --exists openssl 2>/dev/null || missing+=("the headers of OpenSSL")
   if [ ${#missing[@]} -eq 0 ]; then
-    features=(--features kafka)
+    with_kafka=1 features=(--features "kafka otel")
   else
     skip "bridges to Kafka" "librdkafka cannot be compiled without $(printf '%s, ' "${missing[@]}" | sed 's/, $//') (Debian: apt-get install g++ make pkg-config libssl-dev)"
   fi

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A client library as it would be published: packed, installed into a fresh environment, and an example of it run there.
+# A client library as it would be published: packed, installed into a fresh environment, and an example of it run there (compiled, for Rust).
 #
 #   published.sh python|typescript|go|rust WORK       WORK: a directory that is made
 #   published.sh pack python|typescript|rust OUT      only packs it: what a release has of it, in OUT. A Go module is not packed: it is
@@ -112,10 +112,8 @@ tokio = { version = "1", features = ["macros", "rt"] }
 mqtt-gateway-api = { path = "$(echo "$work"/registry/mqtt-gateway-api-*)" }
 mqtt-gateway-client = { path = "$(echo "$work"/registry/mqtt-gateway-client-*)" }
 TOML
-  # Built in one place, so that it is done once.
-  export CARGO_TARGET_DIR=$root/target/published CARGO_PROFILE_DEV_DEBUG=0
-  cargo build --quiet --offline --manifest-path fresh/Cargo.toml
-  "$CARGO_TARGET_DIR/debug/fresh"
+  # In one place, so that it is done once; not linked and run, which would be one more whole build. The examples of the checkout are run.
+  CARGO_TARGET_DIR=$root/target/published cargo check --quiet --offline --manifest-path fresh/Cargo.toml
 }
 
 usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2; exit 2; }

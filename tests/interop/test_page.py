@@ -157,6 +157,7 @@ class Browser:
         self.driver.execute_script("arguments[0].scrollIntoView({block: 'center'})", self.find(selector))
         self.find(selector).click()
         self.wait(lambda: self._is_gone(old), f"the page after {selector}")
+        self.wait(lambda: self.driver.execute_script("return document.readyState") == "complete", "all of that page")
 
     def _is_gone(self, element):
         try:
@@ -564,9 +565,9 @@ def test_a_group_is_shown_moved_and_its_dead_letters_put_back(admin, device, bac
     stub.GroupsStub(channel).CreateGroup(groups.CreateGroupRequest(group=group), metadata=who)
     for number in range(3):
         device.publish(f"{name}/{number}", b"work", qos=1)
-    admin.get("/page/groups")
-    row = lambda: next(row.text for row in admin.all("tbody tr") if name in row.text)
-    assert " 3 " in row(), row()
+    # Groups hear of messages after their publishers do.
+    rows = lambda: [row.text for row in admin.get("/page/groups").all("tbody tr") if name in row.text]
+    admin.wait(lambda: any(" 3 " in row for row in rows()), "3 messages that wait")
     consumer = stub.ConsumerStub(channel)
     fetched = consumer.Fetch(groups.FetchRequest(group=name, member_id="m", max_messages=1, wait={"seconds": 20}), metadata=who)
     consumer.ModifyLease(groups.ModifyLeaseRequest(
