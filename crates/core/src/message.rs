@@ -105,6 +105,9 @@ pub struct Message<'a> {
     pub expires: Option<Timestamp>,
     /// When the gateway received it.
     pub received: Timestamp,
+    /// The time of this turn: later than `received` if the message has waited. Receivers are told how much of its expiry
+    /// interval is left at this time [MQTT-3.3.2-6].
+    pub now: Timestamp,
     /// Who sent it.
     pub origin: Origin<'a>,
     /// Where to report what became of it (gRPC `wait`).
@@ -131,6 +134,7 @@ impl<'a> Message<'a> {
             properties: None,
             expires: None,
             received,
+            now: received,
             origin,
             receipt: None,
             durability: Durability::Always,
@@ -242,8 +246,13 @@ pub struct SharedMessage {
 }
 
 impl SharedMessage {
-    /// The borrowed form, for routing; sharing it again costs a reference count.
+    /// The borrowed form at the time at which it was received; sharing it again costs a reference count.
     pub fn borrow(self: &Arc<Self>) -> Message<'_> {
+        self.borrow_at(self.received)
+    }
+
+    /// The borrowed form for a delivery at `now`, after the message has waited.
+    pub fn borrow_at(self: &Arc<Self>, now: Timestamp) -> Message<'_> {
         let shared = OnceCell::new();
         let _ = shared.set(Arc::clone(self));
         Message {
@@ -254,6 +263,7 @@ impl SharedMessage {
             properties: self.properties.as_ref(),
             expires: self.expires,
             received: self.received,
+            now,
             origin: Origin { kind: self.kind, client_id: self.client_id.as_ref(), slot: self.slot },
             receipt: self.receipt.as_ref(),
             durability: Durability::Always,

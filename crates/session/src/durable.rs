@@ -262,7 +262,7 @@ impl Outbound {
             && env.budget.charge(held, message.cost())
         {
             let place = rare.backlog.get_or_insert_with(Box::default).tail.pass(1);
-            let bound = Lifetime::waiting(env.now, env);
+            let bound = Lifetime::waiting(message.received, env);
             rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
             return Outcome::Sent;
         }
@@ -310,7 +310,7 @@ impl Outbound {
             disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: oldest, count: 1 });
             backlog.note_trimmed();
         }
-        let bound = Lifetime::waiting(env.now, env);
+        let bound = Lifetime::waiting(message.received, env);
         let place = backlog.append(cost, message.receipt.filter(|_| online), bound.until(message.expires));
         backlog.limit_awaited(env.limits.offline_messages + WINDOW);
         submit(message, qos, offer, place, bound, disk);

@@ -121,7 +121,7 @@ impl Outbound {
         }
         // Nobody waits for it, even if it is sent before deliveries that somebody waits for.
         delivery.awaited = Awaited::No;
-        delivery.until = waits_until(env.now, env);
+        delivery.until = waits_until(message.received, env);
         rare.pending.push(delivery);
         Outcome::Queued
     }

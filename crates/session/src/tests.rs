@@ -370,7 +370,7 @@ fn what_waited_offline_for_longer_than_the_age_limit_is_not_sent() {
     let mut outbound = Outbound::new();
     for (at, payload, expires) in [(0, b"a", None), (5_001, b"b", None), (5_001, b"c", Some(60_000))] {
         let mut message = message(payload, QoS::AtLeastOnce);
-        message.expires = expires.map(Timestamp);
+        (message.received, message.expires) = (Timestamp(at), expires.map(Timestamp));
         assert_eq!(outbound.offer(&message, offer(QoS::AtLeastOnce), &env(&limits, at)), Outcome::Queued);
     }
     let window = LinkParams { receive_maximum: 2, ..link(Protocol::V5) };

@@ -155,6 +155,10 @@ impl MqttOut {
                         }
                     }
                     Put::Passed => work.set(at, Fate::Done),
+                    Put::Expired => {
+                        self.status.expired(1);
+                        work.set(at, Fate::Done);
+                    }
                     Put::Refused(refusal, why) => work.set(at, Fate::Refused(refusal, why)),
                 }
             }
@@ -188,6 +192,10 @@ impl MqttOut {
             self.status.looped();
             return Put::Passed;
         }
+        let left = item.left(clock::now());
+        if left.is_some_and(|left| left.is_zero()) {
+            return Put::Expired;
+        }
         let config = &self.dial.config;
         let rest = message.topic.strip_prefix(config.local_prefix.as_str()).unwrap_or(&message.topic);
         let topic = format!("{}{rest}", config.remote_prefix);
@@ -200,7 +208,7 @@ impl MqttOut {
             properties.user.push((MARK.to_owned(), self.dial.mark.clone()));
             Arc::<Properties>::new(properties)
         });
-        let expiry = item.left(clock::now()).filter(|_| is_v5);
+        let expiry = left.filter(|_| is_v5);
         let publish = Publish {
             dup: false,
             qos,
@@ -227,6 +235,8 @@ enum Put {
     Sent,
     /// It is not for the other side.
     Passed,
+    /// Its time ended while those before it were sent [MQTT-3.3.2-5].
+    Expired,
     Refused(BridgeRefusal, String),
 }
 

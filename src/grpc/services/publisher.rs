@@ -205,7 +205,7 @@ fn route_to_device(
 ) -> Result<Routed, Error> {
     let receipt = receipt(publication);
     let awaited = receipt.as_ref().map(|receipt| shared.with_receipt(Arc::clone(receipt)));
-    let mut message = awaited.as_ref().unwrap_or(shared).borrow();
+    let mut message = awaited.as_ref().unwrap_or(shared).borrow_at(now());
     message.durability = durability(broker, publication);
     let outcome = broker.publish_to_device(device, &message, publication.offline, turn);
     let commit = message.issued().cloned();

@@ -177,7 +177,7 @@ impl Connection {
                 break;
             };
             if let Some(Some(message)) = &next {
-                let mut message = message.borrow();
+                let mut message = message.borrow_at(now);
                 // Nobody waits for a replay: it was acknowledged when it was published.
                 message.durability = Durability::Interval;
                 // Its time with us counts against its expiry [MQTT-3.3.2-6], not against the age of what waits.

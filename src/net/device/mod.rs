@@ -335,7 +335,7 @@ impl Target for Device {
         }
         let mut slot = self.slot.lock();
         let before = slot.out.dropped();
-        let outcome = slot.out.offer(message, offer, &self.env(message.received));
+        let outcome = slot.out.offer(message, offer, &self.env(message.now));
         let lost = slot.out.dropped() - before;
         // What a shared group offers to one after the other is lost with none of them.
         if lost > 0 || (matches!(outcome, Outcome::Dropped(_)) && offer.group == 0) {

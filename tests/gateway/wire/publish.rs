@@ -134,6 +134,59 @@ fn a_retained_message_is_sent_with_what_is_left_of_its_expiry_interval() {
     });
 }
 
+/// [MQTT-3.3.2-6]: in the queue of a shared group, and at a member that leaves, with a disk and without.
+#[test]
+fn a_shared_message_that_waited_is_not_sent_with_its_whole_expiry() {
+    let stored = Server::start();
+    let memory = Server::start_with(&[], "[store]\nenabled = false\n[latest]\nenabled = false\n");
+    let servers = [&stored, &memory];
+    let subscribe = |client: &mut Client, filter: &str| {
+        assert_eq!(client.subscribe_with(filter, QoS::ExactlyOnce, None), 2);
+    };
+    let mut leaving = Vec::new();
+    for server in servers {
+        subscribe(
+            &mut Client::connect_with(server.ports.tcp, lasting(Protocol::V5, "away")),
+            "$share/g/queue/#",
+        );
+        crate::support::until(|| server.metric("mqtt_connections") == 0);
+        let mut holds = Client::connect(server.ports.tcp, Protocol::V5, "holds");
+        subscribe(&mut holds, "$share/g/held/#");
+        let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+        for (id, topic, qos) in [
+            (1, "queue/1", QoS::AtLeastOnce),
+            (2, "queue/2", QoS::ExactlyOnce),
+            (3, "held/1", QoS::AtLeastOnce),
+            (4, "held/2", QoS::AtLeastOnce),
+        ] {
+            publisher.send(&Packet::Publish(Publish { expiry: Some(1000), ..publish(topic, id, qos) }));
+            publisher.next_bytes().expect("an acknowledgement");
+        }
+        assert_eq!(expiries(&mut holds, 2).len(), 2, "it acknowledges none of them");
+        leaving.push(holds);
+    }
+    // The passing of time is the subject.
+    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    for (server, holds) in servers.into_iter().zip(leaving) {
+        let mut heir = Client::connect(server.ports.tcp, Protocol::V5, "heir");
+        subscribe(&mut heir, "$share/g/held/#");
+        drop(holds);
+        let mut away = Client::connect_with(server.ports.tcp, lasting(Protocol::V5, "away"));
+        for left in expiries(&mut heir, 2).into_iter().chain(expiries(&mut away, 2)) {
+            assert!((1..1000).contains(&left), "{left}");
+        }
+    }
+}
+
+/// The expiry intervals of the next messages.
+fn expiries(client: &mut Client, count: usize) -> Vec<u32> {
+    let mut next = || match decoded(&client.next_bytes().expect("a message"), Protocol::V5) {
+        Packet::Publish(publish) => publish.expiry.expect("an expiry interval"),
+        other => panic!("{other:?}"),
+    };
+    (0..count).map(|_| next()).collect()
+}
+
 /// [MQTT-3.1.3-10].
 #[test]
 fn user_properties_of_a_will_keep_their_order() {

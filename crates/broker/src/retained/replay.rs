@@ -177,7 +177,7 @@ impl RetainedCursor {
             turn.effort.spend_each(Effort::TOPIC, most - left);
             let Some(next) = next else { return };
             let Some(message) = next else { continue };
-            let mut message = message.borrow();
+            let mut message = message.borrow_at(now);
             // Nobody waits for a replay: it was acknowledged when it was published.
             message.durability = Durability::Interval;
             message.received = now;

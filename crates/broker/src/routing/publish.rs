@@ -172,7 +172,7 @@ impl Broker {
                 remove();
                 continue;
             };
-            let mut borrowed = message.borrow();
+            let mut borrowed = message.borrow_at(now);
             // From one queue to another in one step. Otherwise a crash or a refusal could leave it in neither, or QoS 2
             // in both.
             borrowed.unit = moved.is_some();

@@ -187,7 +187,7 @@ impl Broker {
         dirty: &mut Vec<Arc<dyn Target>>,
         effort: &mut Effort,
     ) {
-        let mut context = self.inner.delivery_context(dirty, message.received);
+        let mut context = self.inner.delivery_context(dirty, message.now);
         published.add(group.deliver(message, &mut context));
         effort.spend(Effort::DELIVERY);
         effort.spend_each(Effort::MEMBER, context.visited);

@@ -250,7 +250,7 @@ impl SharedGroup {
                 continue;
             }
             let mut queued = DeliveryContext { dirty: &mut *context.dirty, ..*context };
-            let mut borrowed = message.borrow();
+            let mut borrowed = message.borrow_at(context.now);
             // From this queue to the member's in one step. Otherwise a crash or a refusal could leave it in neither, or
             // QoS 2 in both.
             borrowed.unit = queued.durable.is_some();

@@ -85,7 +85,9 @@ fn what_waits_in_memory_when_the_connection_is_lost_expires() {
         outbound.offer(&message(payload, QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 0));
     }
     outbound.detach(&env(&limits, 5_000));
-    outbound.offer(&message(b"c", QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env(&limits, 6_000));
+    let mut later = message(b"c", QoS::AtLeastOnce);
+    later.received = Timestamp(6_000);
+    outbound.offer(&later, offer(QoS::AtLeastOnce), &env(&limits, 6_000));
     outbound.attach(window, &[], &env(&limits, 15_500));
     assert_eq!(outbound.handle_puback(1, 0, &env(&limits, 15_500)), Ok(true));
     assert_eq!(
