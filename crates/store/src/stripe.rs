@@ -46,7 +46,6 @@ pub(super) struct Recorded {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NotRecorded {
     Excluded,
-    DeviceTopics,
     Bytes,
     Share,
 }
@@ -66,7 +65,6 @@ pub(super) struct StripeBounds {
     pub(super) free: isize,
     /// Further bytes that entries already dirty may grow by.
     pub(super) growth: isize,
-    pub(super) topics_per_device: u32,
 }
 
 /// Names an entry taken for a flush.
@@ -127,10 +125,6 @@ impl Stripe {
                 let size = (OVERHEAD + names + message.payload.len() + properties) as isize;
                 if bounds.free < size {
                     return Err(NotRecorded::Bytes);
-                }
-                let topics = self.devices.get(device).map_or(0, |entries| entries.topics);
-                if topics >= bounds.topics_per_device {
-                    return Err(NotRecorded::DeviceTopics);
                 }
                 if !self.is_within_share(device, size, bounds) {
                     return Err(NotRecorded::Share);
@@ -301,6 +295,12 @@ impl Stripe {
         to < self.slots.len()
     }
 
+    /// Entries, clean ones too.
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.index.len()
+    }
+
     fn pending(&self, slot: usize) -> Option<&StripeEntry> {
         self.slots[slot].as_ref().filter(|entry| entry.dirty || entry.in_flight)
     }
@@ -456,7 +456,7 @@ mod tests {
         let record = |stripe: &mut Stripe, version| {
             // Too large to stay once it is clean.
             let message = Message::new("t", &[b'x'; 2 * KEEP_BUFFER], Timestamp(0), Origin::SERVER);
-            let bounds = StripeBounds { free: 1 << 20, growth: 0, topics_per_device: 1 };
+            let bounds = StripeBounds { free: 1 << 20, growth: 0 };
             stripe
                 .record(1, &device, &message, bounds, || false, || (version, Timestamp(0)))
                 .expect("room for it");

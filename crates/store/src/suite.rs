@@ -3,9 +3,9 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use gateway_core::{ClientId, Properties, QoS, Timestamp};
+use gateway_core::{ClientId, Message, Origin, OriginKind, Properties, QoS, Timestamp, clock};
 
-use super::{LatestQuery, LatestStore, LatestValue, StoreError};
+use super::{Latest, LatestOptions, LatestQuery, LatestStore, LatestValue, StoreError};
 
 /// A value whose payload tells its version.
 pub(super) fn value(device: &str, topic: &str, version: u64) -> LatestValue {
@@ -206,4 +206,37 @@ async fn topics_per_device_are_bounded(store: &dyn LatestStore, bound: usize) {
     let updated = list_all(store, query).await;
     assert_eq!(updated.len(), bound);
     assert!(updated.iter().all(|v| v.version == 901), "known topics go on");
+}
+
+/// A device with as many topics as it may have, `bound`, publishes others before these: on an empty store.
+pub(super) async fn known_topics_stay_current(store: Arc<dyn LatestStore>, bound: usize) {
+    let options = LatestOptions { topics_per_device: bound, ..LatestOptions::default() };
+    let latest = Latest::new(Arc::clone(&store), options);
+    let device = ClientId::new("over");
+    let publish = |name: &str, topics: usize, payload: &[u8]| {
+        let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
+        for number in 0..topics {
+            latest.record(&Message::new(&format!("{name}/{number}"), payload, clock::now(), origin));
+        }
+    };
+    publish("known", bound, b"old");
+    // Until memory has forgotten them.
+    for _ in 0..12 {
+        latest.flush().await.unwrap();
+    }
+    let query = LatestQuery { devices: vec!["over".into()], limit: 1000, ..LatestQuery::default() };
+    for (others_are_written, payload) in [(true, b"newer"), (false, b"newst")] {
+        publish("other", bound / 2, b"x");
+        if others_are_written {
+            latest.flush().await.unwrap();
+        }
+        publish("known", bound, payload);
+        latest.flush().await.unwrap();
+        let kept = list_all(&*store, query.clone()).await;
+        assert_eq!(kept.len(), bound);
+        assert!(kept.iter().all(|value| value.topic.starts_with("known/") && value.payload == payload[..]));
+        for _ in 0..12 {
+            latest.flush().await.unwrap();
+        }
+    }
 }

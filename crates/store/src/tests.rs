@@ -373,21 +373,23 @@ async fn a_device_that_floods_an_absent_store_leaves_room_for_others() {
 }
 
 #[tokio::test]
-async fn topics_per_device_are_bounded_in_memory_and_idle_entries_go() {
-    let options = LatestOptions { topics_per_device: 10, ..Default::default() };
-    let latest = Latest::new(Flaky::new(), options);
+async fn idle_entries_leave_memory() {
+    let latest = Latest::new(Flaky::new(), LatestOptions::default());
     for n in 0..20 {
         record(&latest, "d", &format!("t/{n}"), b"x");
         record(&latest, &format!("other{n}"), "t", b"x");
     }
-    assert_eq!(latest.gauges().pending_values, 30);
+    latest.flush().await.unwrap();
+    assert_eq!(latest.entries(), 40);
     for _ in 0..12 {
         latest.flush().await.unwrap();
     }
-    for n in 20..30 {
-        record(&latest, "d", &format!("t/{n}"), b"x");
-    }
-    assert_eq!(latest.gauges().pending_values, 10, "evicted entries made room");
+    assert_eq!(latest.entries(), 0);
+}
+
+#[tokio::test]
+async fn a_device_over_its_topics_keeps_no_stale_value_of_a_known_one() {
+    suite::known_topics_stay_current(Arc::new(MemoryLatest::new(30)), 30).await;
 }
 
 #[tokio::test]

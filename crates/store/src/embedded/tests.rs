@@ -58,6 +58,13 @@ async fn the_suite_passes() {
 }
 
 #[tokio::test]
+async fn a_device_over_its_topics_keeps_no_stale_value_of_a_known_one() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = EmbeddedOptions { topics_per_device: 30, ..EmbeddedOptions::default() };
+    suite::known_topics_stay_current(Arc::new(open_with(dir.path(), &options)), 30).await;
+}
+
+#[tokio::test]
 async fn values_survive_a_reopen_and_the_topic_bound_too() {
     let dir = tempfile::tempdir().unwrap();
     let options = EmbeddedOptions { topics_per_device: 4, ..EmbeddedOptions::default() };

@@ -135,6 +135,9 @@ impl Latest {
 
     /// Records a message that was accepted from a device; others are ignored, and so are `$` topics.
     ///
+    /// The store knows the topics of a device, and decides which are too many: a bound in memory would keep the newest
+    /// values of known topics from it. In memory a device is bounded by its share of the bytes.
+    ///
     /// Allocates only when the (device, topic) is not in memory or the payload outgrows its buffer.
     pub fn record(&self, message: &Message<'_>) {
         let Some(device) = message.origin.client_id else { return };
@@ -143,11 +146,8 @@ impl Latest {
         }
         let (stripe, hash) = self.place(device.as_str(), message.topic);
         let max_bytes = self.options.in_memory() as isize;
-        let bounds = StripeBounds {
-            free: max_bytes - self.pending_bytes.load(Relaxed),
-            growth: max_bytes / 4,
-            topics_per_device: self.options.topics_per_device as u32,
-        };
+        let bounds =
+            StripeBounds { free: max_bytes - self.pending_bytes.load(Relaxed), growth: max_bytes / 4 };
         let excluded = || self.options.excluded.iter().any(|f| matches(f, message.topic));
         let stamp = || {
             let received = clock::to_wall(message.received);
@@ -169,7 +169,6 @@ impl Latest {
                 });
             }
             Err(NotRecorded::Excluded) => {}
-            Err(NotRecorded::DeviceTopics) => count(|c| c.latest_dropped_topics.add(1)),
             Err(NotRecorded::Bytes) => count(|c| c.latest_dropped_bytes.add(1)),
             Err(NotRecorded::Share) => count(|c| c.latest_dropped_share.add(1)),
         }
@@ -218,6 +217,12 @@ impl Latest {
     /// The limit of topics per device.
     pub fn topics_per_device(&self) -> usize {
         self.options.topics_per_device
+    }
+
+    /// Entries in memory, those that are written too.
+    #[cfg(test)]
+    pub(crate) fn entries(&self) -> usize {
+        self.stripes.iter().map(|stripe| stripe.0.lock().len()).sum()
     }
 
     fn place(&self, device: &str, topic: &str) -> (usize, u64) {

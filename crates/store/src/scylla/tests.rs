@@ -439,6 +439,22 @@ async fn a_write_that_failed_does_not_use_up_the_topics_of_a_device() {
 }
 
 #[tokio::test(flavor = "multi_thread")]
+async fn a_device_over_its_topics_keeps_no_stale_value_of_a_known_one() {
+    let Some(options) = options("topics over the bound") else { return };
+    let store = Arc::new(with(&options, |o| o.topics_per_device = 30));
+    suite::known_topics_stay_current(Arc::clone(&store) as Arc<dyn LatestStore>, 30).await;
+    // The bound is lower from now on.
+    let lowered = with(&options, |o| o.topics_per_device = 10);
+    let values: Vec<_> =
+        (0..30).map(|n| suite::value("over", &format!("known/{n}"), 4_000_000_000_000_000)).collect();
+    put(&lowered, &values).await.unwrap();
+    for value in &values {
+        assert_eq!(lowered.get(&value.topic, Some("over")).await.unwrap().as_ref(), Some(value));
+    }
+    cql(&store, "DROP KEYSPACE {}").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
 async fn many_devices_and_large_values_are_listed_in_order() {
     let Some(options) = options("long lists") else { return };
     let store = with(&options, |_| {});
