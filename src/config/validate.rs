@@ -1,6 +1,6 @@
 //! Rules between values, section by section. Reads no file and opens no port.
 
-use std::{fmt::Display, net::SocketAddr};
+use std::{fmt::Display, net::SocketAddr, time::Duration};
 
 use super::{Address, ByteSize, Config, ConfigError, Limits, ListenerKind, Problem, log_level};
 
@@ -452,6 +452,16 @@ fn check_limits(limits: &Limits, stored: bool, check: &mut Check) {
     zero("write_timeout", &limits.write_timeout, limits.write_timeout.0.is_zero(), check);
     zero("stream_buffer", &limits.stream_buffer, limits.stream_buffer.0 == 0, check);
 
+    // 0 turns it off.
+    let idle = limits.tcp_keepalive.0;
+    if !idle.is_zero() && !(Duration::from_secs(1)..=Duration::from_secs(32_767)).contains(&idle) {
+        check.fail(
+            "limits.tcp_keepalive",
+            limits.tcp_keepalive,
+            "not between 1s and 32767s",
+            "use 1h, or 0s for none",
+        );
+    }
     let most = 268_435_460; // The largest packet there is: 5 bytes of header and the largest remaining length.
     if limits.max_packet_size.0 > most {
         check.fail(

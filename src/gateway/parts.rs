@@ -29,7 +29,7 @@ use crate::{
     commands::{self, Book, BookOptions, CommandTopics, Commands, CommandsOptions, Desk},
     config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind},
     grpc, http,
-    net::{self, BoundListener, Shared},
+    net::{self, BoundListener, Shared, probe_silent_peers},
     reload::Reloads,
     secret_files,
     telemetry::trace_clients,
@@ -174,9 +174,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             bound.push(listener);
         }
     }
-    let grpc_socket = take_or_bind(sockets.remove("grpc"), "grpc_addr", config.grpc_addr)?;
+    let grpc_socket = take_or_bind(sockets.remove("grpc"), "grpc_addr", config.grpc_addr, &config)?;
     let http_socket = match config.http.enabled {
-        true => Some(take_or_bind(sockets.remove("http"), "http_addr", config.http_addr)?),
+        true => Some(take_or_bind(sockets.remove("http"), "http_addr", config.http_addr, &config)?),
         false => None,
     };
 
@@ -355,7 +355,6 @@ impl Prepared {
     fn bind(
         &self,
         socket: Option<TcpListener>,
-        #[cfg_attr(not(feature = "quic"), expect(unused_variables, reason = "only QUIC has more to set"))]
         config: &Config,
     ) -> Result<Option<BoundListener>, StartError> {
         let name = &self.listener.name;
@@ -378,6 +377,7 @@ impl Prepared {
             }
             Err(error) => return Err(failed(error)),
         };
+        bound = bound.with_tcp_keepalive(config.limits.tcp_keepalive.0).map_err(failed)?;
         if let Some(tls) = &self.tls {
             bound = bound.with_tls(Arc::clone(tls));
         }
@@ -440,6 +440,7 @@ fn take_or_bind(
     socket: Option<TcpListener>,
     key: &str,
     address: SocketAddr,
+    config: &Config,
 ) -> Result<TcpListener, StartError> {
     let failed = |error| StartError::Bind { key: key.to_owned(), address: address.to_string(), error };
     let socket = match socket {
@@ -448,6 +449,7 @@ fn take_or_bind(
     };
     // That of the standard library is 128: in a flood of connections the system would have others try again a second later.
     socket2::SockRef::from(&socket).listen(BACKLOG)?;
+    probe_silent_peers(&socket, config.limits.tcp_keepalive.0)?;
     socket.set_nonblocking(true)?;
     Ok(socket)
 }

@@ -35,7 +35,6 @@ use crate::net::quic::FirstPacket;
 
 const READ_BUFFER: usize = 64 << 10;
 const HANDOVER: usize = 1024;
-const SECOND: Duration = Duration::from_secs(1);
 /// Longest turn of a thread that does not park, in milliseconds of a clock read once per poll: half of it on average.
 const TURN: u64 = 1;
 
@@ -152,7 +151,7 @@ pub(super) struct IncomingSocket {
 /// What a shard is asked to do.
 enum ShardOrder {
     Serve(IncomingSocket, Load),
-    /// A second has passed: shards have no timers, see [`timers`].
+    /// The time of [`wheel::TICK`] has passed: shards have no timers, see [`timers`].
     Tick,
 }
 
@@ -196,12 +195,12 @@ impl ShardHandle {
     }
 }
 
-/// Tells the shards of each second that passes, for keep alive. Runs for ever; without it nobody is found silent.
+/// Tells the shards of the time that passes, for keep alive. Runs for ever; without it nobody is found silent.
 pub(crate) async fn tick_shards(shards: Vec<ShardHandle>) {
-    let mut second = tokio::time::interval(SECOND);
-    second.set_missed_tick_behavior(MissedTickBehavior::Skip);
+    let mut ticks = tokio::time::interval(wheel::TICK);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Skip);
     loop {
-        second.tick().await;
+        ticks.tick().await;
         for shard in &shards {
             // A full queue: the shard is behind, and will look at the next tick.
             let _ = shard.sender.try_send(ShardOrder::Tick);
@@ -252,6 +251,7 @@ async fn run(
     connections: Arc<AtomicUsize>,
     pulse: Pulse,
 ) {
+    let mut ticks: u32 = 0;
     while let Some(order) = orders.recv().await {
         match order {
             ShardOrder::Serve(incoming, load) => {
@@ -260,14 +260,17 @@ async fn run(
             ShardOrder::Tick => {
                 pulse.0.store(clock::now().0, Relaxed);
                 wheel::tick();
-                started::tick(shared.limits.packet_timeout.secs());
-                trim_buffers();
+                ticks = ticks.wrapping_add(1);
+                if ticks.is_multiple_of(wheel::PER_SECOND) {
+                    started::tick(shared.limits.packet_timeout.secs());
+                    trim_buffers();
+                }
             }
         }
     }
     // Returning drops the runtime and with it every connection: not before they have ended by themselves.
     while connections.load(Relaxed) > 0 {
-        timers::sleep(SECOND).await;
+        timers::sleep(wheel::TICK).await;
         wheel::tick();
     }
 }

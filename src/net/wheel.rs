@@ -1,4 +1,5 @@
-//! Keep alive of all connections of a shard: a wheel of one-second places over when each device was last heard.
+//! Keep alive of all connections of a shard: a wheel of places, each an eighth of a second, over when each device was
+//! last heard.
 
 use std::{
     cell::{Cell, RefCell},
@@ -11,24 +12,34 @@ use gateway_core::metrics::count;
 
 use super::device::Device;
 
-const PLACES: u32 = 256;
+/// What a shard's clock counts in a second.
+pub(super) const PER_SECOND: u32 = 8;
+
+/// How far ticks are apart.
+pub(super) const TICK: Duration = Duration::from_millis(1000 / PER_SECOND as u64);
+
+/// A wheel turns once in about four minutes: a longer keep alive is looked at again as often.
+const PLACES: u32 = 256 * PER_SECOND;
 /// Ended connections before a sweep is worth it.
 const SWEEP: usize = 1024;
 
-/// Slack for rounding to seconds: one until the next tick, and one more when two ticks straddle the turn of a second.
-const BEHIND: u32 = 2;
-
 /// The longest interval that one tick may account for. If the shard stalled for longer, the excess is not the peer's silence.
-/// Ticks are a second apart.
-const LONGEST: Duration = Duration::from_millis(1250);
+const LONGEST: Duration = Duration::from_millis(2 * 1000 / PER_SECOND as u64);
 
-/// Instead of a second, while the gateway itself pauses the reader: that time counts for nobody.
+/// Slack, so that nobody is closed early: what was heard is noted with the tick before, which is up to [`LONGEST`] old, and
+/// ticks are rounded down. Together with the next tick this stays far below the second that a will may be late.
+const BEHIND: u32 = 3;
+
+/// Instead of a tick, while the gateway itself pauses the reader: that time counts for nobody.
 pub(super) const PAUSED: u32 = u32::MAX;
+
+/// The bits of a tick that a device keeps.
+pub(super) const HEARD: u32 = PAUSED >> 8;
 
 struct WheelEntry {
     device: Weak<Device>,
     epoch: u32,
-    /// Seconds of silence allowed: keep alive times 1.5 [MQTT-3.1.2-22].
+    /// Ticks of silence allowed: keep alive times 1.5 [MQTT-3.1.2-22].
     allowed: u32,
 }
 
@@ -46,7 +57,7 @@ struct Wheel {
 }
 
 thread_local! {
-    static SECOND: Cell<u32> = const { Cell::new(0) };
+    static NOW: Cell<u32> = const { Cell::new(0) };
     static WHEEL: RefCell<Wheel> = RefCell::new(Wheel {
         #[expect(clippy::disallowed_methods, reason = "the shard's monotonic clock")]
         start: Instant::now(),
@@ -59,9 +70,9 @@ thread_local! {
     });
 }
 
-/// Seconds on this shard's clock, as of its last tick: reading it costs no look at a clock.
-pub(super) fn second() -> u32 {
-    SECOND.get()
+/// Ticks on this shard's clock, as of the last: reading it costs no look at a clock.
+pub(super) fn now() -> u32 {
+    NOW.get()
 }
 
 /// Watches a connection.
@@ -69,10 +80,10 @@ pub(super) fn watch(device: &Arc<Device>, epoch: u32, keep_alive: u16) {
     if keep_alive == 0 {
         return;
     }
-    let allowed = u32::from(keep_alive) + u32::from(keep_alive).div_ceil(2);
+    let allowed = u32::from(keep_alive) * (PER_SECOND + PER_SECOND / 2);
     WHEEL.with_borrow_mut(|wheel| {
         let entry = WheelEntry { device: Arc::downgrade(device), epoch, allowed };
-        let due = second() + allowed + BEHIND;
+        let due = now() + allowed + BEHIND;
         insert(wheel, entry, due);
     });
 }
@@ -94,7 +105,7 @@ pub(super) fn ended() {
     });
 }
 
-/// Closes the silent connections that are due. Call once a second. A shard that stalls gets its ticks late and all at
+/// Closes the silent connections that are due. Call every [`TICK`]. A shard that stalls gets its ticks late and all at
 /// once: the time of which it knows nothing is not counted.
 pub(super) fn tick() {
     tick_at(WHEEL.with_borrow(|wheel| wheel.start.elapsed()));
@@ -105,9 +116,10 @@ fn tick_at(elapsed: Duration) {
     let now = WHEEL.with_borrow_mut(|wheel| {
         wheel.lived += elapsed.saturating_sub(wheel.ticked).min(LONGEST);
         wheel.ticked = elapsed;
-        u32::try_from(wheel.lived.as_secs()).unwrap_or(PAUSED - 1)
+        u32::try_from(wheel.lived.as_millis() / TICK.as_millis()).unwrap_or(PAUSED - 1)
     });
-    SECOND.set(now);
+    // What is noted of a tick must not look like a pause.
+    NOW.set(if now & HEARD == HEARD { now - 1 } else { now });
     loop {
         let entries = WHEEL.with_borrow_mut(|wheel| {
             if wheel.done >= now {

@@ -242,3 +242,29 @@ fn events_of_a_connection_name_its_client_and_nothing_secret() {
     }
     assert!(!server.log().contains("hunter2"), "the log has a payload or a secret");
 }
+
+/// A keep alive of 0 is nobody's silence: only the system's probes tell whether such a client is still there.
+#[test]
+fn a_vanished_peer_is_probed_whichever_tcp_listener_it_came_by() {
+    let probing = Server::start();
+    let silent = Server::start_with(&[], "[limits]\ntcp_keepalive = \"0s\"\n");
+    for (server, timer) in [(&probing, "02"), (&silent, "00")] {
+        let ports = &server.ports;
+        for port in [ports.tcp, ports.tls, ports.ws, ports.wss, ports.grpc, ports.http] {
+            let client = TcpStream::connect(("127.0.0.1", port)).expect("a connection");
+            let from = client.local_addr().expect("an address").port();
+            until(|| socket_timer(port, from).as_deref() == Some(timer));
+        }
+    }
+}
+
+/// Which timer the system runs for a socket of this machine: none 00, keep alive 02; proc(5), `/proc/net/tcp`.
+fn socket_timer(local: u16, remote: u16) -> Option<String> {
+    let table = fs::read_to_string("/proc/net/tcp").expect("the sockets of this machine");
+    let ends = |address: &str, port: u16| address.ends_with(&format!(":{port:04X}"));
+    table.lines().find_map(|line| {
+        let fields: Vec<&str> = line.split_whitespace().collect();
+        let is_this = ends(fields.get(1)?, local) && ends(fields.get(2)?, remote);
+        is_this.then(|| fields.get(5).map(|timer| timer[..2].to_owned()))?
+    })
+}

@@ -143,6 +143,9 @@ pub struct Limits {
     pub packet_timeout: Span,
     /// A write that makes no progress for this long closes the connection.
     pub write_timeout: Span,
+    /// A TCP connection on which nothing has come for this long is probed by the system, and closed if the peer is gone;
+    /// 0 turns that off.
+    pub tcp_keepalive: Span,
     /// Smallest keep alive granted to v5 clients, seconds; v3 clients cannot be told, so theirs stays.
     pub keep_alive_min: u16,
     /// Largest keep alive granted to v5 clients, seconds, 0 is no limit; also for clients of any version that ask for none.
@@ -218,6 +221,7 @@ impl Default for Limits {
             connect_timeout: Span(Duration::from_secs(10)),
             packet_timeout: Span(Duration::from_secs(30)),
             write_timeout: Span(Duration::from_secs(20)),
+            tcp_keepalive: Span(Duration::from_hours(1)),
             keep_alive_min: 0,
             keep_alive_max: 0,
             session_expiry_max: 7 * 24 * 3600,

@@ -450,7 +450,7 @@ async fn open(
         }
     };
     claim.keep();
-    device.heard(opened.epoch, wheel::second());
+    device.heard(opened.epoch, wheel::now());
     let gate = shared.authority.as_ref().map(|authority| {
         let account = shared.broker.account();
         let mut gate = permissions.gate(authority, client_id.as_str(), &listener.name, account);

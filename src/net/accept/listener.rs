@@ -4,7 +4,7 @@ use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Dura
 
 use arc_swap::ArcSwap;
 use gateway_core::{Durability, Peer, info_of_peer, log_limits::LineKind, metrics::count, warn_limited};
-use socket2::{Domain, Protocol, Socket, Type};
+use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
@@ -30,6 +30,8 @@ use crate::{
 const BACKLOG: i32 = 4096;
 /// Sockets that may wait for a handshake's place, as a multiple of the places.
 const LOBBY: usize = 16;
+/// Probes without an answer after which a silent peer is gone.
+const PROBES: u32 = 4;
 /// The part of `connect_timeout` after which a silent handshake leaves for one who waits.
 const PATIENCE: u32 = 10;
 
@@ -76,6 +78,20 @@ pub(crate) struct BoundListener {
     listener: Arc<Listener>,
 }
 
+/// Has the system probe the peers of all sockets accepted from now on that have been silent for `idle`; zero is never.
+/// Accepted sockets inherit it from the listening one, so that no connection costs a call.
+///
+/// # Errors
+/// Any error of the operating system.
+pub(crate) fn probe_silent_peers(socket: &std::net::TcpListener, idle: Duration) -> io::Result<()> {
+    if idle.is_zero() {
+        return SockRef::from(socket).set_keepalive(false);
+    }
+    let interval = (idle / 4).clamp(Duration::from_secs(1), Duration::from_secs(75));
+    let probes = TcpKeepalive::new().with_time(idle).with_interval(interval).with_retries(PROBES);
+    SockRef::from(socket).set_tcp_keepalive(&probes)
+}
+
 impl BoundListener {
     /// Binds `address`. IPv6 sockets take IPv6 only, so that both families can be listed.
     ///
@@ -90,6 +106,17 @@ impl BoundListener {
         socket.bind(&address.into())?;
         socket.listen(BACKLOG)?;
         Self::from_std(name, socket.into())
+    }
+
+    /// As [`probe_silent_peers`], where this is a socket of TCP.
+    ///
+    /// # Errors
+    /// Any error of the operating system.
+    pub(crate) fn with_tcp_keepalive(self, idle: Duration) -> io::Result<Self> {
+        if let Bound::Tcp(socket) = &self.socket {
+            probe_silent_peers(socket, idle)?;
+        }
+        Ok(self)
     }
 
     /// Uses a socket that already listens.

@@ -43,7 +43,7 @@ impl Connection {
     fn handle_unread(&mut self, work: &mut PacketWork) -> Result<(), End> {
         self.unread = false;
         // What it sent waits for us: that is no silence.
-        self.device.heard(self.epoch, wheel::second());
+        self.device.heard(self.epoch, wheel::now());
         self.process(&[], work)
     }
 
@@ -63,7 +63,7 @@ impl Connection {
             return Poll::Ready(Err(End::PeerClosed));
         }
         count(|c| c.bytes_in.add(read as u64));
-        self.device.heard(self.epoch, wheel::second());
+        self.device.heard(self.epoch, wheel::now());
         // The buffer has 64 KiB.
         local.work.turn.effort.spend(Effort::CALL + Effort::KIB * (read / 1024) as u32);
         Poll::Ready(self.process_read(have, read, local))

@@ -243,11 +243,11 @@ impl Connection {
             return false;
         }
         if std::mem::take(&mut self.choked) {
-            self.device.heard(self.epoch, wheel::second());
+            self.device.heard(self.epoch, wheel::now());
         }
         if self.backlogged {
             let paused = self.is_backlogged(work);
-            self.device.heard(self.epoch, if paused { wheel::PAUSED } else { wheel::second() });
+            self.device.heard(self.epoch, if paused { wheel::PAUSED } else { wheel::now() });
             return !paused;
         }
         true
@@ -260,7 +260,7 @@ impl Connection {
             return true;
         }
         self.rare().pause = None;
-        self.device.heard(self.epoch, wheel::second());
+        self.device.heard(self.epoch, wheel::now());
         false
     }
 
@@ -271,7 +271,7 @@ impl Connection {
             return false;
         }
         let waits = asked.poll(clock::now(), cx).is_pending();
-        self.device.heard(self.epoch, if waits { wheel::PAUSED } else { wheel::second() });
+        self.device.heard(self.epoch, if waits { wheel::PAUSED } else { wheel::now() });
         waits
     }
 

@@ -23,7 +23,7 @@ impl Connection {
             let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Err(End::Superseded) };
             let backlogged = slot.out.buffered() >= BACKLOG || self.io.is_backlogged();
             if std::mem::replace(&mut self.backlogged, backlogged) && !backlogged {
-                self.device.heard(self.epoch, wheel::second());
+                self.device.heard(self.epoch, wheel::now());
             }
             let Some(link) = slot.link.as_mut() else { return Err(End::Superseded) };
             if let Some(close) = link.close {

@@ -15,7 +15,7 @@ use crate::net::{device::Device, wheel};
 
 struct Started {
     device: Weak<Device>,
-    /// Second of the shard's clock when it began, or when it last went on by a step.
+    /// Tick of the shard's clock when it began, or when it last went on by a step.
     since: u32,
     steps: usize,
 }
@@ -36,11 +36,11 @@ pub(in crate::net) fn note(device: &Arc<Device>, epoch: u32, steps: usize, fresh
     STARTED.with_borrow_mut(|started| {
         let entry = started.entry(key(device, epoch)).or_insert_with(|| Started {
             device: Arc::downgrade(device),
-            since: wheel::second(),
+            since: wheel::now(),
             steps,
         });
         if fresh || entry.steps != steps {
-            entry.since = wheel::second();
+            entry.since = wheel::now();
             entry.steps = steps;
         }
     });
@@ -58,7 +58,7 @@ pub(in crate::net) fn forget(device: &Arc<Device>, epoch: u32) {
 
 /// Closes connections whose packet has not gone on for `allowed` seconds of reading. Once a second.
 pub(in crate::net) fn tick(allowed: u32) {
-    let now = wheel::second();
+    let now = wheel::now();
     let mut late = Vec::new();
     STARTED.with_borrow_mut(|started| {
         for ((_, epoch), entry) in started.iter_mut() {
@@ -66,7 +66,7 @@ pub(in crate::net) fn tick(allowed: u32) {
             if device.last_heard(*epoch, now) == Some(wheel::PAUSED) {
                 // We don't read.
                 entry.since = now;
-            } else if now.saturating_sub(entry.since) > allowed {
+            } else if now.saturating_sub(entry.since) > allowed.saturating_mul(wheel::PER_SECOND) {
                 late.push((device, *epoch));
             }
         }

@@ -213,21 +213,53 @@ fn what_a_shard_stood_still_is_nobody_s_silence() {
     let (device, epoch) = open(&shared, true);
     assert!(attach(&device, epoch, &Arc::default(), SocketWriter::Owner));
     wheel::tick_after(1_000);
-    device.heard(epoch, wheel::second());
+    device.heard(epoch, wheel::now());
     wheel::watch(&device, epoch, 10);
     // A minute, and then all ticks at once.
     for _ in 0..60 {
         wheel::tick_after(61_000);
     }
     assert_eq!(close(&device), None);
-    for second in 62..76 {
-        wheel::tick_after(second * 1_000);
-    }
-    assert_eq!(close(&device), None, "15 seconds and two for the ticks");
-    for second in 76..82 {
-        wheel::tick_after(second * 1_000);
-    }
+    ticks(61_000, 75_750);
+    assert_eq!(close(&device), None, "15 seconds, of which the stall counts for a quarter of one");
+    ticks(75_750, 76_500);
     assert_eq!(close(&device), Some(CloseReason::KeepAlive), "real silence is found as before");
+}
+
+/// All ticks between two times, in milliseconds.
+fn ticks(from: u64, to: u64) {
+    (from..=to).step_by(125).for_each(wheel::tick_after);
+}
+
+/// [MQTT-3.1.2-24] of 3.1.1, [MQTT-3.1.2-22] of 5.0: whenever the last packet comes between two ticks, and though ticks
+/// are late.
+#[test]
+fn silence_ends_a_connection_within_a_second_of_its_time_and_never_early() {
+    let shared = shared();
+    let tick_time = |tick: u64| tick * 125 + tick * 37 % 100;
+    let mut open_connections = Vec::new();
+    let mut closed = 0;
+    for tick in 0..100 {
+        wheel::tick_after(tick_time(tick));
+        open_connections.retain(|(device, heard): &(Arc<Device>, u64)| {
+            let close = device.lock().link.as_ref().and_then(|link| link.close);
+            if close == Some(CloseReason::KeepAlive) {
+                let silent = tick_time(tick) - heard;
+                assert!((1_500..2_500).contains(&silent), "{silent} ms");
+                closed += 1;
+            }
+            close.is_none()
+        });
+        if tick < 70 {
+            let (device, epoch) = open_as(&shared, &format!("c{tick}"), true);
+            assert!(attach(&device, epoch, &Arc::default(), SocketWriter::Owner));
+            let time_to_next = tick_time(tick + 1) - tick_time(tick);
+            device.heard(epoch, wheel::now());
+            wheel::watch(&device, epoch, 1);
+            open_connections.push((device, tick_time(tick) + (tick * 29) % time_to_next));
+        }
+    }
+    assert_eq!(closed, 70);
 }
 
 /// The earlier connection may be on another shard, in the middle of a poll, when its session is taken over.
@@ -238,13 +270,11 @@ fn what_a_taken_over_connection_notes_does_not_count_for_its_successor() {
     let (device, earlier) = open(&shared, false);
     assert!(attach(&device, earlier, &Arc::default(), SocketWriter::Owner));
     let (device, epoch) = open(&shared, false);
-    device.heard(epoch, wheel::second());
+    device.heard(epoch, wheel::now());
     assert!(attach(&device, epoch, &Arc::default(), SocketWriter::Owner));
     wheel::watch(&device, epoch, 10);
     device.heard(earlier, wheel::PAUSED);
-    for second in 1..40 {
-        wheel::tick_after(second * 1_000);
-    }
+    ticks(1_000, 40_000);
     assert_eq!(close(&device), Some(CloseReason::KeepAlive), "silent since it attached");
 }
 

@@ -32,7 +32,10 @@ use parking_lot::{Mutex, MutexGuard};
 use session::{Env, Gate, Left, LinkParams, Outbound, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
 
-use super::{Shared, wheel::PAUSED};
+use super::{
+    Shared,
+    wheel::{HEARD, PAUSED},
+};
 use sending::{Sending, Waits};
 
 /// The session object; one allocation holds the broker's part and ours.
@@ -40,7 +43,7 @@ pub(in crate::net) struct Device {
     core: SessionCore,
     pub(in crate::net) shared: Arc<Shared>,
     slot: Mutex<DeviceSlot>,
-    /// The end of the epoch of the connection that was heard last, and above it the end of the second. In one word: a
+    /// The end of the epoch of the connection that was heard last, and above it the end of the tick. In one word: a
     /// connection that was taken over may still run on another shard, and what it notes must not count for its successor.
     heard: AtomicU32,
     /// Set when a connection is asked to close before it has attached its link. Written under the lock of `slot`, but kept
@@ -593,20 +596,20 @@ impl Device {
         asked_to_close(self.asked.load(Relaxed), epoch)
     }
 
-    /// Notes that the peer of the connection of `epoch` was heard in this second of its shard's clock, or [`PAUSED`].
-    pub(in crate::net) fn heard(&self, epoch: u32, second: u32) {
-        self.heard.store(second << 8 | epoch & 0xFF, Relaxed);
+    /// Notes that the peer of the connection of `epoch` was heard at this tick of its shard's clock, or [`PAUSED`].
+    pub(in crate::net) fn heard(&self, epoch: u32, tick: u32) {
+        self.heard.store(tick << 8 | epoch & 0xFF, Relaxed);
     }
 
     /// When, up to `now`, the peer of the connection of `epoch` was heard last; `None` if an earlier connection has overwritten
-    /// it. Of the second 24 bits are kept: nobody is silent for half a year.
+    /// it. Of the tick 24 bits are kept: no keep alive allows three weeks of silence.
     pub(in crate::net) fn last_heard(&self, epoch: u32, now: u32) -> Option<u32> {
         let heard = self.heard.load(Relaxed);
         if (heard ^ epoch) & 0xFF != 0 {
             return None;
         }
-        let paused = heard >> 8 == PAUSED >> 8;
-        Some(if paused { PAUSED } else { now - (now.wrapping_sub(heard >> 8) & 0xFF_FFFF).min(now) })
+        let paused = heard >> 8 == HEARD;
+        Some(if paused { PAUSED } else { now - (now.wrapping_sub(heard >> 8) & HEARD).min(now) })
     }
 }
 
