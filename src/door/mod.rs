@@ -308,6 +308,13 @@ impl Guest {
         }
     }
 
+    /// It was refused and told so: it may go, and is closed for others as if it had said nothing.
+    pub(crate) fn answered(&self) {
+        self.heard.store(false, Relaxed);
+        self.spoke.store(false, Relaxed);
+        self.door.state.lock().answered(self.id());
+    }
+
     /// Its handshake is over and it has not asked for anything yet: it is closed only for other connections.
     pub(crate) fn idle(&self) {
         self.door.state.lock().settled(self.id(), true);

@@ -197,6 +197,16 @@ impl<K> Occupancy<K> {
         }
     }
 
+    /// It is the guest's turn again, to go: it is closed for others as one that is silent.
+    pub(super) fn answered(&mut self, id: u64) {
+        if let Some(guest) = self.guests.get_mut(&id)
+            && guest.knock.is_some()
+        {
+            guest.heard = false;
+            self.silent.insert(guest.address, id);
+        }
+    }
+
     fn withdraw(&mut self, id: u64) {
         if let Some(guest) = self.guests.get(&id) {
             self.silent.remove(guest.address, id);
@@ -319,6 +329,24 @@ mod tests {
     fn go(state: &mut Occupancy<&'static str>, address: Option<Address>, id: u64) {
         state.exit(id);
         state.leave(address);
+    }
+
+    #[test]
+    fn one_who_was_refused_stays_no_longer_than_the_silent() {
+        let mut state = Occupancy::new(bounds());
+        let (refused, _) = come(&mut state, address(1), 0, "refused");
+        let (decided, _) = come(&mut state, address(2), 0, "decided");
+        come(&mut state, address(3), 0, "silent");
+        state.heard(refused);
+        state.heard(decided);
+        state.answered(refused);
+        let early = state.enter(address(4), Duration::from_millis(999), "fourth");
+        assert_eq!(early, Err(("fourth", NotNow::Wait)));
+        let entered = state.enter(address(4), PATIENCE, "fourth").unwrap();
+        assert_eq!(entered.1, Some("refused"));
+        go(&mut state, address(1), refused);
+        let entered = state.enter(address(5), 2 * PATIENCE, "fifth").unwrap();
+        assert_eq!(entered.1, Some("silent"), "our turn is not its silence");
     }
 
     #[test]

@@ -16,9 +16,9 @@ pub enum DecodeError {
     /// The frame is longer than the receiver accepts.
     #[error("packet too large [MQTT-3.2.2-15]")]
     TooLarge,
-    /// A CONNECT for a protocol we do not speak. If `name_ok`, it is MQTT of another level: answered with return code 1
-    /// in the form that all levels before 5 know [MQTT-3.1.2-2]. If not, it is not MQTT, and is told nothing
-    /// [MQTT-3.1.2-1].
+    /// A CONNECT for a protocol we do not speak. If `name_ok`, it is MQTT of another level: one above 5 is answered with
+    /// reason code 0x84, another with return code 1 in the form that all levels before 5 know [MQTT-3.1.2-2]. If not, it
+    /// is not MQTT, and is told nothing [MQTT-3.1.2-1].
     #[error("unsupported protocol level {level}")]
     UnsupportedProtocol {
         /// Whether the protocol name is one that we know.

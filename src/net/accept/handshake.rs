@@ -4,6 +4,7 @@
 //! a slow peer delays nobody.
 
 mod enhanced;
+mod form;
 
 use std::{
     any::Any,
@@ -13,6 +14,7 @@ use std::{
     pin::{Pin, pin},
     sync::Arc,
     task::Poll,
+    time::Duration,
 };
 
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
@@ -28,10 +30,12 @@ use tokio::{
 };
 use tracing::debug;
 
+use self::form::Form;
 use super::{
     barred,
     claim::{SessionClaim, assigned_id, will},
     error::HandshakeError,
+    lingering::{LONGEST, Remains},
     listener::{Listener, WebSocketEntry, count_refusal},
     proxy,
     unauthenticated::{Crowded, UnauthenticatedPlace},
@@ -69,24 +73,35 @@ type KeptIdentity = Option<Arc<dyn Any + Send + Sync>>;
 /// until then, and loses it to another if it is silent for too long.
 pub(in crate::net) async fn run(incoming: IncomingSocket, shared: Arc<Shared>) -> Option<(Connection, Seat)> {
     let IncomingSocket { stream, mut peer, listener, mut seat, guest } = incoming;
-    let deadline = shared.limits.connect_timeout.0;
+    let (began, deadline) = (clock::now(), shared.limits.connect_timeout.0);
     let place = shared.unauthenticated.enter(listener.address_of(peer));
     let establish = async {
         // Boxed: it would be in here more than once.
         let establish = Box::pin(establish(stream, &mut peer, &listener, &mut seat, &guest, shared, &place));
         tokio::select! {
             biased;
-            () = place.lost() => Err(HandshakeError::Crowded),
+            () = place.lost() => Err(HandshakeError::Crowded.into()),
             established = establish => established,
         }
     };
     let established = guest.attend(pin!(timers::timeout(deadline, establish))).await;
     drop(place);
-    drop(guest);
     let listener = listener.name.as_str();
     match established {
-        Some(Ok(Ok(connection))) => return Some((connection, seat)),
-        Some(Ok(Err(error))) => error.log(peer, listener),
+        Some(Ok(Ok(connection))) => {
+            drop(guest);
+            return Some((connection, seat));
+        }
+        Some(Ok(Err(Failure { error, remains }))) => {
+            error.log(peer, listener);
+            if let Some(remains) = remains {
+                // A stranger has no more time than all handshakes have, and leaves for others as the silent do.
+                guest.answered();
+                let passed = Duration::from_millis(clock::now().0.saturating_sub(began.0));
+                let lingering = remains.linger(LONGEST.min(deadline.saturating_sub(passed)));
+                guest.attend(Box::pin(lingering).as_mut()).await;
+            }
+        }
         Some(Err(_)) => {
             count(|c| c.handshake_timeout.add(1));
             info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener, "handshake timed out");
@@ -99,6 +114,18 @@ pub(in crate::net) async fn run(incoming: IncomingSocket, shared: Arc<Shared>) -
     None
 }
 
+/// Why there is no connection, and what is left of one whose peer was told.
+struct Failure {
+    error: HandshakeError,
+    remains: Option<Remains>,
+}
+
+impl From<HandshakeError> for Failure {
+    fn from(error: HandshakeError) -> Self {
+        Self { error, remains: None }
+    }
+}
+
 /// `peer` becomes the one that a proxy names.
 async fn establish(
     stream: Arrived,
@@ -108,20 +135,23 @@ async fn establish(
     guest: &Guest,
     shared: Arc<Shared>,
     place: &UnauthenticatedPlace,
-) -> Result<Connection, HandshakeError> {
+) -> Result<Connection, Failure> {
     let socket = match stream {
-        Arrived::Stream(stream) => TcpStream::from_std(stream)?.into(),
+        Arrived::Stream(stream) => TcpStream::from_std(stream).map_err(HandshakeError::from)?.into(),
         #[cfg(feature = "quic")]
         Arrived::Quic(call) => Box::pin(answer(*call, *peer, seat, guest, &shared)).await?,
     };
     let (layers, plain) = (Layers::default(), Vec::new());
-    let mut wire = Wire { socket, guest, place, layers, plain, presented: 0 };
+    let mut wire = Wire { socket, guest, place, layers, plain, presented: 0, told: false };
     // Boxed, so that a socket that waits for its CONNECT holds little.
     if let Some(named) = Box::pin(wire.put_on_layers(listener, seat, &shared)).await? {
         *peer = named.into();
     }
-    let connect =
-        wire.read_connect(shared.limits.max_connect_size.0.min(shared.limits.max_packet_size.0)).await?;
+    let max = shared.limits.max_connect_size.0.min(shared.limits.max_packet_size.0);
+    let connect = match wire.read_connect(max).await {
+        Ok(connect) => connect,
+        Err(error) => return Err(wire.fail(error)),
+    };
     if connect.auth_method.is_none() {
         // What follows is up to us.
         guest.heard();
@@ -167,14 +197,14 @@ async fn conclude(
     peer: Peer,
     listener: &Listener,
     shared: Arc<Shared>,
-) -> Result<Connection, HandshakeError> {
+) -> Result<Connection, Failure> {
     let mut admitted = match admit(&connect, &mut wire, peer, listener, &shared).await {
         Ok(admitted) => admitted,
         Err(NotAdmitted::Refused(ConnectRefused(code))) => {
             count(|c| c.refused_connect.add(1));
             return Err(wire.refuse(&connect, code).await);
         }
-        Err(NotAdmitted::Failed(error)) => return Err(error),
+        Err(NotAdmitted::Failed(error)) => return Err(wire.fail(error)),
     };
     wire.guest.heard();
     if !fit_connack(&mut admitted.accepted.connack, &admitted.accepted.link) {
@@ -340,7 +370,7 @@ async fn open(
     listener: &Listener,
     shared: &Arc<Shared>,
     entering: Entering<'_>,
-) -> Result<Connection, HandshakeError> {
+) -> Result<Connection, Failure> {
     let now = clock::now();
     let Admitted { accepted, permissions, identity, enhanced } = admitted;
     let parties = parties(&permissions, accepted.client_id.as_str(), listener, shared);
@@ -407,7 +437,7 @@ async fn open(
     let claim = SessionClaim { session, epoch: opened.epoch, fresh: !opened.present, shared };
     let session = Arc::clone(&opened.session);
     let Ok(device) = opened.session.into_any().downcast::<Device>() else {
-        return Err(HandshakeError::Superseded);
+        return Err(HandshakeError::Superseded.into());
     };
     // Neither a disk that hangs nor a service that does not answer keeps the gateway from stopping.
     let ready = async {
@@ -459,7 +489,7 @@ async fn open(
     });
     let owner = Link::new(opened.epoch, waker, writer);
     let attached = device.attach(owner, link, Reception { gate, room }, &hello, now);
-    let Ok(replaced) = attached else { return Err(HandshakeError::Superseded) };
+    let Ok(replaced) = attached else { return Err(HandshakeError::Superseded.into()) };
     let expires = permissions.expires();
     let mut connection = Connection::new(
         Arc::clone(&device),
@@ -557,6 +587,8 @@ struct Wire<'a> {
     place: &'a UnauthenticatedPlace,
     /// Bytes of the CONNECT as it was decoded, and of what a decision about it takes.
     presented: usize,
+    /// The peer was told why there will be no connection.
+    told: bool,
 }
 
 impl Wire<'_> {
@@ -641,7 +673,7 @@ impl Wire<'_> {
             let frame = match codec::frame(&self.plain, max) {
                 Ok(frame) => frame,
                 Err(error) => {
-                    self.refuse_undecodable(&error).await;
+                    self.refuse_undecodable(error).await;
                     return Err(error.into());
                 }
             };
@@ -650,7 +682,7 @@ impl Wire<'_> {
                 let mut connect = match codec::decode_connect(&frame) {
                     Ok(connect) => connect,
                     Err(error) => {
-                        self.refuse_undecodable(&error).await;
+                        self.refuse_undecodable(error).await;
                         return Err(error.into());
                     }
                 };
@@ -668,27 +700,25 @@ impl Wire<'_> {
         }
     }
 
-    async fn refuse_undecodable(&mut self, error: &DecodeError) {
+    /// Answers a CONNECT that cannot be decoded, if its sender is known to understand the answer.
+    async fn refuse_undecodable(&mut self, error: DecodeError) {
         count(|c| c.protocol_errors.add(1));
-        // Where the protocol stands, after a fixed header of whatever length.
-        let is_v5 =
-            || (2..=5).any(|at| self.plain.get(at..).is_some_and(|at| at.starts_with(b"\0\x04MQTT\x05")));
-        if *error == DecodeError::TooLarge && is_v5() {
-            let answer = [0x20, 0x03, 0x00, reason::PACKET_TOO_LARGE, 0x00];
-            if self.layers.seal(&answer).is_ok() {
-                let _ = self.flush().await;
-            }
-        }
-        if let DecodeError::UnsupportedProtocol { name_ok: true, .. } = error {
+        match Form::of(&self.plain, error) {
             // [MQTT-3.1.2-2]
-            if self.layers.seal(&[0x20, 0x02, 0x00, reason::V3_UNACCEPTABLE_PROTOCOL]).is_ok() {
-                let _ = self.flush().await;
+            Form::Oldest => {
+                let code = reason::V3_UNACCEPTABLE_PROTOCOL;
+                self.say_last(&[0x20, 0x02, 0x00, code], code).await;
             }
+            Form::V5 => {
+                let code = error.reason_code();
+                self.say_last(&[0x20, 0x03, 0x00, code, 0x00], code).await;
+            }
+            Form::Silence => {}
         }
     }
 
-    async fn refuse(&mut self, connect: &Connect, code: Option<u8>) -> HandshakeError {
-        let Some(code) = code else { return HandshakeError::Closed };
+    async fn refuse(mut self, connect: &Connect, code: Option<u8>) -> Failure {
+        let Some(code) = code else { return self.fail(HandshakeError::Closed) };
         let protocol = connect.protocol;
         let wire_code = if protocol.is_v5() { code } else { reason::v3_return_code(code) };
         let mut bytes = Vec::new();
@@ -697,13 +727,26 @@ impl Wire<'_> {
         // A refusal above the client's maximum is left out, the close is not.
         codec::encode_within(&packet, protocol, max, &mut bytes);
         trace::refused(&connect.client_id, &bytes, protocol);
-        if self.layers.seal(&bytes).is_ok() {
-            self.layers.close();
-            let _ = self.flush().await;
-            self.socket.set_code(wire_code);
-            let _ = self.socket.shutdown().await;
+        self.say_last(&bytes, wire_code).await;
+        self.fail(HandshakeError::Refused { code, client_id: connect.client_id.as_str().into() })
+    }
+
+    /// Sends the last bytes and ends what is sent.
+    async fn say_last(&mut self, bytes: &[u8], code: u8) {
+        if self.layers.seal(bytes).is_err() {
+            return;
         }
-        HandshakeError::Refused { code, client_id: connect.client_id.as_str().into() }
+        self.layers.close();
+        let _ = self.flush().await;
+        self.socket.set_code(code);
+        let _ = self.socket.shutdown().await;
+        self.told = true;
+    }
+
+    /// What is left of the socket, without its layers and buffers.
+    fn fail(self, error: HandshakeError) -> Failure {
+        let remains = if self.told { Remains::of(self.socket) } else { None };
+        Failure { error, remains }
     }
 
     /// Reads once and passes the bytes through the layers.

@@ -4,6 +4,7 @@ mod barred;
 pub(super) mod claim;
 pub(super) mod error;
 pub(super) mod handshake;
+pub(super) mod lingering;
 pub(super) mod listener;
 pub(super) mod proxy;
 pub(super) mod serving;

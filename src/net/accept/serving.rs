@@ -1,4 +1,4 @@
-//! One socket's whole life as a future: the handshake, boxed since it is large and short, then the connection.
+//! One socket's whole life as a future: the handshake, boxed since it is large and short, then the connection, then what is left of it.
 //!
 //! There is one task per connection, so its size counts: with Tokio's own part it fits 256 bytes.
 
@@ -12,7 +12,10 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use super::handshake;
+use super::{
+    handshake,
+    lingering::{LONGEST, Remains},
+};
 use crate::door::Seat;
 use crate::net::{Shared, connection::Connection, shard::IncomingSocket};
 
@@ -27,7 +30,13 @@ type Seated = (Connection, Seat);
 
 enum ServingStage {
     Handshake(Pin<Box<dyn Future<Output = Option<Seated>> + Send>>),
-    Connected(Connection, #[expect(dead_code, reason = "held for its drop")] Seat),
+    Connected(Connection, Seat),
+    /// In the same place.
+    Lingering(
+        Pin<Box<dyn Future<Output = ()> + Send>>,
+        #[expect(dead_code, reason = "held for its drop")] Seat,
+    ),
+    Over,
 }
 
 impl Serving {
@@ -50,8 +59,23 @@ impl Future for Serving {
         if let ServingStage::Connected(connection, _) = &mut self.stage {
             let end = ready!(connection.poll(cx));
             connection.finish(end);
+            let remains = connection.remains(end);
+            self.stage.end(remains);
+        }
+        if let ServingStage::Lingering(lingering, _) = &mut self.stage {
+            ready!(lingering.as_mut().poll(cx));
         }
         Poll::Ready(())
+    }
+}
+
+impl ServingStage {
+    /// The connection has ended, and only its place stays with what is left of it.
+    fn end(&mut self, remains: Option<Remains>) {
+        let before = std::mem::replace(self, Self::Over);
+        if let (Self::Connected(_, seat), Some(remains)) = (before, remains) {
+            *self = Self::Lingering(Box::pin(remains.linger(LONGEST)), seat);
+        }
     }
 }
 

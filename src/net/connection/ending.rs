@@ -9,6 +9,7 @@ use tracing::{Level, debug, enabled};
 
 use super::Connection;
 use crate::net::{
+    accept::lingering::Remains,
     device::{Flushing, Link, SocketWriter, flush},
     layers::layered::Io,
     shard::flush_turn,
@@ -70,6 +71,17 @@ impl Connection {
         let aftermath = broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
         turn.flush();
         finish_alone(aftermath);
+    }
+
+    /// What is left of the connection after [`Self::finish`], if its client was told why it ended.
+    pub(in crate::net) fn remains(&mut self, end: End) -> Option<Remains> {
+        let io = std::mem::replace(&mut self.io, Io::Ended);
+        let code = end.code()?;
+        match io {
+            Io::Plain(read) if !self.disconnect_bytes(code).is_empty() => Some(Remains::new(read)),
+            Io::Layered(io) => Remains::of(io.socket),
+            Io::Plain(_) | Io::Ended => None,
+        }
     }
 
     /// Tells what the client did: a packet over a limit, malformed, or against the protocol.

@@ -54,6 +54,7 @@ impl Connection {
         let polled = match &mut self.io {
             Io::Plain(read) => Pin::new(read).poll_read(cx, &mut buffer),
             Io::Layered(io) => Pin::new(&mut io.socket).poll_read(cx, &mut buffer),
+            Io::Ended => return Poll::Ready(Err(End::Failed)),
         };
         if ready!(polled).is_err() {
             return Poll::Ready(Err(End::Failed));
@@ -81,7 +82,7 @@ impl Connection {
                 let kept = self.partial.keep(&bytes[used..], self.device.shared.broker.account());
                 self.note_partial(kept, have > 0, used > 0)
             }
-            Io::Plain(_) => self.process(&buffer[..read], work),
+            Io::Plain(_) | Io::Ended => self.process(&buffer[..read], work),
             Io::Layered(io) => {
                 let start = if have < buffer.len() / 2 { have } else { 0 };
                 plain.clear();

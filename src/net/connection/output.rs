@@ -61,7 +61,7 @@ impl Connection {
     /// Grows whenever the socket takes bytes.
     fn written(&self) -> u64 {
         match &self.io {
-            Io::Plain(_) => self.device.lock().written(),
+            Io::Plain(_) | Io::Ended => self.device.lock().written(),
             Io::Layered(io) => io.total,
         }
     }

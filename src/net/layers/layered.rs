@@ -26,6 +26,8 @@ const FREE: usize = 1 << 10;
 pub(in crate::net) enum Io {
     Plain(OwnedReadHalf),
     Layered(Box<Layered>),
+    /// The connection has ended, and what is left of it is elsewhere.
+    Ended,
 }
 
 pub(in crate::net) struct Layered {
@@ -44,7 +46,7 @@ impl Io {
     /// Whether the peer does not read what the layers have for it.
     pub(in crate::net) fn is_backlogged(&self) -> bool {
         match self {
-            Self::Plain(_) => false,
+            Self::Plain(_) | Self::Ended => false,
             Self::Layered(io) => io.layers.unsent() >= BACKLOG,
         }
     }
@@ -52,7 +54,7 @@ impl Io {
     /// Charges what the layers hold now.
     pub(in crate::net) fn settle(&mut self) -> Result<(), End> {
         match self {
-            Self::Plain(_) => Ok(()),
+            Self::Plain(_) | Self::Ended => Ok(()),
             Self::Layered(io) => io.settle(),
         }
     }

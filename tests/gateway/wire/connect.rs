@@ -49,13 +49,40 @@ fn a_refused_connect_gets_exactly_its_code_and_the_connection_closed() {
         codec::encode(&Packet::Connect(connect.into()), protocol, &mut bytes);
         bytes
     };
-    let rows: [(&str, Vec<u8>, &[u8]); 13] = [
+    let rows: [(&str, Vec<u8>, &[u8]); 20] = [
         (
             "level 3 under the name MQTT",
             b"\x10\x0d\x00\x04MQTT\x03\x02\x00\x3c\x00\x01c".into(),
             b"\x20\x02\x00\x01",
         ),
-        ("level 6", b"\x10\x0e\x00\x04MQTT\x06\x02\x00\x3c\x00\x00\x01c".into(), b"\x20\x02\x00\x01"),
+        ("level 6", b"\x10\x0e\x00\x04MQTT\x06\x02\x00\x3c\x00\x00\x01c".into(), b"\x20\x03\x00\x84\x00"),
+        (
+            "bridge of level 5",
+            b"\x10\x0e\x00\x04MQTT\x85\x02\x00\x3c\x00\x00\x01c".into(),
+            b"\x20\x03\x00\x84\x00",
+        ),
+        (
+            "reserved flag, 5.0",
+            b"\x10\x0e\x00\x04MQTT\x05\x03\x00\x3c\x00\x00\x01c".into(),
+            b"\x20\x03\x00\x81\x00",
+        ),
+        (
+            "header flags, 5.0",
+            b"\x11\x0e\x00\x04MQTT\x05\x02\x00\x3c\x00\x00\x01c".into(),
+            b"\x20\x03\x00\x81\x00",
+        ),
+        ("cut off, 5.0", b"\x10\x0b\x00\x04MQTT\x05\x02\x00\x3c\x00".into(), b"\x20\x03\x00\x81\x00"),
+        (
+            "topic alias in CONNECT",
+            b"\x10\x11\x00\x04MQTT\x05\x02\x00\x0a\x03\x23\x00\x01\x00\x01p".into(),
+            b"\x20\x03\x00\x81\x00",
+        ),
+        (
+            "receive maximum of 0",
+            b"\x10\x11\x00\x04MQTT\x05\x02\x00\x0a\x03\x21\x00\x00\x00\x01p".into(),
+            b"\x20\x03\x00\x82\x00",
+        ),
+        ("level 5, cut off in the name", b"\x10\x05\x00\x04MQT".into(), b""),
         ("level 0", b"\x10\x0d\x00\x04MQTT\x00\x02\x00\x3c\x00\x01c".into(), b"\x20\x02\x00\x01"),
         ("name MQTX", b"\x10\x0d\x00\x04MQTX\x04\x02\x00\x3c\x00\x01c".into(), b""),
         ("name mqtt, level 5", b"\x10\x0e\x00\x04mqtt\x05\x02\x00\x3c\x00\x00\x01c".into(), b""),
@@ -326,4 +353,75 @@ fn the_servers_disconnect_is_the_last_it_says() {
         }
         assert!(sender.ping().is_empty());
     }
+}
+
+/// What a client reads that goes on writing after `sent` and stops at its first failed write, as many libraries do.
+fn read_unless_a_write_fails(stream: &mut TcpStream, sent: &[u8]) -> Option<Vec<u8>> {
+    stream.write_all(sent).ok()?;
+    // The answer is there, but is not read.
+    stream.peek(&mut [0]).ok()?;
+    for _ in 0..10 {
+        stream.write_all(&[0; 1024]).ok()?;
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    let mut read = Vec::new();
+    stream.read_to_end(&mut read).ok().map(|_| read)
+}
+
+#[test]
+fn a_client_that_stops_at_a_failed_write_has_read_its_reason() {
+    let server = Server::start();
+    let port = server.ports.tcp;
+    // A machine that is too busy may take longer than the server lingers.
+    let tries = |scene: &dyn Fn() -> Option<Vec<u8>>| (0..5).find_map(|_| scene());
+    let topic_alias = b"\x10\x11\x00\x04MQTT\x05\x02\x00\x0a\x03\x23\x00\x01\x00\x01p";
+    let bad_connect = || read_unless_a_write_fails(&mut Client::open(port, Protocol::V5).stream, topic_alias);
+    assert_eq!(tries(&bad_connect).as_deref(), Some(&b"\x20\x03\x00\x81\x00"[..]), "CONNECT");
+    let no_id = b"\x10\x0c\x00\x04MQTT\x04\x00\x00\x3c\x00\x00";
+    let refused = || read_unless_a_write_fails(&mut Client::open(port, Protocol::V4).stream, no_id);
+    assert_eq!(tries(&refused).as_deref(), Some(&b"\x20\x02\x00\x02"[..]), "refused");
+    let malformed = || {
+        let mut client = Client::connect(port, Protocol::V5, "malformed");
+        read_unless_a_write_fails(&mut client.stream, &[0xc1, 0])
+    };
+    assert_eq!(tries(&malformed).as_deref(), Some(&b"\xe0\x01\x81"[..]), "malformed packet");
+    let taken_over = || {
+        let mut client = Client::connect(port, Protocol::V5, "twice");
+        let _other = Client::connect(port, Protocol::V5, "twice");
+        read_unless_a_write_fails(&mut client.stream, &[])
+    };
+    assert_eq!(tries(&taken_over).as_deref(), Some(&b"\xe0\x01\x8e"[..]), "takeover");
+}
+
+#[test]
+fn a_client_that_stays_after_its_reason_keeps_its_place_for_a_moment() {
+    let small =
+        "[[listeners]]\nname = \"small\"\nkind = \"tcp\"\naddress = \"127.0.0.1:0\"\nmax_connections = 1\n";
+    let server = Server::start_with(&[], small);
+    let port = server.port("small");
+    let enter = || {
+        let mut client = Client::open(port, Protocol::V5);
+        let mut bytes = Vec::new();
+        codec::encode(&Packet::Connect(hello(Protocol::V5, "c").into()), Protocol::V5, &mut bytes);
+        client.stream.write_all(&bytes).ok()?;
+        (client.next() == Got::ConnAck(0)).then_some(client)
+    };
+    // As above: a busy machine may be too late.
+    let stays = (0..5).find_map(|_| {
+        let mut client = None;
+        crate::support::until(|| {
+            client = enter();
+            client.is_some()
+        });
+        let mut client = client?;
+        client.stream.write_all(&[0xc1, 0]).expect("send");
+        assert_eq!(client.next_bytes().as_deref(), Some(&b"\xe0\x01\x81"[..]));
+        crate::support::until(|| server.metric("mqtt_connections") == 0);
+        std::thread::sleep(Duration::from_millis(100));
+        enter().is_none().then_some(client)
+    });
+    let stays = stays.expect("its place was given to others at once");
+    // Also if it never closes.
+    crate::support::until(|| enter().is_some());
+    drop(stays);
 }

@@ -5,7 +5,11 @@ mod connect;
 mod publish;
 mod subscribe;
 
-use std::io::Write as _;
+use std::{
+    io::{Read as _, Write as _},
+    net::TcpStream,
+    time::Duration,
+};
 
 use crate::client::{Client, Got, decoded, hello, will};
 use crate::support::Server;

@@ -166,7 +166,7 @@ fn a_shared_message_that_waited_is_not_sent_with_its_whole_expiry() {
         leaving.push(holds);
     }
     // The passing of time is the subject.
-    std::thread::sleep(std::time::Duration::from_millis(1_100));
+    std::thread::sleep(Duration::from_millis(1_100));
     for (server, holds) in servers.into_iter().zip(leaving) {
         let mut heir = Client::connect(server.ports.tcp, Protocol::V5, "heir");
         subscribe(&mut heir, "$share/g/held/#");
