@@ -33,6 +33,9 @@ use super::{
     waypoints::Waypoints,
 };
 
+/// The least time from the begin of one write to that of the next. Acknowledgements that come meanwhile share the next one.
+const GATHER: Duration = Duration::from_millis(5);
+
 /// Whether a message that was appended before the group was made would have been its.
 pub type MessageFilter = dyn Fn(&Message<'_>) -> bool + Send + Sync;
 
@@ -326,13 +329,19 @@ impl Live {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Writes all changes until the group ends. What fails is tried again: until it is written nobody gets an answer.
+    /// Writes all changes until the group ends: at once after a pause, and otherwise what has come since the last write began, after
+    /// a few milliseconds, since a write costs the same for one acknowledgement and for many. What fails is tried again: until it
+    /// is written nobody gets an answer.
     pub(super) async fn write_all(self: Arc<Self>) {
+        let mut next = tokio::time::Instant::now();
         while !self.is_ended() {
-            let Some(write) = self.with(Inner::take_write) else {
+            if !self.with(|inner| inner.has_write()) {
                 self.dirty.notified().await;
                 continue;
-            };
+            }
+            tokio::time::sleep_until(next).await;
+            let Some(write) = self.with(Inner::take_write) else { continue };
+            next = tokio::time::Instant::now() + GATHER;
             let mut pause = Duration::from_millis(50);
             let mut tries = 0;
             loop {
@@ -484,8 +493,7 @@ impl Live {
 
     /// The number of the write that holds all that was done before.
     pub(super) fn wait_number(inner: &Inner) -> u64 {
-        let nothing_new = inner.changes.is_empty() && !inner.logic.has_changes();
-        if nothing_new { inner.write - 1 } else { inner.write }
+        if inner.has_write() { inner.write } else { inner.write - 1 }
     }
 
     /// Changes the definition. What is published is judged by its filter once the write of the returned number is done.
@@ -556,8 +564,13 @@ impl Inner {
         }
     }
 
+    /// Whether there is something that is not written.
+    fn has_write(&self) -> bool {
+        !self.changes.is_empty() || self.logic.has_changes()
+    }
+
     fn take_write(&mut self) -> Option<StateWrite> {
-        if self.changes.is_empty() && !self.logic.has_changes() {
+        if !self.has_write() {
             return None;
         }
         let mut changes = std::mem::take(&mut self.changes);

@@ -105,7 +105,8 @@ fn what_is_shipped_is_what_is_tested() {
     // The allocator and QUIC are on unless they are switched off.
     assert_eq!(value("Cargo.toml", "default ="), "[\"jemalloc\", \"quic\"]");
     assert_eq!(value("Cargo.toml", "shipped ="), "[\"jemalloc\", \"kafka\", \"quic\"]");
-    assert_eq!(value("scripts/lib.sh", "features=(--"), "features kafka)");
+    // And OTLP export, which users build for themselves.
+    assert_eq!(value("scripts/lib.sh", "with_kafka=1 features=(--"), "features \"kafka otel\")");
     for script in ["scripts/test.sh", "scripts/check.sh"] {
         let text = read(script);
         assert!(text.contains("\nchoose_features\n"), "{script}");
