@@ -151,7 +151,8 @@ impl<O: Out> Outward<O> {
         let credit = Credit { messages: self.config.batch_messages, bytes: self.config.batch_bytes.0 };
         let _held = self.groups.set_aside(credit.bytes)?;
         let group = group_of(self.status.name());
-        let joining = Joining { name: "bridge", lease: Duration::ZERO, credit, scope: Scope::ALL };
+        let joining =
+            Joining { name: "bridge", lease: Duration::ZERO, credit, scope: Scope::ALL, outstanding: &[] };
         let mut member = self.groups.open(&group, joining)?;
         while let Some(mut work) = self.take(&mut member).await? {
             self.status.set_in_flight(work.len());

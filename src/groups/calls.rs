@@ -8,6 +8,7 @@ use super::{
     GroupError, Groups, Joining, LiveMember, MemberBatch, MemberEnd,
     live::{Inner, Live},
     member::MemberMemory,
+    resuming::find_named,
 };
 
 /// How long a call of Fetch reads for more than it has at once.
@@ -60,6 +61,7 @@ impl Groups {
     /// [`GroupError::NotFound`], [`GroupError::Gone`].
     pub async fn acknowledge(&self, group: &str, ids: &[AckId]) -> Result<Vec<AckResult>, GroupError> {
         let live = self.find(group)?;
+        find_named(&live, ids).await?;
         let now = (self.options.clock)();
         let results = in_steps(&live, ids, |inner, id| inner.logic.acknowledge_id(id, now));
         let number = live.with(|inner| Live::wait_number(inner));
@@ -71,9 +73,15 @@ impl Groups {
     ///
     /// # Errors
     /// [`GroupError::NotFound`].
-    pub fn extend(&self, group: &str, ids: &[AckId], time: Duration) -> Result<Vec<AckResult>, GroupError> {
-        let now = (self.options.clock)();
+    pub async fn extend(
+        &self,
+        group: &str,
+        ids: &[AckId],
+        time: Duration,
+    ) -> Result<Vec<AckResult>, GroupError> {
         let live = self.find(group)?;
+        find_named(&live, ids).await?;
+        let now = (self.options.clock)();
         let results = in_steps(&live, ids, |inner, id| inner.logic.extend_id(id, time, now));
         live.timer.notify_one();
         Ok(results)
@@ -83,9 +91,10 @@ impl Groups {
     ///
     /// # Errors
     /// [`GroupError::NotFound`].
-    pub fn nack(&self, group: &str, ids: &[AckId], nack: &Nack) -> Result<Vec<AckResult>, GroupError> {
-        let now = (self.options.clock)();
+    pub async fn nack(&self, group: &str, ids: &[AckId], nack: &Nack) -> Result<Vec<AckResult>, GroupError> {
         let live = self.find(group)?;
+        find_named(&live, ids).await?;
+        let now = (self.options.clock)();
         let results = in_steps(&live, ids, |inner, id| inner.logic.nack_id(id, nack, now));
         live.timer.notify_one();
         Ok(results)

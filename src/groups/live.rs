@@ -17,7 +17,7 @@ use std::{
 use ahash::RandomState;
 use bytes::Bytes;
 use gateway_core::{GroupId, LogRecord, Message, PARTITIONS, Partition, Timestamp};
-use groups::{Group, Progress};
+use groups::{Group, Progress, Roster};
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 use store::{Epoch, Expect, GroupState, PartitionedLog, StateChange, StateError};
@@ -138,6 +138,7 @@ pub(super) struct Inner {
 pub(super) const DEFINITION: &[u8] = b"d";
 const PROGRESS: u8 = b'p';
 const COUNTS: &[u8] = b"t";
+const MEMBERS: &[u8] = b"m";
 
 /// Failures of a write after which those who wait for it are told.
 const TRIES: u32 = 3;
@@ -579,6 +580,7 @@ impl Inner {
             floors.push((change.partition, change.floor));
             changes.push(put(progress_key(change.partition), change.record));
         }
+        changes.extend(self.logic.roster_change().map(|roster| put(Bytes::from_static(MEMBERS), roster)));
         let expect = self.first.take().unwrap_or(Expect::Any);
         changes.push(StateChange { expect, ..self.counts_change() });
         let number = self.write;
@@ -597,6 +599,16 @@ impl Inner {
             next_letter: self.letters.next(),
         };
         put(Bytes::from_static(COUNTS), counts.encode())
+    }
+
+    /// Tells of records of a partition whether they are the group's: those from before it was made by its filter.
+    pub(super) fn is_own(&self, group: GroupId, partition: Partition) -> impl Fn(&LogRecord) -> bool + use<> {
+        let born = self.kept.born.get(usize::from(partition.0)).copied().unwrap_or_default();
+        let wants = Arc::clone(&self.wants);
+        move |record| {
+            record.groups.binary_search(&group).is_ok()
+                || (record.offset < born && wants(&record.message.borrow()))
+        }
     }
 
     /// The definition is to be written.
@@ -657,6 +669,16 @@ pub(super) async fn load_counts(
         Some(record) => (SettledCounts::decode(&record.value), Some(Expect::Value(record.value))),
         None => (SettledCounts::default(), Some(Expect::Absent)),
     })
+}
+
+/// Reads who was in a group.
+pub(super) async fn load_members(
+    state: &Arc<dyn GroupState>,
+    group: GroupId,
+) -> Result<Option<Roster>, GroupError> {
+    let records = state.read(group, Bytes::from_static(MEMBERS), None, 1).await?;
+    let roster = records.first().map(|record| Roster::decode(&record.value));
+    roster.transpose().map_err(|_| GroupError::Damaged)
 }
 
 /// Reads how far a group is.

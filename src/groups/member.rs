@@ -10,8 +10,8 @@ use std::{
 
 use access::backends::Scope;
 use groups::{
-    Credit, Delivery, Gap, IdRange, MAX_AHEAD, MemberKey, MemberOptions, Nack, Ranges, Read, Room,
-    SettlingAnswer, TakenDeliveries,
+    ClaimedPlace, Credit, Delivery, Gap, IdRange, MAX_AHEAD, MemberKey, MemberOptions, Nack, Ranges, Read,
+    Room, SettlingAnswer, TakenDeliveries,
 };
 use store::{BoxFuture, ReadLimit, Reading, Slice, StoreError};
 use thiserror::Error;
@@ -89,6 +89,8 @@ pub struct Joining<'a> {
     pub credit: Credit,
     /// What it may have at all: nothing is delivered while the group has anything else.
     pub scope: Scope,
+    /// What it was delivered before and still works on: see [`LiveMember::resume`].
+    pub outstanding: &'a [ClaimedPlace],
 }
 
 /// Memory set aside: for a member, as long as it has a stream or a call, or something was read for its next call.
@@ -131,8 +133,8 @@ enum Looked {
 /// A member with a stream, or one call of Fetch. Dropped, its stream has ended: what it has is given back, at once or after
 /// its lease.
 pub struct LiveMember {
-    live: Arc<Live>,
-    key: MemberKey,
+    pub(super) live: Arc<Live>,
+    pub(super) key: MemberKey,
     name: String,
     scope: Scope,
     /// What the group had when all of it was in `scope`.
@@ -156,12 +158,12 @@ impl LiveMember {
     /// [`GroupError::TooManyMembers`].
     pub(super) fn join(
         live: &Arc<Live>,
-        Joining { name, lease, credit, scope }: Joining<'_>,
+        Joining { name, lease, credit, scope, outstanding }: Joining<'_>,
         fetches: bool,
         held: MemberMemory,
     ) -> Result<Self, GroupError> {
         let now = (live.clock)();
-        let options = MemberOptions { name, lease, credit, fetches };
+        let options = MemberOptions { name, lease, credit, fetches, outstanding };
         let joined = live.with(|inner| {
             let joined = inner.logic.join(&options, now)?;
             inner.ahead.remove(&joined.member.number);
@@ -490,11 +492,7 @@ fn feed(live: &Live, read: &Read, slice: Slice) {
         },
     });
     live.with(|inner| {
-        let born = inner.kept.born.get(usize::from(read.partition.0)).copied().unwrap_or_default();
-        let wants = Arc::clone(&inner.wants);
-        inner.logic.feed(read, slice.records, slice.next, missing, |record| {
-            record.groups.binary_search(&live.id).is_ok()
-                || (record.offset < born && wants(&record.message.borrow()))
-        });
+        let wanted = inner.is_own(live.id, read.partition);
+        inner.logic.feed(read, slice.records, slice.next, missing, wanted);
     });
 }

@@ -8,6 +8,7 @@
 //! letters      what was given up
 //! reach        who may have what there is
 //! requeue      and what is done with it
+//! resuming     members that come back, and what they work on
 //! watching     what becomes durable goes to the groups that want it
 //! upkeep       retention, and the trimming of the log
 //! ```
@@ -22,6 +23,7 @@ mod live;
 mod member;
 mod reach;
 mod requeue;
+mod resuming;
 #[cfg(test)]
 mod tests;
 mod upkeep;
@@ -34,7 +36,7 @@ use access::backends::Scope;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use gateway_core::{GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
-use groups::{Group, Identity, MemberStatus, Pending, Progress, Totals};
+use groups::{Group, Identity, MemberStatus, Pending, Progress, Roster, Totals};
 use parking_lot::{Mutex, RwLock};
 use store::{
     Epoch, Expect, GroupState, PartitionBounds, PartitionedLog, ReadLimit, Reading, StateChange, StateError,
@@ -53,7 +55,8 @@ use self::{
     definition::KeptDefinition,
     letters::Letters,
     live::{
-        DEFINITION, Inner, Live, Owner, SettledCounts, definition_change, load_counts, load_progress, put,
+        DEFINITION, Inner, Live, Owner, SettledCounts, definition_change, load_counts, load_members,
+        load_progress, put,
     },
     reach::Formers,
     watching::GroupTable,
@@ -319,6 +322,7 @@ impl Groups {
             return Err(GroupError::Damaged);
         }
         let mut progress = load_progress(&self.state, id).await?;
+        let mut members = load_members(&self.state, id).await?;
         if kept.log != self.log.id() {
             tracing::warn!(group = kept.definition.name, "the log is another one, group begins at its start");
             let starts: Vec<u64> =
@@ -326,6 +330,7 @@ impl Groups {
             (kept.log, kept.born, kept.start) = (self.log.id(), starts.clone(), starts);
             kept.former = Formers::default();
             progress.clear();
+            members = None;
         }
         let GroupsOptions { max_dead_letters, max_dead_letter_bytes, .. } = self.options;
         let mut letters = Letters::new(max_dead_letters, max_dead_letter_bytes, counts.0.next_letter);
@@ -340,7 +345,7 @@ impl Groups {
         }
         let filter = kept.definition.filter.clone();
         let name = kept.definition.name.clone();
-        let live = self.serve(id, Owner::later(seen), kept, progress, letters, counts);
+        let live = self.serve(id, Owner::later(seen), kept, (progress, members), letters, counts);
         live.with(|inner| inner.has_begun = true);
         self.names.write().insert(name, live);
         self.marker.keep_for(id, &filter);
@@ -358,7 +363,7 @@ impl Groups {
         id: GroupId,
         owner: Owner,
         kept: KeptDefinition,
-        progress: Vec<(Partition, Progress)>,
+        (progress, members): (Vec<(Partition, Progress)>, Option<Roster>),
         letters: Letters,
         counts: (SettledCounts, Option<Expect>),
     ) -> Arc<Live> {
@@ -369,9 +374,13 @@ impl Groups {
         for (partition, progress) in progress {
             places[usize::from(partition.0)] = progress;
         }
+        let now = (self.options.clock)();
         for (partition, place) in Partition::all().zip(places) {
-            logic.restore(partition, place);
+            logic.restore(partition, place, now);
             logic.set_end(partition, self.log.bounds(partition).end);
+        }
+        if let Some(members) = members {
+            logic.restore_members(members, now);
         }
         let wants = self.marker.matcher(&kept.definition.filter);
         let engines = (Arc::clone(&self.log), Arc::clone(&self.state), Arc::clone(&self.marker));
@@ -453,7 +462,7 @@ impl Groups {
         };
         let letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes, 1);
         let owner = Owner::now(epoch);
-        let live = self.serve(id, owner, kept, Vec::new(), letters, (SettledCounts::default(), None));
+        let live = self.serve(id, owner, kept, (Vec::new(), None), letters, (SettledCounts::default(), None));
         self.marker.keep_for(id, &filter);
         // What became durable meanwhile without the group's number is its by the filter.
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();

@@ -5,6 +5,7 @@ mod fetching;
 mod letters;
 mod quiet;
 mod reach;
+mod resuming;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -161,7 +162,7 @@ fn definition(name: &str) -> Definition {
 }
 
 fn joining(name: &str, lease: Duration) -> Joining<'_> {
-    Joining { name, lease, credit: Credit::default(), scope: Scope::ALL }
+    Joining { name, lease, credit: Credit::default(), scope: Scope::ALL, outstanding: &[] }
 }
 
 /// The next messages, at least one.

@@ -14,6 +14,7 @@ mod delivery;
 mod doors;
 mod durable;
 mod enhanced;
+mod groups_restart;
 mod guides;
 mod hooks;
 mod hostile_ends;

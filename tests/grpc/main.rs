@@ -13,6 +13,7 @@ mod events;
 mod groups;
 mod groups_bounds;
 mod groups_changes;
+mod groups_claims;
 mod groups_deliveries;
 mod harness;
 mod keys;

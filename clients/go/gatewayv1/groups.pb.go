@@ -327,7 +327,7 @@ type Group struct {
 	// How long a delivered message may stay unacknowledged before it is delivered again: 1 s to 1 h; unset is
 	// groups.ack_deadline of the configuration.
 	AckDeadline *durationpb.Duration `protobuf:"bytes,4,opt,name=ack_deadline,json=ackDeadline,proto3" json:"ack_deadline,omitempty"`
-	// After how many deliveries a message becomes a dead letter; 0 is never.
+	// With which attempt a message becomes a dead letter if that ends badly, too (see ConsumedMessage.attempt); 0 is never.
 	MaxAttempts uint32 `protobuf:"varint,5,opt,name=max_attempts,json=maxAttempts,proto3" json:"max_attempts,omitempty"`
 	// The pause before a message is delivered again. It doubles with each attempt, from this to max_backoff: 0 to 1 h; unset
 	// is 100 ms.
@@ -1778,7 +1778,8 @@ type DeadLetter struct {
 	//	*DeadLetter_Message
 	//	*DeadLetter_Event
 	Content isDeadLetter_Content `protobuf_oneof:"content"`
-	// How often it was delivered.
+	// Its attempts, the last one included.
+	// The attempt with which it was given up.
 	Attempts uint32 `protobuf:"varint,3,opt,name=attempts,proto3" json:"attempts,omitempty"`
 	// When it was given up.
 	Time *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=time,proto3" json:"time,omitempty"`
@@ -2260,8 +2261,12 @@ type Open struct {
 	Flow *Flow `protobuf:"bytes,4,opt,name=flow,proto3" json:"flow,omitempty"`
 	// A GroupHeartbeat so often, at least 100 ms; unset is none.
 	HeartbeatInterval *durationpb.Duration `protobuf:"bytes,5,opt,name=heartbeat_interval,json=heartbeatInterval,proto3" json:"heartbeat_interval,omitempty"`
-	unknownFields     protoimpl.UnknownFields
-	sizeCache         protoimpl.SizeCache
+	// What this member was delivered on an earlier stream and still works on, or has acknowledged without an answer: message_ids,
+	// at most 10,000. If Opened.outstanding says as many, they have the delivery_ids 1, 2, 3 and so on of this stream, in this
+	// order, and do not come again; those in Opened.void are not the member's any more. What it had and does not name comes again.
+	Outstanding   []string `protobuf:"bytes,6,rep,name=outstanding,proto3" json:"outstanding,omitempty"`
+	unknownFields protoimpl.UnknownFields
+	sizeCache     protoimpl.SizeCache
 }
 
 func (x *Open) Reset() {
@@ -2325,6 +2330,13 @@ func (x *Open) GetFlow() *Flow {
 func (x *Open) GetHeartbeatInterval() *durationpb.Duration {
 	if x != nil {
 		return x.HeartbeatInterval
+	}
+	return nil
+}
+
+func (x *Open) GetOutstanding() []string {
+	if x != nil {
+		return x.Outstanding
 	}
 	return nil
 }
@@ -2440,7 +2452,7 @@ func (x *Ack) GetRanges() []*DeliveryRange {
 	return nil
 }
 
-// A range of delivery ids. Those of one stream count 1, 2, 3 and so on.
+// A range of delivery ids. Those of one stream count 1, 2, 3 and so on; the first are those of Open.outstanding.
 type DeliveryRange struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The first.
@@ -2869,9 +2881,15 @@ type Opened struct {
 	MemberId string `protobuf:"bytes,1,opt,name=member_id,json=memberId,proto3" json:"member_id,omitempty"`
 	// How many partitions the group has.
 	Partitions uint32 `protobuf:"varint,2,opt,name=partitions,proto3" json:"partitions,omitempty"`
-	// Whether the member was here within its lease, so that nothing of it was given to others. What it had outstanding comes
-	// again first.
-	Resumed       bool `protobuf:"varint,3,opt,name=resumed,proto3" json:"resumed,omitempty"`
+	// Whether the member was here within its lease, so that nothing of it was given to others. What it had outstanding and did not
+	// name in Open comes again first.
+	Resumed bool `protobuf:"varint,3,opt,name=resumed,proto3" json:"resumed,omitempty"`
+	// How many entries of Open.outstanding have delivery_ids of this stream, those in void included: all of them. A gateway
+	// that does not know that field says 0, and delivers again what they name.
+	Outstanding uint32 `protobuf:"varint,4,opt,name=outstanding,proto3" json:"outstanding,omitempty"`
+	// Of these, the deliveries that the member does not have: another member has the message, or it waits for its redelivery, it
+	// was not found in the log in time, or never was this member's. The work on it may be finished, but an acknowledgement is lost.
+	Void          []*DeliveryRange `protobuf:"bytes,5,rep,name=void,proto3" json:"void,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache
 }
@@ -2927,6 +2945,20 @@ func (x *Opened) GetResumed() bool {
 	return false
 }
 
+func (x *Opened) GetOutstanding() uint32 {
+	if x != nil {
+		return x.Outstanding
+	}
+	return 0
+}
+
+func (x *Opened) GetVoid() []*DeliveryRange {
+	if x != nil {
+		return x.Void
+	}
+	return nil
+}
+
 // A message or event as it was delivered.
 type ConsumedMessage struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
@@ -2934,7 +2966,10 @@ type ConsumedMessage struct {
 	DeliveryId uint64 `protobuf:"varint,1,opt,name=delivery_id,json=deliveryId,proto3" json:"delivery_id,omitempty"`
 	// Names the delivery for Acknowledge and ModifyLease. Opaque. Empty on a stream of Consume, where delivery_id does.
 	AckId string `protobuf:"bytes,2,opt,name=ack_id,json=ackId,proto3" json:"ack_id,omitempty"`
-	// How often it was delivered, this time included.
+	// 1, and 1 more for each earlier delivery that ended with a Nack, an expired ack_deadline, or the loss of its member: at the end
+	// of its lease, or with its stream if it has none. Of a member that is lost this counts for the first of each key only (see
+	// OrderKey). What comes again for another reason, as after a reconnect within the lease, a restart of the gateway, or a Nack
+	// of an earlier message, has the attempt that it had.
 	Attempt uint32 `protobuf:"varint,3,opt,name=attempt,proto3" json:"attempt,omitempty"`
 	// Until when it must be acknowledged, or comes again.
 	AckDeadlineTime *timestamppb.Timestamp `protobuf:"bytes,4,opt,name=ack_deadline_time,json=ackDeadlineTime,proto3" json:"ack_deadline_time,omitempty"`
@@ -3728,13 +3763,14 @@ const file_gateway_v1_groups_proto_rawDesc = "" +
 	"\x04nack\x18\x04 \x01(\v2\x10.gateway.v1.NackH\x00R\x04nack\x12,\n" +
 	"\x06extend\x18\x05 \x01(\v2\x12.gateway.v1.ExtendH\x00R\x06extend\x12)\n" +
 	"\x05drain\x18\x06 \x01(\v2\x11.gateway.v1.DrainH\x00R\x05drainB\b\n" +
-	"\x06action\"\xda\x01\n" +
+	"\x06action\"\xfc\x01\n" +
 	"\x04Open\x12\x14\n" +
 	"\x05group\x18\x01 \x01(\tR\x05group\x12\x1b\n" +
 	"\tmember_id\x18\x02 \x01(\tR\bmemberId\x12/\n" +
 	"\x05lease\x18\x03 \x01(\v2\x19.google.protobuf.DurationR\x05lease\x12$\n" +
 	"\x04flow\x18\x04 \x01(\v2\x10.gateway.v1.FlowR\x04flow\x12H\n" +
-	"\x12heartbeat_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\"t\n" +
+	"\x12heartbeat_interval\x18\x05 \x01(\v2\x19.google.protobuf.DurationR\x11heartbeatInterval\x12 \n" +
+	"\voutstanding\x18\x06 \x03(\tR\voutstanding\"t\n" +
 	"\x04Flow\x128\n" +
 	"\x18max_outstanding_messages\x18\x01 \x01(\rR\x16maxOutstandingMessages\x122\n" +
 	"\x15max_outstanding_bytes\x18\x02 \x01(\x04R\x13maxOutstandingBytes\"[\n" +
@@ -3764,13 +3800,15 @@ const file_gateway_v1_groups_proto_rawDesc = "" +
 	"\x03gap\x18\x04 \x01(\v2\x0f.gateway.v1.GapH\x00R\x03gap\x12:\n" +
 	"\theartbeat\x18\x05 \x01(\v2\x1a.gateway.v1.GroupHeartbeatH\x00R\theartbeat\x12/\n" +
 	"\arevoked\x18\x06 \x01(\v2\x13.gateway.v1.RevokedH\x00R\arevokedB\x06\n" +
-	"\x04item\"_\n" +
+	"\x04item\"\xb0\x01\n" +
 	"\x06Opened\x12\x1b\n" +
 	"\tmember_id\x18\x01 \x01(\tR\bmemberId\x12\x1e\n" +
 	"\n" +
 	"partitions\x18\x02 \x01(\rR\n" +
 	"partitions\x12\x18\n" +
-	"\aresumed\x18\x03 \x01(\bR\aresumed\"\xb9\x02\n" +
+	"\aresumed\x18\x03 \x01(\bR\aresumed\x12 \n" +
+	"\voutstanding\x18\x04 \x01(\rR\voutstanding\x12-\n" +
+	"\x04void\x18\x05 \x03(\v2\x19.gateway.v1.DeliveryRangeR\x04void\"\xb9\x02\n" +
 	"\x0fConsumedMessage\x12\x1f\n" +
 	"\vdelivery_id\x18\x01 \x01(\x04R\n" +
 	"deliveryId\x12\x15\n" +
@@ -3977,56 +4015,57 @@ var file_gateway_v1_groups_proto_depIdxs = []int32{
 	60, // 50: gateway.v1.ConsumeItem.gap:type_name -> gateway.v1.Gap
 	44, // 51: gateway.v1.ConsumeItem.heartbeat:type_name -> gateway.v1.GroupHeartbeat
 	45, // 52: gateway.v1.ConsumeItem.revoked:type_name -> gateway.v1.Revoked
-	56, // 53: gateway.v1.ConsumedMessage.ack_deadline_time:type_name -> google.protobuf.Timestamp
-	58, // 54: gateway.v1.ConsumedMessage.message:type_name -> gateway.v1.ReceivedMessage
-	59, // 55: gateway.v1.ConsumedMessage.event:type_name -> gateway.v1.Event
-	35, // 56: gateway.v1.AckResults.ok:type_name -> gateway.v1.DeliveryRange
-	35, // 57: gateway.v1.AckResults.lost:type_name -> gateway.v1.DeliveryRange
-	56, // 58: gateway.v1.GroupHeartbeat.time:type_name -> google.protobuf.Timestamp
-	5,  // 59: gateway.v1.GroupHeartbeat.status:type_name -> gateway.v1.GroupStatus
-	35, // 60: gateway.v1.Revoked.void:type_name -> gateway.v1.DeliveryRange
-	55, // 61: gateway.v1.FetchRequest.wait:type_name -> google.protobuf.Duration
-	42, // 62: gateway.v1.FetchResponse.messages:type_name -> gateway.v1.ConsumedMessage
-	60, // 63: gateway.v1.FetchResponse.gaps:type_name -> gateway.v1.Gap
-	5,  // 64: gateway.v1.FetchResponse.status:type_name -> gateway.v1.GroupStatus
-	2,  // 65: gateway.v1.AcknowledgeResponse.results:type_name -> gateway.v1.AckResult
-	55, // 66: gateway.v1.ModifyLeaseRequest.deadline:type_name -> google.protobuf.Duration
-	2,  // 67: gateway.v1.ModifyLeaseResponse.results:type_name -> gateway.v1.AckResult
-	7,  // 68: gateway.v1.Groups.CreateGroup:input_type -> gateway.v1.CreateGroupRequest
-	9,  // 69: gateway.v1.Groups.GetGroup:input_type -> gateway.v1.GetGroupRequest
-	11, // 70: gateway.v1.Groups.ListGroups:input_type -> gateway.v1.ListGroupsRequest
-	13, // 71: gateway.v1.Groups.UpdateGroup:input_type -> gateway.v1.UpdateGroupRequest
-	15, // 72: gateway.v1.Groups.DeleteGroup:input_type -> gateway.v1.DeleteGroupRequest
-	17, // 73: gateway.v1.Groups.SeekGroup:input_type -> gateway.v1.SeekGroupRequest
-	19, // 74: gateway.v1.Groups.ListMembers:input_type -> gateway.v1.ListMembersRequest
-	22, // 75: gateway.v1.Groups.ListPending:input_type -> gateway.v1.ListPendingRequest
-	24, // 76: gateway.v1.Groups.ListDeadLetters:input_type -> gateway.v1.ListDeadLettersRequest
-	27, // 77: gateway.v1.Groups.RequeueDeadLetters:input_type -> gateway.v1.RequeueDeadLettersRequest
-	29, // 78: gateway.v1.Groups.PurgeDeadLetters:input_type -> gateway.v1.PurgeDeadLettersRequest
-	31, // 79: gateway.v1.Consumer.Consume:input_type -> gateway.v1.ConsumeRequest
-	46, // 80: gateway.v1.Consumer.Fetch:input_type -> gateway.v1.FetchRequest
-	48, // 81: gateway.v1.Consumer.Acknowledge:input_type -> gateway.v1.AcknowledgeRequest
-	50, // 82: gateway.v1.Consumer.ModifyLease:input_type -> gateway.v1.ModifyLeaseRequest
-	8,  // 83: gateway.v1.Groups.CreateGroup:output_type -> gateway.v1.CreateGroupResponse
-	10, // 84: gateway.v1.Groups.GetGroup:output_type -> gateway.v1.GetGroupResponse
-	12, // 85: gateway.v1.Groups.ListGroups:output_type -> gateway.v1.ListGroupsResponse
-	14, // 86: gateway.v1.Groups.UpdateGroup:output_type -> gateway.v1.UpdateGroupResponse
-	16, // 87: gateway.v1.Groups.DeleteGroup:output_type -> gateway.v1.DeleteGroupResponse
-	18, // 88: gateway.v1.Groups.SeekGroup:output_type -> gateway.v1.SeekGroupResponse
-	20, // 89: gateway.v1.Groups.ListMembers:output_type -> gateway.v1.ListMembersResponse
-	23, // 90: gateway.v1.Groups.ListPending:output_type -> gateway.v1.ListPendingResponse
-	25, // 91: gateway.v1.Groups.ListDeadLetters:output_type -> gateway.v1.ListDeadLettersResponse
-	28, // 92: gateway.v1.Groups.RequeueDeadLetters:output_type -> gateway.v1.RequeueDeadLettersResponse
-	30, // 93: gateway.v1.Groups.PurgeDeadLetters:output_type -> gateway.v1.PurgeDeadLettersResponse
-	39, // 94: gateway.v1.Consumer.Consume:output_type -> gateway.v1.ConsumeResponse
-	47, // 95: gateway.v1.Consumer.Fetch:output_type -> gateway.v1.FetchResponse
-	49, // 96: gateway.v1.Consumer.Acknowledge:output_type -> gateway.v1.AcknowledgeResponse
-	51, // 97: gateway.v1.Consumer.ModifyLease:output_type -> gateway.v1.ModifyLeaseResponse
-	83, // [83:98] is the sub-list for method output_type
-	68, // [68:83] is the sub-list for method input_type
-	68, // [68:68] is the sub-list for extension type_name
-	68, // [68:68] is the sub-list for extension extendee
-	0,  // [0:68] is the sub-list for field type_name
+	35, // 53: gateway.v1.Opened.void:type_name -> gateway.v1.DeliveryRange
+	56, // 54: gateway.v1.ConsumedMessage.ack_deadline_time:type_name -> google.protobuf.Timestamp
+	58, // 55: gateway.v1.ConsumedMessage.message:type_name -> gateway.v1.ReceivedMessage
+	59, // 56: gateway.v1.ConsumedMessage.event:type_name -> gateway.v1.Event
+	35, // 57: gateway.v1.AckResults.ok:type_name -> gateway.v1.DeliveryRange
+	35, // 58: gateway.v1.AckResults.lost:type_name -> gateway.v1.DeliveryRange
+	56, // 59: gateway.v1.GroupHeartbeat.time:type_name -> google.protobuf.Timestamp
+	5,  // 60: gateway.v1.GroupHeartbeat.status:type_name -> gateway.v1.GroupStatus
+	35, // 61: gateway.v1.Revoked.void:type_name -> gateway.v1.DeliveryRange
+	55, // 62: gateway.v1.FetchRequest.wait:type_name -> google.protobuf.Duration
+	42, // 63: gateway.v1.FetchResponse.messages:type_name -> gateway.v1.ConsumedMessage
+	60, // 64: gateway.v1.FetchResponse.gaps:type_name -> gateway.v1.Gap
+	5,  // 65: gateway.v1.FetchResponse.status:type_name -> gateway.v1.GroupStatus
+	2,  // 66: gateway.v1.AcknowledgeResponse.results:type_name -> gateway.v1.AckResult
+	55, // 67: gateway.v1.ModifyLeaseRequest.deadline:type_name -> google.protobuf.Duration
+	2,  // 68: gateway.v1.ModifyLeaseResponse.results:type_name -> gateway.v1.AckResult
+	7,  // 69: gateway.v1.Groups.CreateGroup:input_type -> gateway.v1.CreateGroupRequest
+	9,  // 70: gateway.v1.Groups.GetGroup:input_type -> gateway.v1.GetGroupRequest
+	11, // 71: gateway.v1.Groups.ListGroups:input_type -> gateway.v1.ListGroupsRequest
+	13, // 72: gateway.v1.Groups.UpdateGroup:input_type -> gateway.v1.UpdateGroupRequest
+	15, // 73: gateway.v1.Groups.DeleteGroup:input_type -> gateway.v1.DeleteGroupRequest
+	17, // 74: gateway.v1.Groups.SeekGroup:input_type -> gateway.v1.SeekGroupRequest
+	19, // 75: gateway.v1.Groups.ListMembers:input_type -> gateway.v1.ListMembersRequest
+	22, // 76: gateway.v1.Groups.ListPending:input_type -> gateway.v1.ListPendingRequest
+	24, // 77: gateway.v1.Groups.ListDeadLetters:input_type -> gateway.v1.ListDeadLettersRequest
+	27, // 78: gateway.v1.Groups.RequeueDeadLetters:input_type -> gateway.v1.RequeueDeadLettersRequest
+	29, // 79: gateway.v1.Groups.PurgeDeadLetters:input_type -> gateway.v1.PurgeDeadLettersRequest
+	31, // 80: gateway.v1.Consumer.Consume:input_type -> gateway.v1.ConsumeRequest
+	46, // 81: gateway.v1.Consumer.Fetch:input_type -> gateway.v1.FetchRequest
+	48, // 82: gateway.v1.Consumer.Acknowledge:input_type -> gateway.v1.AcknowledgeRequest
+	50, // 83: gateway.v1.Consumer.ModifyLease:input_type -> gateway.v1.ModifyLeaseRequest
+	8,  // 84: gateway.v1.Groups.CreateGroup:output_type -> gateway.v1.CreateGroupResponse
+	10, // 85: gateway.v1.Groups.GetGroup:output_type -> gateway.v1.GetGroupResponse
+	12, // 86: gateway.v1.Groups.ListGroups:output_type -> gateway.v1.ListGroupsResponse
+	14, // 87: gateway.v1.Groups.UpdateGroup:output_type -> gateway.v1.UpdateGroupResponse
+	16, // 88: gateway.v1.Groups.DeleteGroup:output_type -> gateway.v1.DeleteGroupResponse
+	18, // 89: gateway.v1.Groups.SeekGroup:output_type -> gateway.v1.SeekGroupResponse
+	20, // 90: gateway.v1.Groups.ListMembers:output_type -> gateway.v1.ListMembersResponse
+	23, // 91: gateway.v1.Groups.ListPending:output_type -> gateway.v1.ListPendingResponse
+	25, // 92: gateway.v1.Groups.ListDeadLetters:output_type -> gateway.v1.ListDeadLettersResponse
+	28, // 93: gateway.v1.Groups.RequeueDeadLetters:output_type -> gateway.v1.RequeueDeadLettersResponse
+	30, // 94: gateway.v1.Groups.PurgeDeadLetters:output_type -> gateway.v1.PurgeDeadLettersResponse
+	39, // 95: gateway.v1.Consumer.Consume:output_type -> gateway.v1.ConsumeResponse
+	47, // 96: gateway.v1.Consumer.Fetch:output_type -> gateway.v1.FetchResponse
+	49, // 97: gateway.v1.Consumer.Acknowledge:output_type -> gateway.v1.AcknowledgeResponse
+	51, // 98: gateway.v1.Consumer.ModifyLease:output_type -> gateway.v1.ModifyLeaseResponse
+	84, // [84:99] is the sub-list for method output_type
+	69, // [69:84] is the sub-list for method input_type
+	69, // [69:69] is the sub-list for extension type_name
+	69, // [69:69] is the sub-list for extension extendee
+	0,  // [0:69] is the sub-list for field type_name
 }
 
 func init() { file_gateway_v1_groups_proto_init() }

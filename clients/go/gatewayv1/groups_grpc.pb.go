@@ -569,11 +569,12 @@ const (
 // takes nothing.
 type ConsumerClient interface {
 	// Joins a group. The first request is Open; then messages come as long as fewer than Flow allows are unacknowledged. Where
-	// Open names a member_id, what is outstanding when the stream ends stays with that member for its lease; without one
-	// it is given back at once. The stream ends with ABORTED, FENCED, when another stream opens with the same member_id.
+	// Open names a member_id, what is outstanding when the stream ends stays with that member for its lease, also over a restart
+	// of the gateway; without one it is given back at once. The stream ends with ABORTED, FENCED, when another stream opens with the same member_id.
 	Consume(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConsumeRequest, ConsumeResponse], error)
 	// Takes messages without a stream; waits up to `wait` for the first. The member keeps its partitions for as long as the
-	// group's ack_deadline after its last Fetch or Acknowledge.
+	// group's ack_deadline after its last Fetch or Acknowledge, also over a restart of the gateway. The first Fetch after that
+	// restart gets again what is not acknowledged by then.
 	Fetch(ctx context.Context, in *FetchRequest, opts ...grpc.CallOption) (*FetchResponse, error)
 	// Acknowledges messages of Fetch or Consume. The answer comes when it is on disk: what is ACK_RESULT_OK is never delivered
 	// again, whatever happens to the gateway.
@@ -642,11 +643,12 @@ func (c *consumerClient) ModifyLease(ctx context.Context, in *ModifyLeaseRequest
 // takes nothing.
 type ConsumerServer interface {
 	// Joins a group. The first request is Open; then messages come as long as fewer than Flow allows are unacknowledged. Where
-	// Open names a member_id, what is outstanding when the stream ends stays with that member for its lease; without one
-	// it is given back at once. The stream ends with ABORTED, FENCED, when another stream opens with the same member_id.
+	// Open names a member_id, what is outstanding when the stream ends stays with that member for its lease, also over a restart
+	// of the gateway; without one it is given back at once. The stream ends with ABORTED, FENCED, when another stream opens with the same member_id.
 	Consume(grpc.BidiStreamingServer[ConsumeRequest, ConsumeResponse]) error
 	// Takes messages without a stream; waits up to `wait` for the first. The member keeps its partitions for as long as the
-	// group's ack_deadline after its last Fetch or Acknowledge.
+	// group's ack_deadline after its last Fetch or Acknowledge, also over a restart of the gateway. The first Fetch after that
+	// restart gets again what is not acknowledged by then.
 	Fetch(context.Context, *FetchRequest) (*FetchResponse, error)
 	// Acknowledges messages of Fetch or Consume. The answer comes when it is on disk: what is ACK_RESULT_OK is never delivered
 	// again, whatever happens to the gateway.

@@ -23,7 +23,7 @@ pub struct GroupConfig {
     pub order_key: OrderKey,
     /// How long a delivered message may stay unacknowledged.
     pub ack_deadline: Duration,
-    /// Deliveries before a message is given up; 0 is no limit.
+    /// Deliveries that end badly before a message is given up; 0 is no limit.
     pub max_attempts: u32,
     /// Pause before the second delivery; it doubles from there.
     pub min_backoff: Duration,
@@ -53,16 +53,9 @@ impl GroupConfig {
         millis(self.min_backoff).saturating_mul(doubled).min(millis(self.max_backoff))
     }
 
-    /// Whether a message is given up after this number of deliveries.
+    /// Whether a message is given up after this number of deliveries that ended badly.
     pub(crate) fn gives_up(&self, attempts: u32) -> bool {
         self.max_attempts != 0 && attempts >= self.max_attempts
-    }
-
-    /// How many deliveries are counted of a message that was given back for another's sake: no more than before this one, so
-    /// that neither its pause grows nor it is given up for that; and one, since it was delivered.
-    pub(crate) fn spared(&self, attempts: u32) -> u32 {
-        let counted = attempts.saturating_sub(1).max(1);
-        if self.max_attempts == 0 { counted } else { counted.min(self.max_attempts - 1) }
     }
 }
 
@@ -151,6 +144,10 @@ pub(crate) const MAX_GAPS: usize = 512;
 pub const MAX_AHEAD: usize = if SMALL { 2_000 } else { 2 << 20 };
 /// Ranges of void deliveries that are remembered to answer late acknowledgements.
 pub(crate) const MAX_VOID: usize = 1_024;
+/// Messages that a member which comes back may name as those that it still works on.
+pub const MAX_CLAIMS: usize = 10_000;
+/// The longest that a message is kept from members after it was given back, in milliseconds: an hour, as members may ask for.
+pub(crate) const MAX_PAUSE: u64 = 3_600_000;
 /// Bytes of the reason of a nack that are kept.
 pub const MAX_REASON: usize = 256;
 /// Records of one read at most.

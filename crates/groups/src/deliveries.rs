@@ -60,6 +60,37 @@ impl Deliveries {
         self.base + self.recent.len() as u64
     }
 
+    /// Begins after `numbers` deliveries of an earlier stream, of which those that are [kept](Self::keep) are left.
+    pub(crate) fn after(numbers: usize) -> Self {
+        Self { base: numbers as u64 + 1, ..Self::default() }
+    }
+
+    /// One of those before the first is with the member still. Those that are kept have the same deadline.
+    pub(crate) fn keep(&mut self, id: u64, partition: u8, offset: u64, deadline: Timestamp) {
+        debug_assert!(id < self.next(), "its number was given before");
+        self.old.insert(id, DeliverySlot { offset, deadline, partition, live: true });
+    }
+
+    /// Takes a number for one that is to be [kept](Self::keep) perhaps.
+    pub(crate) fn skip(&mut self) -> u64 {
+        let id = self.next();
+        self.recent.push_back(DeliverySlot { offset: 0, deadline: Timestamp(0), partition: 0, live: false });
+        id
+    }
+
+    /// Those with a deadline of their own: number and deadline.
+    pub(crate) fn extended(&self) -> impl Iterator<Item = (u64, Timestamp)> + '_ {
+        self.extended.iter().map(|(&id, slot)| (id, slot.deadline))
+    }
+
+    /// One of those before the first is not the member's: an acknowledgement of it is too late.
+    pub(crate) fn refuse(&mut self, id: u64) {
+        self.void.insert(id);
+        if self.void.len() > MAX_VOID {
+            self.known = self.void.forget_half();
+        }
+    }
+
     pub(crate) fn push(&mut self, partition: u8, offset: u64, deadline: Timestamp) -> u64 {
         let id = self.next();
         self.recent.push_back(DeliverySlot { offset, deadline, partition, live: true });
@@ -101,10 +132,7 @@ impl Deliveries {
     /// The same, and an acknowledgement of it is too late from now on.
     pub(crate) fn void(&mut self, id: u64) -> Option<(DeliverySlot, bool)> {
         let removed = self.remove(id)?;
-        self.void.insert(id);
-        if self.void.len() > MAX_VOID {
-            self.known = self.void.forget_half();
-        }
+        self.refuse(id);
         Some(removed)
     }
 

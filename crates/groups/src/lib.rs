@@ -38,16 +38,20 @@ mod outstanding;
 mod partition;
 mod progress;
 mod ranges;
+mod roster;
 #[cfg(test)]
 mod tests;
 
 pub use ack_id::{AckId, BadAckId};
-pub use config::{Credit, GroupConfig, Identity, MAX_AHEAD, MAX_CREDIT, MAX_MEMBERS, MAX_REASON, OrderKey};
+pub use config::{
+    Credit, GroupConfig, Identity, MAX_AHEAD, MAX_CLAIMS, MAX_CREDIT, MAX_MEMBERS, MAX_REASON, OrderKey,
+};
 pub use group::{
-    AckResult, Delayed, Delivery, Gone, Group, Joined, MemberOptions, MemberStatus, Missing, Nack,
-    PartitionChange, Pending, PendingState, Read, Room, SettlingAnswer, Status, TakenDeliveries,
-    TooManyMembers, Totals,
+    AckResult, ClaimedPlace, Delayed, Delivery, Gone, Group, Joined, MemberOptions, MemberStatus, Missing,
+    Nack, PartitionChange, Pending, PendingState, Read, Recall, Room, SettlingAnswer, Status,
+    TakenDeliveries, TooManyMembers, Totals,
 };
 pub use member::{Amount, Gap, GapReason, MemberKey};
 pub use progress::{BadProgress, Progress};
 pub use ranges::{IdRange, Ranges};
+pub use roster::{BadRoster, Roster};

@@ -40,6 +40,15 @@ impl Amount {
     }
 }
 
+/// A message that a member says it was delivered before, and works on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct Claim {
+    pub(crate) partition: u8,
+    pub(crate) offset: u64,
+    /// The number of the delivery from now on.
+    pub(crate) id: u64,
+}
+
 /// Messages that a member will not get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
@@ -84,6 +93,14 @@ pub(crate) struct Member {
     pub(crate) lease: u64,
     /// When it goes; `None` while its stream is there.
     pub(crate) lease_until: Option<Timestamp>,
+    /// Of an earlier process: it may acknowledge what it was delivered there.
+    pub(crate) is_restored: bool,
+    /// It has not come back since that process ended.
+    pub(crate) is_missing: bool,
+    /// What it says that it works on, and what is not known yet.
+    pub(crate) claims: VecDeque<Claim>,
+    /// Numbers of what it named and does not have.
+    pub(crate) refused: Ranges,
     /// Has no stream, now or ever: it lives from lease to lease.
     pub(crate) fetches: bool,
     pub(crate) credit: Credit,
@@ -106,6 +123,32 @@ pub(crate) struct Member {
 }
 
 impl Member {
+    /// One that has nothing.
+    pub(crate) fn new(name: Arc<str>, number: u64, lease: u64) -> Self {
+        Self {
+            name,
+            number,
+            lease,
+            lease_until: None,
+            is_restored: false,
+            is_missing: false,
+            claims: VecDeque::new(),
+            refused: Ranges::default(),
+            fetches: false,
+            credit: Credit::default(),
+            outstanding: Amount::default(),
+            ahead: Amount::default(),
+            deliveries: Deliveries::default(),
+            ready: VecDeque::new(),
+            hungry: VecDeque::new(),
+            revoked: Ranges::default(),
+            gaps: VecDeque::new(),
+            draining: false,
+            woken: false,
+            partitions: 0,
+        }
+    }
+
     /// Whether it reads now.
     pub(crate) fn is_here(&self) -> bool {
         self.fetches || self.lease_until.is_none()

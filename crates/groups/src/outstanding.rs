@@ -67,6 +67,10 @@ impl Outstanding {
         self.place(offset).map(|at| &self.entries[at])
     }
 
+    pub(crate) fn get_mut(&mut self, offset: u64) -> Option<&mut OutstandingEntry> {
+        self.place(offset).map(|at| &mut self.entries[at])
+    }
+
     fn place(&self, offset: u64) -> Option<usize> {
         if self.entries.front().is_some_and(|first| first.offset == offset) {
             return self.entries[0].live.then_some(0);

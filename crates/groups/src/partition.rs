@@ -62,6 +62,9 @@ pub(crate) struct PartitionState {
     pub(crate) foreign: usize,
     /// When those are taken back.
     pub(crate) handover_until: Option<Timestamp>,
+    /// Members that had messages of it when an earlier process ended, and have not come back: until none is left, nobody gets
+    /// anything.
+    pub(crate) awaited: Vec<u32>,
     pub(crate) ready: VecDeque<Ready>,
     pub(crate) again: VecDeque<Undelivered>,
     pub(crate) lagging: HashMap<u64, Lagging, RandomState>,
@@ -102,10 +105,8 @@ impl PartitionState {
         let ready =
             self.ready.iter().map(|one| Undelivered { offset: one.record.offset, attempts: one.attempts });
         let again = self.again.iter().copied();
-        let dying = self
-            .dying
-            .iter()
-            .map(|(&offset, dying)| Undelivered { offset, attempts: dying.attempts.saturating_sub(1) });
+        let dying =
+            self.dying.iter().map(|(&offset, dying)| Undelivered { offset, attempts: dying.attempts });
         let mut unsettled: Vec<Undelivered> = out.chain(ready).chain(again).chain(dying).collect();
         if !unsettled.is_sorted_by_key(|waiting| waiting.offset) {
             unsettled.sort_unstable_by_key(|waiting| waiting.offset);
@@ -113,8 +114,8 @@ impl PartitionState {
         let kept = self.lagging.iter().filter(|(_, lagging)| lagging.first().is_some());
         let mut lagging: Vec<(u64, Lagging)> = kept
             .map(|(&key, lagging)| {
-                let Lagging { todo, scan, reason, .. } = lagging.clone();
-                (key, Lagging { todo, scan, reason, ..Lagging::default() })
+                let Lagging { todo, scan, due, reason, .. } = lagging.clone();
+                (key, Lagging { todo, scan, due, reason, ..Lagging::default() })
             })
             .collect();
         lagging.sort_unstable_by_key(|&(key, _)| key);

@@ -1,6 +1,7 @@
 //! How far a group is in a partition, as it is kept on disk.
 
 use bytes::{Buf, Bytes};
+use gateway_core::Timestamp;
 use thiserror::Error;
 
 use super::lagging::{Lagging, Undelivered};
@@ -27,7 +28,10 @@ pub enum BadProgress {
     Damaged,
 }
 
+/// Without pauses: what older versions read, too.
 const VERSION: u8 = 1;
+/// Each key that lags has the end of its pause besides.
+const WITH_PAUSES: u8 = 2;
 
 impl Progress {
     /// Nothing read from `offset` on, all before it settled.
@@ -55,7 +59,8 @@ impl Progress {
     /// The record.
     pub fn encode(&self) -> Bytes {
         let mut out = Vec::with_capacity(16 + 3 * self.unsettled.len() + 32 * self.lagging.len());
-        out.push(VERSION);
+        let has_pauses = self.lagging.iter().any(|(_, lagging)| lagging.due.is_some());
+        out.push(if has_pauses { WITH_PAUSES } else { VERSION });
         put(&mut out, self.read);
         put_waiting(&mut out, self.unsettled.iter());
         put(&mut out, self.lagging.len() as u64);
@@ -66,6 +71,9 @@ impl Progress {
             let reason = lagging.reason.as_deref().unwrap_or_default();
             put(&mut out, reason.len() as u64);
             out.extend_from_slice(reason.as_bytes());
+            if has_pauses {
+                put(&mut out, lagging.due.map_or(0, |due| due.0.saturating_add(1)));
+            }
         }
         Bytes::from(out)
     }
@@ -76,15 +84,15 @@ impl Progress {
     /// [`BadProgress`] if it is not one.
     pub fn decode(mut from: &[u8]) -> Result<Self, BadProgress> {
         let version = from.first().copied().ok_or(BadProgress::Damaged)?;
-        if version != VERSION {
+        if !(VERSION..=WITH_PAUSES).contains(&version) {
             return Err(if version > VERSION { BadProgress::Version(version) } else { BadProgress::Damaged });
         }
         from.advance(1);
-        decode(&mut from).filter(|_| from.is_empty()).ok_or(BadProgress::Damaged)
+        decode(&mut from, version == WITH_PAUSES).filter(|_| from.is_empty()).ok_or(BadProgress::Damaged)
     }
 }
 
-fn decode(from: &mut &[u8]) -> Option<Progress> {
+fn decode(from: &mut &[u8], has_pauses: bool) -> Option<Progress> {
     let read = get(from)?;
     let unsettled = get_waiting(from)?;
     let mut lagging = Vec::new();
@@ -97,8 +105,9 @@ fn decode(from: &mut &[u8]) -> Option<Progress> {
         *from = rest;
         let reason = std::str::from_utf8(reason).ok()?;
         let reason = (!reason.is_empty()).then(|| reason.into());
+        let due = if has_pauses { get(from)?.checked_sub(1).map(Timestamp) } else { None };
         let alone = todo.first().is_some_and(|first| first.attempts > 0);
-        lagging.push((key, Lagging { todo: todo.into(), scan, alone, reason, ..Lagging::default() }));
+        lagging.push((key, Lagging { todo: todo.into(), scan, due, alone, reason, ..Lagging::default() }));
     }
     Some(Progress { read, unsettled, lagging })
 }
@@ -183,11 +192,12 @@ mod tests {
 
     fn lagging() -> impl Strategy<Value = (u64, Lagging)> {
         let scan = prop::option::of(0..u64::MAX);
-        (any::<u64>(), waiting(5), scan, prop::option::of("[a-zé]{1,9}")).prop_map(
-            |(key, todo, scan, reason)| {
+        let due = prop::option::of(0..u64::MAX);
+        (any::<u64>(), waiting(5), scan, due, prop::option::of("[a-zé]{1,9}")).prop_map(
+            |(key, todo, scan, due, reason)| {
                 let alone = todo.first().is_some_and(|first| first.attempts > 0);
-                let reason = reason.map(String::into_boxed_str);
-                (key, Lagging { todo: todo.into(), scan, alone, reason, ..Lagging::default() })
+                let (due, reason) = (due.map(Timestamp), reason.map(String::into_boxed_str));
+                (key, Lagging { todo: todo.into(), scan, due, alone, reason, ..Lagging::default() })
             },
         )
     }
@@ -209,8 +219,10 @@ mod tests {
 
         #[test]
         fn any_bytes_are_progress_or_an_error(bytes in prop::collection::vec(any::<u8>(), 0..60)) {
-            if let Ok(progress) = Progress::decode(&[&[VERSION], &bytes[..]].concat()) {
-                prop_assert!(progress.named() <= bytes.len());
+            for version in [VERSION, WITH_PAUSES] {
+                if let Ok(progress) = Progress::decode(&[&[version], &bytes[..]].concat()) {
+                    prop_assert!(progress.named() <= bytes.len());
+                }
             }
         }
     }
@@ -226,7 +238,7 @@ mod tests {
         };
         let unsettled =
             vec![Undelivered { offset: 200, attempts: 0 }, Undelivered { offset: 210, attempts: 3 }];
-        let progress = Progress { read: 1_000, unsettled, lagging: vec![(7, lagging)] };
+        let mut progress = Progress { read: 1_000, unsettled, lagging: vec![(7, lagging)] };
         let record = progress.encode();
         let expected: &[u8] = &[
             1, 0xe8, 7, 2, 0xc8, 1, 10, 1, 1, 3, 1, 7, 0, 0, 0, 0, 0, 0, 0, 0x91, 3, 1, 0xac, 2, 1, 0, 2, 2,
@@ -234,6 +246,9 @@ mod tests {
         ];
         assert_eq!(record, expected);
         assert_eq!(progress.floor(), 200);
-        assert_eq!(Progress::decode(&[2, 0]), Err(BadProgress::Version(2)));
+        progress.lagging[0].1.due = Some(Timestamp(129));
+        let with_pause = [&[2], &expected[1..], &[0x82, 1]].concat();
+        assert_eq!(progress.encode(), with_pause);
+        assert_eq!(Progress::decode(&[3, 0]), Err(BadProgress::Version(3)));
     }
 }

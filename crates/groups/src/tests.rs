@@ -22,7 +22,7 @@ fn record(offset: u64, device: &str) -> LogRecord {
 
 fn join(group: &mut Group, name: &str, lease: u64) -> Joined {
     let lease = std::time::Duration::from_millis(lease);
-    let options = MemberOptions { name, lease, credit: Credit::default(), fetches: false };
+    let options = MemberOptions { name, lease, credit: Credit::default(), fetches: false, outstanding: &[] };
     group.join(&options, Timestamp(0)).expect("room for a member")
 }
 
@@ -144,4 +144,18 @@ fn a_member_that_takes_nothing_has_little_read_for_it_and_gets_all_later() {
         assert!(all.len() > before, "it is not told of the rest");
     }
     assert_eq!(all, places);
+}
+
+#[test]
+fn nothing_is_written_of_members_that_have_no_lease_nor_for_a_delivery() {
+    let mut group = Group::new(identity(), GroupConfig::default());
+    join(&mut group, "passing", 0);
+    assert!(!group.has_changes());
+    let member = join(&mut group, "staying", 500).member;
+    assert!(group.roster_change().is_some());
+    for device in 0..20 {
+        group.appended(Partition(255 - device), &record(u64::from(device), &format!("d{device}")));
+    }
+    assert!(!group.take(member, Timestamp(5), ROOM).expect("here").deliveries.is_empty());
+    assert!(!group.has_changes(), "a delivery is on no disk");
 }

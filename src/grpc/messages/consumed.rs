@@ -26,6 +26,21 @@ impl MessageId {
         Self(text)
     }
 
+    /// The log, the partition and the place that a text names; `None` if it is not the name of a message.
+    pub(in crate::grpc) fn parse(text: &str) -> Option<(u64, Partition, u64)> {
+        let digits = |text: &str| {
+            let is_own = text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'));
+            is_own.then(|| u64::from_str_radix(text, 16).ok()).flatten()
+        };
+        let mut parts = (text.len() == ID_BYTES).then(|| text.split('-'))?;
+        let (log, partition, offset) = (parts.next()?, parts.next()?, parts.next()?);
+        if (log.len(), partition.len(), offset.len()) != (16, 2, 16) || parts.next().is_some() {
+            return None;
+        }
+        let partition = Partition(u8::try_from(digits(partition)?).ok()?);
+        Some((digits(log)?, partition, digits(offset)?))
+    }
+
     pub(in crate::grpc) fn as_str(&self) -> &str {
         std::str::from_utf8(&self.0).unwrap_or_default()
     }
@@ -105,6 +120,17 @@ mod tests {
     use super::super::answers;
     use super::*;
     use crate::grpc::proto::gateway::v1;
+
+    #[test]
+    fn the_name_of_a_message_is_read_back_and_other_texts_are_none() {
+        let id = MessageId::new(0xab, Partition(0x3f), u64::MAX);
+        assert_eq!(MessageId::parse(id.as_str()), Some((0xab, Partition(0x3f), u64::MAX)));
+        let shifted = "00000000000000a-b3f-00000000000000012";
+        let long = format!("{}0", id.as_str());
+        for text in ["", "é", &"-".repeat(ID_BYTES), &"+".repeat(ID_BYTES), shifted, &long] {
+            assert_eq!(MessageId::parse(text), None, "{text}");
+        }
+    }
 
     #[test]
     fn hand_encoded_deliveries_decode_as_the_generated_types() {

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use ::groups::{AckId, AckResult, Credit, Delivery, IdRange, Nack, Ranges, Room};
+use ::groups::{AckId, AckResult, ClaimedPlace, Credit, Delivery, IdRange, MAX_CLAIMS, Nack, Ranges, Room};
 use broker::is_event;
 use gateway_core::{PARTITIONS, clock, metrics::count};
 use parking_lot::Mutex;
@@ -226,6 +226,7 @@ impl OpenMember {
         }
         // Before the group is asked: what is over is not begun.
         if self.shutdown.as_mut().poll(cx).is_ready() {
+            self.member.lock().part();
             return Some(Err(Error::ShuttingDown.into()));
         }
         let polled = self.member.lock().poll_next(cx, Room { messages: FRAME_MESSAGES, bytes: FRAME_BYTES });
@@ -355,6 +356,7 @@ async fn open(
     let lease = groups::wait("open.lease", first.lease)?.unwrap_or(LEASE);
     let heartbeat = convert::heartbeat("open.heartbeat_interval", first.heartbeat_interval)?;
     let all = Arc::clone(offered(&context)?);
+    let outstanding = claimed(&first.outstanding, log_id(&context))?;
     let bounds = bounds(&context);
     let credit = credit(first.flow.unwrap_or_default(), bounds);
     let name = name_of_free(&context, &call, "open.group", first.group)?;
@@ -363,12 +365,22 @@ async fn open(
         true => (format!("stream-{:032x}", random()), Duration::ZERO),
         false => (first.member_id, lease),
     };
-    let joining = Joining { name: &member_id, lease, credit, scope: call.scope().clone() };
-    let member = all.open(&name, joining).map_err(Error::from)?;
+    let scope = call.scope().clone();
+    let joining = Joining { name: &member_id, lease, credit, scope, outstanding: &outstanding };
+    let mut member = all.open(&name, joining).map_err(Error::from)?;
+    let void = match outstanding.is_empty() {
+        true => Ranges::default(),
+        false => {
+            let resumed = member.resume(outstanding.len()).await;
+            resumed.map_err(|ended| failed(&call, "open.group", &name, ended.into()))?
+        }
+    };
     let opened = v1::Opened {
         member_id: member_id.clone(),
         partitions: PARTITIONS as u32,
         resumed: member.is_resumed(),
+        outstanding: outstanding.len() as u32,
+        void: ranges_to_proto(void.iter()),
     };
     let member = Arc::new(Mutex::new(member));
     let said = Arc::<Mutex<StreamEnd>>::default();
@@ -389,6 +401,19 @@ async fn open(
         }),
         opened: Some(opened),
     })
+}
+
+/// The places of messages that a member says it works on; those of another log have none.
+fn claimed(ids: &[String], log: u64) -> Result<Vec<ClaimedPlace>, Error> {
+    if ids.len() > MAX_CLAIMS {
+        return Err(Error::invalid("open.outstanding", format!("has more than {MAX_CLAIMS} entries")));
+    }
+    let places = ids.iter().map(|id| {
+        let (of, partition, offset) = MessageId::parse(id)?;
+        Some((of == log).then_some((partition, offset)))
+    });
+    let places = places.collect::<Option<_>>();
+    places.ok_or_else(|| Error::invalid("open.outstanding", "has a text that is not a message_id"))
 }
 
 /// What a member may have unacknowledged at most.
@@ -444,7 +469,8 @@ impl Consumer for ConsumerService {
         let mut shutdown = self.context.shutdown.clone();
         let room = Room { messages, bytes };
         let credit = bounds(&self.context);
-        let joining = Joining { name: &member, lease, credit, scope: call.scope().clone() };
+        let scope = call.scope().clone();
+        let joining = Joining { name: &member, lease, credit, scope, outstanding: &[] };
         let batch = tokio::select! {
             batch = all.fetch(&name, joining, room, wait) => batch,
             _ = shutdown.wait_for(|stop| *stop) => return Err(Error::ShuttingDown.into()),
@@ -489,8 +515,8 @@ impl Consumer for ConsumerService {
         let name = name_of_free(&self.context, &call, "group", group)?;
         let all = offered(&self.context)?;
         let results = match span.is_zero() {
-            true => all.nack(&name, &ids.valid, &Nack { reason, ..Nack::default() }),
-            false => all.extend(&name, &ids.valid, span),
+            true => all.nack(&name, &ids.valid, &Nack { reason, ..Nack::default() }).await,
+            false => all.extend(&name, &ids.valid, span).await,
         };
         let results = ids.all(results.map_err(Error::from)?);
         Ok(Response::new(v1::ModifyLeaseResponse { results }))

@@ -102,8 +102,8 @@ figures! {
     Gauge GROUP_DEAD_LETTERS: "gateway_group_dead_letters" ["group"] "Messages that were given up and are kept";
     /// By retention or damage. Anything but 0 is a loss that the group's settings allowed.
     Gauge GROUP_LOST: "gateway_group_lost" ["group"] "Messages removed unacknowledged since the group was made";
-    /// Grows when members give messages back, let `ack_deadline` pass or go.
-    Gauge GROUP_REDELIVERED: "gateway_group_redelivered" ["group"] "Deliveries that were not the first, since the start";
+    /// Grows when members give messages back, let `ack_deadline` pass or are lost; not with a reconnect within the lease.
+    Gauge GROUP_REDELIVERED: "gateway_group_redelivered" ["group"] "Deliveries with an attempt above 1, since the start";
     /// For about how long it has waited: the best alarm, as it is the same at any rate. At the group's `retention_age`
     /// (`groups.retention`, 7 days) messages go.
     Gauge GROUP_OLDEST: "gateway_group_oldest_seconds" ["group"] "About the age of the oldest message not acknowledged";

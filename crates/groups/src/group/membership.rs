@@ -8,14 +8,13 @@ use thiserror::Error;
 use super::{
     super::{
         config::{Credit, MAX_CREDIT, MAX_MEMBERS, millis},
-        deliveries::Deliveries,
         lagging::Undelivered,
-        member::{Amount, Member, MemberKey},
+        member::{Member, MemberKey},
         outstanding::OutstandingEntry,
         partition::Dying,
-        ranges::Ranges,
     },
     Gone, Group,
+    resuming::ClaimedPlace,
 };
 
 /// How somebody joins.
@@ -29,6 +28,10 @@ pub struct MemberOptions<'a> {
     pub credit: Credit,
     /// It never has a stream: calls of the same name are one member as long as its lease lasts.
     pub fetches: bool,
+    /// What it was delivered before and works on: these have the numbers 1, 2, 3... as far as they are still its own, and do not
+    /// come again. At most [`MAX_CLAIMS`](super::super::config::MAX_CLAIMS). Unless there are none,
+    /// [`next_recall`](Group::next_recall) and [`resume`](Group::resume) follow, before anything is taken.
+    pub outstanding: &'a [ClaimedPlace],
 }
 
 /// Somebody has joined.
@@ -46,7 +49,8 @@ pub struct Joined {
 pub struct TooManyMembers;
 
 impl Group {
-    /// A member comes, or comes back: then what it had is delivered to it again, before anything else.
+    /// A member comes, or comes back: then what it had and does not say that it works on is delivered to it again, before
+    /// anything else. That counts as no attempt.
     ///
     /// # Errors
     /// [`TooManyMembers`].
@@ -59,11 +63,12 @@ impl Group {
         {
             if options.fetches && member.fetches {
                 (member.lease, member.lease_until, member.credit) = (lease, lease_until, credit);
-                let member = MemberKey { index, number: member.number };
-                return Ok(Joined { member, resumed: true });
+                let key = MemberKey { index, number: member.number };
+                self.await_no_more(index);
+                return Ok(Joined { member: key, resumed: true });
             }
             self.wake(index);
-            self.rewind_member(index);
+            self.keep_claimed(index, options.outstanding, now);
             self.cancel_reads(index);
             let number = self.next_number;
             self.next_number += 1;
@@ -73,12 +78,14 @@ impl Group {
                 member.number = number;
                 (member.lease, member.lease_until, member.credit) = (lease, lease_until, credit);
                 (member.fetches, member.draining, member.woken) = (options.fetches, false, false);
-                member.deliveries = Deliveries::default();
-                member.revoked = Ranges::default();
             }
             self.numbers.remove(&before);
             self.numbers.insert(number, index);
+            self.soil_roster();
             self.balance(now);
+            if options.outstanding.is_empty() {
+                self.await_no_more(index);
+            }
             self.look_again(index);
             return Ok(Joined { member: MemberKey { index, number }, resumed: true });
         }
@@ -93,27 +100,14 @@ impl Group {
         let number = self.next_number;
         self.next_number += 1;
         let name: Arc<str> = Arc::from(options.name);
-        self.members[index] = Some(Member {
-            name: Arc::clone(&name),
-            number,
-            lease,
-            lease_until,
-            fetches: options.fetches,
-            credit,
-            outstanding: Amount::default(),
-            ahead: Amount::default(),
-            deliveries: Deliveries::default(),
-            ready: Default::default(),
-            hungry: Default::default(),
-            revoked: Ranges::default(),
-            gaps: Default::default(),
-            draining: false,
-            woken: false,
-            partitions: 0,
-        });
+        let fetches = options.fetches;
+        let member = Member { lease_until, fetches, credit, ..Member::new(Arc::clone(&name), number, lease) };
+        self.members[index] = Some(member);
         let index = u32::try_from(index).unwrap_or(u32::MAX);
         self.names.insert(name, index);
         self.numbers.insert(number, index);
+        self.keep_claimed(index, options.outstanding, now);
+        self.soil_roster();
         self.balance(now);
         Ok(Joined { member: MemberKey { index, number }, resumed: false })
     }
@@ -130,6 +124,14 @@ impl Group {
             member.lease_until = Some(now.plus_millis(member.lease));
         }
         Ok(())
+    }
+
+    /// The process ends the stream of a member: what it gives back at once counts as no attempt, since that is nobody's fault.
+    /// [`Self::close`] follows.
+    pub fn part(&mut self, key: MemberKey) {
+        if self.find(key).is_ok_and(|member| member.lease == 0) {
+            self.rewind_member(key.index, false);
+        }
     }
 
     /// The stream of a member has ended. Without a lease everything it had is given back at once. Whoever was fenced
@@ -176,7 +178,8 @@ impl Group {
 
     /// A member goes, and everything it had comes again.
     pub(super) fn leave(&mut self, index: u32, now: Timestamp) {
-        self.rewind_member(index);
+        self.await_no_more(index);
+        self.rewind_member(index, true);
         for partition in 0..=u8::MAX {
             if self.at(partition).owner == Some(index) {
                 self.set_owner(partition, None, now);
@@ -187,6 +190,7 @@ impl Group {
             self.names.remove(&member.name);
             self.numbers.remove(&member.number);
         }
+        self.soil_roster();
         self.balance(now);
     }
 
@@ -201,19 +205,26 @@ impl Group {
         }
     }
 
-    /// All that is with the member comes again.
-    fn rewind_member(&mut self, index: u32) {
+    /// All that is with the member comes again; see [`Self::rewind`].
+    fn rewind_member(&mut self, index: u32, counts: bool) {
         if self.member(index).is_none_or(|member| member.outstanding.messages == 0) {
             return;
         }
         for partition in 0..=u8::MAX {
-            self.rewind(partition, |entry| entry.member == index, false);
+            self.rewind(partition, |entry| entry.member == index, false, counts);
         }
     }
 
     /// What was delivered of a partition, as far as `which` says, comes again before anything else of it: without a pause,
-    /// since it is not the messages' fault. `tell` their members, which are still there.
-    pub(super) fn rewind(&mut self, partition: u8, which: impl Fn(&OutstandingEntry) -> bool, tell: bool) {
+    /// since it is not the messages' fault. `tell` their members, which are still there. If it `counts`, it is a failed attempt of
+    /// the first of each key.
+    pub(super) fn rewind(
+        &mut self,
+        partition: u8,
+        which: impl Fn(&OutstandingEntry) -> bool,
+        tell: bool,
+        counts: bool,
+    ) {
         let entries = self.at_mut(partition).out.extract(which);
         if entries.is_empty() {
             return;
@@ -231,8 +242,8 @@ impl Group {
                 self.wake(entry.member);
             }
             // Of each key only the first can be what its member died of.
-            let is_first = keys.insert(entry.key);
-            if is_first && self.config.gives_up(entry.attempt) {
+            let has_failed = counts && keys.insert(entry.key);
+            if has_failed && self.config.gives_up(entry.attempt) {
                 let lagging = self.at_mut(partition).lagging.get_mut(&entry.key);
                 let lagging = lagging.filter(|lagging| lagging.blocked == Some(entry.offset));
                 let reason = lagging.and_then(|lagging| {
@@ -242,7 +253,7 @@ impl Group {
                 let dying = Dying { attempts: entry.attempt, reason: reason.unwrap_or_default() };
                 self.give_up(partition, entry.offset, dying);
             } else {
-                let attempts = if is_first { entry.attempt } else { self.config.spared(entry.attempt) };
+                let attempts = if has_failed { entry.attempt } else { entry.attempt - 1 };
                 let takes =
                     self.at_mut(partition).wait(entry.key, Undelivered { offset: entry.offset, attempts });
                 self.waiting += usize::from(takes);
@@ -254,6 +265,7 @@ impl Group {
     }
 
     fn set_owner(&mut self, partition: u8, owner: Option<u32>, now: Timestamp) {
+        self.soil_roster();
         self.unread(partition);
         let deadline = now.plus_millis(millis(self.config.ack_deadline));
         let state = &mut self.partitions[usize::from(partition)];
@@ -286,7 +298,7 @@ impl Group {
     }
 
     /// Spreads the partitions evenly over those who want something new, and moves as few as that takes.
-    fn balance(&mut self, now: Timestamp) {
+    pub(super) fn balance(&mut self, now: Timestamp) {
         let mut able: Vec<(u32, usize)> = Vec::new();
         for (index, member) in self.members.iter().enumerate() {
             if let Some(member) = member.as_ref().filter(|member| !member.draining) {

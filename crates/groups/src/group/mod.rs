@@ -3,6 +3,7 @@
 mod membership;
 mod moving;
 mod reading;
+mod resuming;
 mod settling;
 mod status;
 mod taking;
@@ -22,15 +23,17 @@ use hashbrown::HashMap;
 
 pub use membership::{Joined, MemberOptions, TooManyMembers};
 pub use reading::{Missing, Read};
+pub use resuming::{ClaimedPlace, Recall};
 pub use settling::{AckResult, Nack, SettlingAnswer};
 pub use status::{Delayed, MemberStatus, Pending, PendingState, Status, Totals};
 pub use taking::{Delivery, Gone, Room, TakenDeliveries};
 
 use super::{
-    config::{GroupConfig, Identity, MAX_WAITING},
+    config::{GroupConfig, Identity, MAX_PAUSE, MAX_WAITING},
+    lagging::Undelivered,
     member::{Member, MemberKey},
     outstanding::OutstandingEntry,
-    partition::PartitionState,
+    partition::{Dying, PartitionState},
     progress::Progress,
 };
 
@@ -57,6 +60,12 @@ pub struct Group {
     gated: bool,
     /// Partitions being handed over.
     handovers: usize,
+    /// Until when members of an earlier process are awaited that had messages of another's partition.
+    awaits_until: Option<Timestamp>,
+    /// The members as they were written last, and whether there were any.
+    roster: Bytes,
+    has_roster: bool,
+    roster_dirty: bool,
     woken: Vec<u64>,
     dirty: Vec<u8>,
     /// Messages to be given up: partition, offset.
@@ -92,6 +101,10 @@ impl Group {
             waiting: 0,
             gated: false,
             handovers: 0,
+            awaits_until: None,
+            roster: Bytes::new(),
+            has_roster: false,
+            roster_dirty: false,
             woken: Vec::new(),
             dirty: Vec::new(),
             dying: VecDeque::new(),
@@ -99,9 +112,26 @@ impl Group {
         }
     }
 
-    /// Continues a partition where a record says. Before the first member.
-    pub fn restore(&mut self, partition: Partition, progress: Progress) {
-        self.waiting += self.partitions[usize::from(partition.0)].restore(progress);
+    /// Continues a partition where a record says. Before the first member. What was given up and not copied yet is given up
+    /// again, and pauses go on.
+    pub fn restore(&mut self, partition: Partition, progress: Progress, now: Timestamp) {
+        let index = partition.0;
+        self.waiting += self.at_mut(index).restore(progress);
+        let latest = now.plus_millis(MAX_PAUSE);
+        let state = &mut self.partitions[usize::from(index)];
+        for (&key, lagging) in &mut state.lagging {
+            lagging.due = lagging.due.filter(|&due| due > now).map(|due| due.min(latest));
+            self.delayed.extend(lagging.due.map(|due| (due, index, key)));
+        }
+        let config = self.config;
+        let (given_up, again) = std::mem::take(&mut state.again)
+            .into_iter()
+            .partition(|waiting| config.gives_up(waiting.attempts));
+        state.again = again;
+        self.forgot(given_up.len());
+        for Undelivered { offset, attempts } in given_up {
+            self.give_up(index, offset, Dying { attempts, reason: Box::default() });
+        }
     }
 
     /// Says that messages may be there up to this place. Before the first [`Self::appended`].
@@ -141,9 +171,9 @@ impl Group {
         std::mem::take(&mut self.woken)
     }
 
-    /// Whether [`Self::changes`] would return something.
+    /// Whether [`Self::changes`] or [`Self::roster_change`] may return something.
     pub fn has_changes(&self) -> bool {
-        !self.dirty.is_empty()
+        !self.dirty.is_empty() || self.roster_dirty
     }
 
     /// Takes what must be written, all of it in one step. Whatever was answered before this call holds once it is written.
@@ -253,7 +283,7 @@ impl Group {
             if let Some(owner) = &mut owner {
                 owner.ahead.sub(one.cost);
             }
-            let waiting = super::lagging::Undelivered { offset: one.record.offset, attempts: one.attempts };
+            let waiting = Undelivered { offset: one.record.offset, attempts: one.attempts };
             self.waiting += usize::from(state.wait(one.key, waiting));
         }
         state.cancel_read();

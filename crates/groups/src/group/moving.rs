@@ -34,6 +34,7 @@ impl Group {
             state.lagging.clear();
             state.dying.clear();
             state.gap = None;
+            state.awaited.clear();
             state.read = to(partition);
             state.end = state.end.max(state.read);
             self.forgot(waiting);

@@ -51,6 +51,7 @@ impl Group {
         let keeps_up = state.read >= end
             && state.again.is_empty()
             && state.foreign == 0
+            && state.awaited.is_empty()
             && !state.reading.is_some_and(|reading| reading.kind == PartitionKind::Main)
             && owner.is_some_and(|owner| owner.is_here() && owner.has_room(cost))
             && self.may_read_new(index);
@@ -99,7 +100,7 @@ impl Group {
     /// What is to be read of the partition next, and from where.
     pub(super) fn kind(&mut self, partition: u8) -> Option<(PartitionKind, u64)> {
         let state = &self.partitions[usize::from(partition)];
-        if state.reading.is_some() || state.foreign > 0 || self.config.paused {
+        if state.reading.is_some() || state.foreign > 0 || !state.awaited.is_empty() || self.config.paused {
             return None;
         }
         if let Some(first) = state.again.front() {
@@ -412,6 +413,6 @@ impl Group {
     }
 }
 
-fn cost(record: &LogRecord) -> u32 {
+pub(super) fn cost(record: &LogRecord) -> u32 {
     u32::try_from(record.message.cost()).unwrap_or(u32::MAX)
 }

@@ -124,8 +124,8 @@ impl Group {
     /// Acknowledges one delivery by its name; the answer may be given as that of [`Self::acknowledge`].
     pub fn acknowledge_id(&mut self, id: &AckId, now: Timestamp) -> AckResult {
         match self.locate(id, now) {
-            Ok(index) => {
-                self.settle(index, id.delivery);
+            Ok((index, delivery)) => {
+                self.settle(index, delivery);
                 AckResult::Ok
             }
             Err(result) => result,
@@ -135,8 +135,8 @@ impl Group {
     /// Gives one delivery back by its name.
     pub fn nack_id(&mut self, id: &AckId, nack: &Nack, now: Timestamp) -> AckResult {
         match self.locate(id, now) {
-            Ok(index) => {
-                self.give_back_delivery(index, id.delivery, nack, now);
+            Ok((index, delivery)) => {
+                self.give_back_delivery(index, delivery, nack, now);
                 AckResult::Ok
             }
             Err(result) => result,
@@ -146,16 +146,16 @@ impl Group {
     /// Gives one delivery so long from now on, by its name.
     pub fn extend_id(&mut self, id: &AckId, time: Duration, now: Timestamp) -> AckResult {
         match self.locate(id, now) {
-            Ok(index) => {
-                self.extend_delivery(index, id.delivery, now.plus_millis(millis(time)));
+            Ok((index, delivery)) => {
+                self.extend_delivery(index, delivery, now.plus_millis(millis(time)));
                 AckResult::Ok
             }
             Err(result) => result,
         }
     }
 
-    /// The member that has what is named, or what to answer if none has.
-    fn locate(&mut self, id: &AckId, now: Timestamp) -> Result<u32, AckResult> {
+    /// The member that has what is named and its number there, or what to answer if none has.
+    fn locate(&mut self, id: &AckId, now: Timestamp) -> Result<(u32, u64), AckResult> {
         if id.group != self.identity.group || id.generation > self.identity.generation {
             return Err(AckResult::Invalid);
         }
@@ -170,7 +170,13 @@ impl Group {
             }
             let slot = member.deliveries.get(id.delivery);
             if slot.is_some_and(|slot| slot.partition == id.partition.0 && slot.offset == id.offset) {
-                return Ok(index);
+                return Ok((index, id.delivery));
+            }
+            // An earlier process numbered the deliveries of its members differently.
+            let is_restored = member.is_restored;
+            let entry = self.at(id.partition.0).out.get(id.offset);
+            if let Some(entry) = entry.filter(|entry| is_restored && entry.member == index) {
+                return Ok((index, entry.delivery));
             }
         }
         let settled = self.at(id.partition.0).is_settled(id.offset, id.key);
@@ -299,7 +305,7 @@ impl Group {
         for other in later {
             let state = self.at_mut(partition);
             state.out.remove(other.offset);
-            let waiting = Undelivered { offset: other.offset, attempts: self.config.spared(other.attempt) };
+            let waiting = Undelivered { offset: other.offset, attempts: other.attempt - 1 };
             let takes = self.at_mut(partition).wait(other.key, waiting);
             self.waiting += usize::from(takes);
             self.release(&other, true);
@@ -339,7 +345,7 @@ impl Group {
         self.dying.push_back((partition, offset));
     }
 
-    fn extend_delivery(&mut self, index: u32, id: u64, deadline: Timestamp) {
+    pub(super) fn extend_delivery(&mut self, index: u32, id: u64, deadline: Timestamp) {
         let Some(member) = self.members[index as usize].as_mut() else { return };
         let Some(slot) = member.deliveries.get(id) else { return };
         let state = &self.partitions[usize::from(slot.partition)];

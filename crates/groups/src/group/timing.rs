@@ -50,12 +50,13 @@ impl Group {
                 match self.at(partition).handover_until {
                     Some(until) if until <= now => {
                         let owner = self.at(partition).owner;
-                        self.rewind(partition, |entry| Some(entry.member) != owner, true);
+                        self.rewind(partition, |entry| Some(entry.member) != owner, true, true);
                     }
                     until => next = earlier(next, until),
                 }
             }
         }
+        next = earlier(next, self.end_awaiting(now));
         next = earlier(next, self.delayed.first().map(|&(due, ..)| due));
         next = earlier(next, self.extended.first().map(|&(deadline, ..)| deadline));
         next.map(|next| next.max(now))

@@ -78,7 +78,7 @@ impl World {
         self.hear(at);
         let consumer = &self.consumers[at];
         let has: Vec<u64> = consumer.has.keys().copied().collect();
-        let last = consumer.last;
+        let (last, fetches) = (consumer.last, consumer.fetches);
         let mut ids = Vec::new();
         if self.random.chance(2) {
             // From the first on, in order.
@@ -88,7 +88,7 @@ impl World {
                 ids.extend(self.random.pick(&has).copied());
             }
         }
-        if self.random.chance(6) {
+        if self.random.chance(6) && !fetches {
             ids.push(self.random.next() % (last + 2));
         }
         ids.sort_unstable();
@@ -228,15 +228,74 @@ impl World {
             let at = self.consumers.iter().position(|consumer| consumer.name == name).expect("known");
             let (lease, fetches) = (self.consumers[at].lease, self.consumers[at].fetches);
             self.drop_reads(self.consumers[at].key);
-            self.join(&name, lease, credit, fetches);
+            self.come_back(at, lease, credit, fetches);
+        } else if let Some(consumer) = self.parted.pop()
+            && !self.consumers.iter().any(|other| other.name == consumer.name)
+        {
+            let Consumer { lease, fetches, .. } = consumer;
+            let claims = if fetches { Vec::new() } else { self.claims(&consumer) };
+            if fetches {
+                self.acknowledge_after_restart(&consumer);
+            }
+            self.join(&consumer.name, lease, credit, fetches, &claims);
         } else {
             self.names += 1;
             let name = format!("member-{}", self.names);
             let fetches = self.random.chance(5);
             let lease = if fetches { 500 } else { [0, 500][self.random.below(2)] };
-            self.join(&name, lease, credit, fetches);
+            self.join(&name, lease, credit, fetches, &[]);
         }
         self.find_dying();
+    }
+
+    /// A member comes back in the same process: what it has and names stays with it.
+    fn come_back(&mut self, at: usize, lease: u64, credit: Credit, fetches: bool) {
+        let name = self.consumers[at].name.clone();
+        let Ok(taken) = self.group.take(self.consumers[at].key, self.now, Room { messages: 0, bytes: 0 })
+        else {
+            self.consumers[at].has.clear();
+            return self.join(&name, lease, credit, fetches, &[]);
+        };
+        self.consumers[at].hear(&taken.revoked);
+        if fetches {
+            return self.join(&name, lease, credit, fetches, &[]);
+        }
+        let has: Vec<MessagePlace> =
+            self.consumers[at].has.values().map(|has| (has.partition.0, has.record.offset)).collect();
+        let consumer = self.consumers.swap_remove(at);
+        let claims = self.claims(&consumer);
+        self.consumers.push(consumer);
+        self.join(&name, lease, credit, fetches, &claims);
+        let consumer = self.consumers.last().expect("joined");
+        let mut seen = std::collections::BTreeSet::new();
+        for (id, claim) in (1..).zip(&claims) {
+            let own = claim.filter(|place| seen.insert(*place) && has.contains(place));
+            assert!(own.is_none() || consumer.has.contains_key(&id), "{own:?} is its own");
+        }
+    }
+
+    /// One that fetches acknowledges what an earlier process gave it.
+    fn acknowledge_after_restart(&mut self, consumer: &Consumer) {
+        for has in consumer.has.values() {
+            if self.random.chance(2) {
+                continue;
+            }
+            let Some(key) = self.group.claim_id(&has.ack_id) else { continue };
+            while let Some(recall) = self.group.next_recall(key).expect("is missed") {
+                let entries = self.log[&recall.partition.0].iter();
+                let behind = entries.filter(|entry| entry.record.offset >= recall.from);
+                let records: Vec<_> = behind.take(3).map(|entry| entry.record.clone()).collect();
+                let end = self.end(recall.partition.0).max(recall.from);
+                let next = if records.len() < 3 { end } else { records[2].offset + 1 };
+                let wanted =
+                    |record: &gateway_core::LogRecord| record.groups.contains(&gateway_core::GroupId(1));
+                self.group.recall(key, &recall, &records, next, wanted, self.now).expect("is missed");
+            }
+            let place = (has.partition.0, has.record.offset);
+            if self.group.acknowledge_id(&has.ack_id, self.now) == AckResult::Ok {
+                self.settling(place);
+            }
+        }
     }
 
     fn go(&mut self) {
@@ -277,7 +336,7 @@ impl World {
         self.writes.clear();
         self.settled.clear();
         self.reads.clear();
-        self.consumers.clear();
+        self.parted = std::mem::take(&mut self.consumers);
         self.awake.clear();
         self.life += 1;
         self.now = Timestamp(self.now.0 + 1_000);
@@ -289,10 +348,13 @@ impl World {
         for (&partition, record) in &self.disk {
             let progress = Progress::decode(record).expect("own record");
             assert_eq!(progress.encode(), *record);
-            self.group.restore(Partition(partition), progress);
+            self.group.restore(Partition(partition), progress, self.now);
         }
         for partition in PARTITIONS {
             self.group.set_end(Partition(partition), self.end(partition));
+        }
+        if let Some(roster) = &self.disk_roster {
+            self.group.restore_members(Roster::decode(roster).expect("own record"), self.now);
         }
     }
 

@@ -50,7 +50,7 @@ pub(super) struct Consumer {
 }
 
 impl Consumer {
-    fn hear(&mut self, revoked: &[IdRange]) {
+    pub(super) fn hear(&mut self, revoked: &[IdRange]) {
         for id in revoked.iter().flat_map(|range| range.first..=range.last) {
             assert!(id <= self.last, "what was never delivered is not revoked");
             self.has.remove(&id);
@@ -64,6 +64,7 @@ impl Consumer {
 pub(super) struct PendingWrite {
     pub(super) changes: Vec<PartitionChange>,
     pub(super) settled: Vec<MessagePlace>,
+    pub(super) roster: Option<Bytes>,
 }
 
 pub(super) struct World {
@@ -75,11 +76,14 @@ pub(super) struct World {
     pub(super) trimmed: BTreeMap<u8, u64>,
     pub(super) next_offset: u64,
     pub(super) disk: BTreeMap<u8, Bytes>,
+    pub(super) disk_roster: Option<Bytes>,
     pub(super) writes: VecDeque<PendingWrite>,
     /// Settled since the last write was taken.
     pub(super) settled: Vec<MessagePlace>,
     pub(super) reads: Vec<Read>,
     pub(super) consumers: Vec<Consumer>,
+    /// Those of the last process, which have not come back.
+    pub(super) parted: Vec<Consumer>,
     pub(super) awake: BTreeSet<u64>,
     pub(super) life: u32,
     pub(super) generation: u32,
@@ -136,10 +140,12 @@ impl World {
             trimmed: BTreeMap::new(),
             next_offset: 0,
             disk: BTreeMap::new(),
+            disk_roster: None,
             writes: VecDeque::new(),
             settled: Vec::new(),
             reads: Vec::new(),
             consumers: Vec::new(),
+            parted: Vec::new(),
             awake: BTreeSet::new(),
             life: 1,
             generation: 1,
@@ -272,10 +278,14 @@ impl World {
         let place = (delivery.partition.0, delivery.record.offset);
         let consumer = &mut self.consumers[at];
         assert!(!consumer.is_draining, "nothing new for who drains");
-        consumer.last += 1;
-        assert_eq!(delivery.id, consumer.last, "numbers count");
+        let is_next = delivery.id == consumer.last + 1;
+        // Numbers of what was acknowledged after a restart are left out.
+        assert!(is_next || (consumer.fetches && delivery.id > consumer.last), "numbers count");
+        consumer.last = delivery.id;
         consumer.has.insert(delivery.id, delivery.clone());
         let bytes: usize = consumer.has.values().map(|has| has.record.message.cost()).sum();
+        let again = consumer.has.values().filter(|has| (has.partition.0, has.record.offset) == place);
+        assert_eq!(again.count(), 1, "it has {place:?} already");
         assert!(consumer.has.len() <= consumer.credit.messages, "more than its credit of messages");
         assert!(consumer.has.len() == 1 || bytes <= consumer.credit.bytes, "more than its credit of bytes");
         let name = consumer.name.clone();
@@ -325,7 +335,8 @@ impl World {
         self.awake.extend(self.group.woken());
         let settled = std::mem::take(&mut self.settled);
         let changes = self.group.changes();
-        self.writes.push_back(PendingWrite { changes, settled });
+        let roster = self.group.roster_change();
+        self.writes.push_back(PendingWrite { changes, settled, roster });
     }
 
     pub(super) fn end_write(&mut self) {
@@ -335,6 +346,7 @@ impl World {
             assert_eq!(floor, change.floor);
             self.disk.insert(change.partition.0, change.record);
         }
+        self.disk_roster = write.roster.or(self.disk_roster.take());
         for place in write.settled {
             let entry = self.entry(place);
             if std::mem::take(&mut entry.is_settling) {
@@ -384,7 +396,7 @@ impl World {
                 self.group.close(consumer.key, self.now);
             }
         }
-        self.join("last", 0, Credit { messages: 5, bytes: 2_000 }, false);
+        self.join("last", 0, Credit { messages: 5, bytes: 2_000 }, false, &[]);
         self.check();
         for round in 0.. {
             assert!(round < 400, "stuck: {}", self.left());
@@ -452,8 +464,20 @@ impl World {
         left.map(|(partition, entry)| format!("{partition}/{} ", entry.record.offset)).collect()
     }
 
-    pub(super) fn join(&mut self, name: &str, lease: u64, credit: Credit, fetches: bool) {
-        let options = MemberOptions { name, lease: ms(lease), credit, fetches };
+    /// Joins, and says that it works on these.
+    pub(super) fn join(
+        &mut self,
+        name: &str,
+        lease: u64,
+        credit: Credit,
+        fetches: bool,
+        claims: &[Option<MessagePlace>],
+    ) {
+        let outstanding: Vec<ClaimedPlace> = claims
+            .iter()
+            .map(|claim| claim.map(|(partition, offset)| (Partition(partition), offset)))
+            .collect();
+        let options = MemberOptions { name, lease: ms(lease), credit, fetches, outstanding: &outstanding };
         let joined = self.group.join(&options, self.now).expect("room");
         let before = self.consumers.iter().position(|consumer| consumer.name == name);
         if let Some(before) = before {
@@ -477,10 +501,88 @@ impl World {
             fetches,
             has: BTreeMap::new(),
             void: BTreeSet::new(),
-            last: 0,
+            last: claims.len() as u64,
             is_here: true,
             is_draining: false,
         });
+        self.resume(claims);
+    }
+
+    /// Finds what the last consumer has named.
+    fn resume(&mut self, claims: &[Option<MessagePlace>]) {
+        let Some(key) = self.consumers.last().map(|consumer| consumer.key) else { return };
+        while let Some(recall) = self.group.next_recall(key).expect("is here") {
+            let most = 1 + self.random.below(4);
+            let entries = &self.log.get(&recall.partition.0).map_or(&[][..], |entries| entries);
+            let trimmed = self.trimmed.get(&recall.partition.0).copied().unwrap_or_default();
+            let behind = entries.iter().filter(|entry| entry.record.offset >= recall.from.max(trimmed));
+            let records: Vec<LogRecord> = behind.take(most).map(|entry| entry.record.clone()).collect();
+            let next = if records.len() < most { self.end(recall.partition.0) } else { 0 };
+            let next = records.last().map_or(next, |last| last.offset + 1).max(next).max(recall.from);
+            let wanted = |record: &LogRecord| record.groups.contains(&GroupId(1));
+            self.group.recall(key, &recall, &records, next, wanted, self.now).expect("is here");
+        }
+        let refused = self.group.resume(key).expect("is here");
+        for (id, claim) in (1..).zip(claims) {
+            let Some(place) = claim.filter(|_| !refused.contains(id)) else {
+                self.consumers.last_mut().expect("joined").void.insert(id);
+                continue;
+            };
+            let entry = self.entry(place).clone();
+            // Its letter may be about to be written.
+            assert!(entry.is_ours && (!entry.is_dying || entry.is_settling), "{place:?} cannot be had");
+            if self.is_outstanding(place) {
+                self.hold(key, id, place);
+            } else {
+                let is_settled = entry.is_settled || entry.is_settling || entry.excused;
+                assert!(is_settled, "{place:?} is not settled");
+            }
+        }
+    }
+
+    fn is_outstanding(&self, place: MessagePlace) -> bool {
+        self.group.pending(None, usize::MAX).iter().any(|pending| {
+            let is_out = matches!(pending.state, PendingState::Outstanding(_));
+            is_out && (pending.partition.0, pending.offset) == place
+        })
+    }
+
+    /// The last consumer has what it has named.
+    fn hold(&mut self, key: MemberKey, id: u64, (partition, offset): MessagePlace) {
+        let record = self.entry((partition, offset)).record.clone();
+        let identity = self.group.identity();
+        let ack_id = AckId {
+            group: GroupId(1),
+            generation: identity.generation,
+            partition: Partition(partition),
+            offset,
+            key: identity.key(self.config.order_key, offset, &record.message),
+            member: key.number,
+            delivery: id,
+        };
+        let place = |has: &Delivery| (has.partition.0, has.record.offset) == (partition, offset);
+        let others = self.consumers.iter().filter(|other| other.is_here && other.key != key);
+        assert!(!others.flat_map(|other| other.has.values()).any(place), "two have {partition}/{offset}");
+        let (partition, deadline) = (Partition(partition), self.now);
+        let delivery = Delivery { id, attempt: 1, deadline, partition, record, ack_id };
+        self.consumers.last_mut().expect("joined").has.insert(id, delivery);
+    }
+
+    /// What a consumer says that it works on: some of what it has, and nonsense.
+    pub(super) fn claims(&mut self, consumer: &Consumer) -> Vec<Option<MessagePlace>> {
+        let mut claims = Vec::new();
+        for has in consumer.has.values() {
+            if !self.random.chance(3) {
+                claims.push(Some((has.partition.0, has.record.offset)));
+            }
+        }
+        while self.random.chance(3) {
+            let partition = [0, 100, 200][self.random.below(3)];
+            let place = self.random.pick(&self.log[&partition]).map(|entry| (partition, entry.record.offset));
+            let at = self.random.below(claims.len() + 1);
+            claims.insert(at, place);
+        }
+        claims
     }
 
     pub(super) fn bury_all(&mut self) {
