@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"io"
 	"log/slog"
+	"maps"
 	"slices"
 	"sync"
 	"sync/atomic"
@@ -35,7 +36,7 @@ const (
 type Delivery struct {
 	// MessageID names the message over redelivery and replay: what must be done once can be remembered by it.
 	MessageID string
-	// Attempt is how often it was delivered, this time included.
+	// Attempt is 1, and 1 more for each earlier delivery that ended in a failure, an expired deadline or the loss of its member.
 	Attempt uint32
 	// Message, unless it is an event.
 	Message *gatewayv1.ReceivedMessage
@@ -198,8 +199,10 @@ func (c *Consumer) Run(ctx context.Context) error {
 //	queued -> running -> acknowledged -> confirmed (on the gateway's disk: it never comes again)
 //	                 \-> given back: comes again
 //
-// When the stream ends, what is queued is forgotten, as it comes again. What is running goes on: if it comes again meanwhile it is the
-// same work under a new delivery, not another. What was acknowledged and not confirmed is remembered for a while; if it comes again it is
+// When the stream ends, what is queued is forgotten, as it comes again. What is running goes on, and the next stream begins by naming it,
+// and what was acknowledged and not confirmed: the gateway does not deliver these again, also after a restart, and they are
+// acknowledged by their new delivery ids. What comes again all the same, as from a gateway that does not know of this, is the same work
+// under a new delivery, not another. What was acknowledged and not confirmed is remembered for a while; if it comes again it is
 // acknowledged again, and the handler does not see it twice.
 type work struct {
 	delivery *Delivery
@@ -247,6 +250,9 @@ type consuming struct {
 	// Acknowledged, by delivery id, until confirmed; and by message id, with the time until when it is remembered (zero: unconfirmed).
 	unconfirmed map[uint64]string
 	done        map[string]time.Time
+	// The message ids that this stream began with, in order, and work on these that failed before the stream was there.
+	named []string
+	late  map[string]result
 	// What is to be said on this stream.
 	acks      []uint64
 	others    []*gatewayv1.ConsumeRequest
@@ -290,6 +296,7 @@ func (c *consuming) stream(pauses *pauses) (drained bool, err error) {
 		Group: c.group, MemberId: c.options.MemberID, Lease: durationpb.New(c.options.Lease),
 		Flow:              &gatewayv1.Flow{MaxOutstandingMessages: uint32(c.options.MaxOutstanding)},
 		HeartbeatInterval: durationpb.New(heartbeat),
+		Outstanding:       c.name(),
 	}
 	if err := stream.Send(&gatewayv1.ConsumeRequest{Action: &gatewayv1.ConsumeRequest_Open{Open: opening}}); err != nil && !errors.Is(err, io.EOF) {
 		return false, err
@@ -358,6 +365,41 @@ func (c *consuming) stream(pauses *pauses) (drained bool, err error) {
 		}
 		c.pump()
 		c.held.Store(int64(len(c.works)))
+	}
+}
+
+// name is what the next stream begins with: since the last one ended, nothing is held but what is running.
+func (c *consuming) name() []string {
+	c.named = append(slices.Collect(maps.Keys(c.works)), slices.Collect(maps.Keys(c.done))...)
+	c.named = c.named[:min(len(c.named), mostIDs)]
+	return c.named
+}
+
+// resumed: what the stream began with has delivery ids on it, unless the gateway does not know of this.
+func (c *consuming) resumed(opened *gatewayv1.Opened) {
+	named, late := c.named, c.late
+	c.named, c.late = nil, nil
+	if int(opened.Outstanding) != len(named) {
+		return
+	}
+	own := make(map[uint64]string, len(named))
+	for at, message := range named {
+		own[uint64(at)+1] = message
+	}
+	each(opened.Void, own, func(uint64, string) {})
+	for id, message := range own {
+		_, isDone := c.done[message]
+		failed, isLate := late[message]
+		switch work := c.works[message]; {
+		case work != nil:
+			work.id, work.extendAt = id, time.Now().Add(c.ackDeadline/2)
+			c.deliveries[id] = work
+		case isDone:
+			c.acknowledge(id, message)
+		case isLate:
+			failed.work.id = id
+			c.giveBack(failed.work, c.keyed(failed.work.key), failed.err)
+		}
 	}
 }
 
@@ -435,7 +477,8 @@ func (c *consuming) take(item *gatewayv1.ConsumeItem) {
 			c.options.OnGap(*gapOf(item.Gap))
 		}
 	case *gatewayv1.ConsumeItem_Opened:
-		if len(c.done) > 0 {
+		c.resumed(item.Opened)
+		if len(c.done) > len(c.unconfirmed) {
 			// What was not confirmed comes at once if it comes again.
 			c.drainFrom = time.Now().Add(time.Second)
 		}
@@ -462,11 +505,7 @@ func (c *consuming) arrived(consumed *gatewayv1.ConsumedMessage) {
 	}
 	c.works[consumed.MessageId] = work
 	c.deliveries[consumed.DeliveryId] = work
-	key := c.keys[work.key]
-	if key == nil {
-		key = &keyed{}
-		c.keys[work.key] = key
-	}
+	key := c.keyed(work.key)
 	if key.blocked == consumed.MessageId {
 		key.blocked = ""
 		key.queue = slices.Insert(key.queue, 0, work)
@@ -474,6 +513,16 @@ func (c *consuming) arrived(consumed *gatewayv1.ConsumedMessage) {
 		key.queue = append(key.queue, work)
 	}
 	c.offer(work.key, key)
+}
+
+// keyed is what is held of a key, perhaps nothing yet.
+func (c *consuming) keyed(name string) *keyed {
+	key := c.keys[name]
+	if key == nil {
+		key = &keyed{}
+		c.keys[name] = key
+	}
+	return key
 }
 
 func (c *consuming) keyOf(delivery *Delivery) string {
@@ -554,6 +603,8 @@ func (c *consuming) finished(result result) {
 		c.acknowledge(work.id, work.delivery.MessageID)
 	case work.id != 0:
 		c.giveBack(work, key, result.err)
+	case slices.Contains(c.named, work.delivery.MessageID):
+		c.giveBackLater(result)
 	}
 	c.offer(work.key, key)
 	c.tidy(work.key, key)
@@ -593,6 +644,14 @@ func (c *consuming) giveBack(work *work, key *keyed, failure error) {
 	}
 }
 
+// giveBackLater is giveBack for work whose delivery on the new stream is not known yet.
+func (c *consuming) giveBackLater(failed result) {
+	if c.late == nil {
+		c.late = map[string]result{}
+	}
+	c.late[failed.work.delivery.MessageID] = failed
+}
+
 func (c *consuming) tidy(name string, key *keyed) {
 	if len(key.queue) == 0 && key.running == nil && key.blocked == "" {
 		delete(c.keys, name)
@@ -613,6 +672,7 @@ func (c *consuming) forgetStream() {
 	}
 	clear(c.unconfirmed)
 	c.acks, c.others, c.ready, c.drainSent = nil, nil, nil, false
+	c.named, c.late = nil, nil
 	for name, key := range c.keys {
 		key.queue, key.blocked, key.offered = nil, "", false
 		c.tidy(name, key)

@@ -272,6 +272,57 @@ func TestWorkThatOutlivesItsStreamIsNotBegunTwice(t *testing.T) {
 	}
 }
 
+func TestWhatTwoMembersWorkOnIsBegunOnceOverARestart(t *testing.T) {
+	t.Parallel()
+	for _, ended := range []string{"stop", "kill"} {
+		world := newWorld(t)
+		client := world.admin()
+		makeGroup(t, client, &gatewayv1.Group{Name: "restart"}, "restart/#")
+		begun, goOn := make(chan string, 100), make(chan struct{})
+		var members []*gateway.Consumer
+		var drains []func()
+		for range 2 {
+			member := client.Consumer("restart", func(_ context.Context, delivery *gateway.Delivery) error {
+				begun <- delivery.DeviceID()
+				<-goOn
+				return nil
+			}, gateway.ConsumeOptions{Lease: 20 * time.Second})
+			members, drains = append(members, member), append(drains, running(t, member))
+		}
+		sum := func(count func(*gateway.Consumer) int64) int64 { return count(members[0]) + count(members[1]) }
+		for number := range 10 {
+			id := fmt.Sprintf("restart-%d", number)
+			world.device(id)
+			world.publish(id, "restart/x", 1, 0)
+		}
+		until(t, "all have begun", func() bool { return len(begun) == 10 })
+		if members[0].Held() == 0 || members[1].Held() == 0 {
+			t.Error("one member has all")
+		}
+		world.do(ended, nil, nil)
+		world.do("start", nil, nil)
+		until(t, "both are back", func() bool { return members[0].Reconnects() > 0 && members[1].Reconnects() > 0 })
+		// What is published now is behind whatever would come again.
+		for number := range 10 {
+			id := fmt.Sprintf("restart-%d", number)
+			world.publish(id, "restart/x", 1, 0)
+			world.do("published", map[string]any{"id": id}, nil)
+		}
+		until(t, "all have come", func() bool { return sum((*gateway.Consumer).Held) == 20 })
+		if len(begun) != 10 {
+			t.Errorf("%d began, of 10", len(begun))
+		}
+		close(goOn)
+		until(t, "all are acknowledged", func() bool { return sum((*gateway.Consumer).Confirmed) == 20 })
+		if len(begun) != 20 {
+			t.Errorf("%d began, of 20", len(begun))
+		}
+		for _, drain := range drains {
+			drain()
+		}
+	}
+}
+
 func TestWorkLongerThanTheLeaseIsDoneOnce(t *testing.T) {
 	t.Parallel()
 	world := newWorld(t)

@@ -809,3 +809,70 @@ async fn nothing_is_missing_and_order_holds_over_kill_9_during_consume() {
         assert!(before.is_none_or(|before| before < number), "{number} after {before:?}");
     }
 }
+
+/// The failure: whoever was back first got all, so that what the other member worked on was begun a second time.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn what_two_members_work_on_is_begun_once_over_a_restart() {
+    let plain = "insecure_grpc = true\ngrpc.tls = false\n";
+    for restart in [Server::stop_and_restart, Server::kill_and_restart] {
+        let server = Server::start_with(&[], plain);
+        let door = Door::before(server.ports.grpc).await;
+        let client = Client::at(format!("http://127.0.0.1:{}", door.port)).connect().await.unwrap();
+        group(&client, "g", "t/#").await;
+        let begun: Arc<Mutex<HashMap<String, Vec<String>>>> = Arc::default();
+        let (go, stop) = (tokio::sync::watch::channel(false).0, Arc::new(Notify::new()));
+        let members: Vec<_> = ["one", "two"]
+            .map(|name| {
+                let (client, stop, begun, go) =
+                    (client.clone(), Arc::clone(&stop), Arc::clone(&begun), go.subscribe());
+                let handle = move |delivery: Delivery| {
+                    begun.lock().entry(name.to_owned()).or_default().push(text(&delivery).0);
+                    let mut go = go.clone();
+                    async move {
+                        let _ = go.wait_for(|go| *go).await;
+                        Ok(())
+                    }
+                };
+                let options = Options::of("g").member(name).lease(Duration::from_secs(20));
+                tokio::spawn(async move { client.consume(options, handle, stop.notified()).await })
+            })
+            .into();
+        let connected = async |count: usize| {
+            soon("both members", async {
+                loop {
+                    let request = ListMembersRequest { name: "g".to_owned() };
+                    let listed = client.groups().list_members(request).await;
+                    let members = listed.map_or_else(|_| Vec::new(), |listed| listed.into_inner().members);
+                    if members.iter().filter(|member| member.connected).count() == count {
+                        break;
+                    }
+                }
+            })
+            .await;
+        };
+        connected(2).await;
+        let publish = async || {
+            for number in 0..10 {
+                client.publish(to(&format!("t/{number}"), "x")).await.unwrap();
+            }
+        };
+        publish().await;
+        let count = || begun.lock().values().map(Vec::len).sum::<usize>();
+        until(|| count() == 10).await;
+        assert_eq!(begun.lock().len(), 2, "each has some");
+        let server = tokio::task::spawn_blocking(move || restart(server, &[], plain)).await.unwrap();
+        door.to.store(server.ports.grpc, SeqCst);
+        door.slam();
+        connected(2).await;
+        // Behind whatever would come again.
+        publish().await;
+        go.send_replace(true);
+        until(|| count() == 20).await;
+        stop.notify_waiters();
+        let mut acknowledged = 0;
+        for member in members {
+            acknowledged += soon("the end", member).await.unwrap().unwrap().acknowledged;
+        }
+        assert_eq!((count(), acknowledged), (20, 20), "{begun:?}");
+    }
+}

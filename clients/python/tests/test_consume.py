@@ -8,6 +8,8 @@ import contextlib
 import time
 from collections.abc import AsyncIterator, Callable
 
+import pytest
+
 import mqtt_gateway as gateway
 from mqtt_gateway import v1
 from world import World
@@ -186,6 +188,42 @@ async def test_work_that_outlives_its_stream_is_not_begun_twice(world: World) ->
         await consumer.drain()
         await task
         assert begun == [1, 2, 3]
+
+
+@pytest.mark.parametrize("ended", ["stop", "kill"])
+async def test_what_two_members_work_on_is_begun_once_over_a_restart(world: World, ended: str) -> None:
+    group, begun = f"restart-{ended}", collections.Counter[str]()
+    go_on = asyncio.Event()
+    async with connected(world) as client:
+        await make_group(client, group, f"{group}/#")
+
+        async def handle(delivery: gateway.Delivery) -> None:
+            begun[delivery.device_id] += 1
+            await go_on.wait()
+
+        members = [client.consume(group, handle, lease=20.0) for _ in range(2)]
+        tasks = [asyncio.create_task(member.run()) for member in members]
+        for member in members:
+            await member.joined()
+        for number in range(10):
+            world.do_device(f"{group}-{number}")
+            world.do_publish(f"{group}-{number}", f"{group}/x", 1)
+        await until("all have begun", lambda: begun.total() == 10 and all(member.held for member in members))
+        await asyncio.to_thread(world.do_stop if ended == "stop" else world.do_kill)
+        await asyncio.to_thread(world.do_start)
+        await until("both are back", lambda: all(member.reconnects for member in members))
+        # What is published now is behind whatever would come again.
+        for number in range(10):
+            world.do_publish(f"{group}-{number}", f"{group}/x", 1)
+            await asyncio.to_thread(world.do_published, f"{group}-{number}")
+        await until("all have come", lambda: sum(member.held for member in members) == 20)
+        assert begun.total() == 10, "begun twice"
+        go_on.set()
+        await until("all are acknowledged", lambda: sum(member.confirmed for member in members) == 20)
+        assert begun.total() == 20
+        for member, task in zip(members, tasks):
+            await member.drain()
+            await task
 
 
 async def test_work_longer_than_the_lease_is_done_once(world: World) -> None:

@@ -7,8 +7,10 @@
  *     queued -> running -> acknowledged -> confirmed (on the gateway's disk: it never comes again)
  *                      \-> given back: comes again
  *
- * When the stream ends, what is queued is forgotten, as it comes again. What is running goes on: if it comes again meanwhile it is the
- * same work under a new delivery, not another. What was acknowledged and not confirmed is remembered for a while; if it comes again it
+ * When the stream ends, what is queued is forgotten, as it comes again. What is running goes on, and the next stream begins by naming it,
+ * and what was acknowledged and not confirmed: the gateway does not deliver these again, also after a restart, and they are
+ * acknowledged by their new delivery ids. What comes again all the same, as from a gateway that does not know of this, is the same work
+ * under a new delivery, not another. What was acknowledged and not confirmed is remembered for a while; if it comes again it
  * is acknowledged again, and the handler does not see it twice.
  *
  * After a message was given back, its key is blocked until it comes again. The gateway revokes what it had sent of that key meanwhile,
@@ -33,6 +35,7 @@ import {
   Groups as GroupsService,
   type GroupStatus,
   NackSchema,
+  type Opened,
   OrderKey,
   type ReceivedMessage,
 } from "./v1.js";
@@ -64,7 +67,7 @@ export class Delivery {
   constructor(
     /** Names the message over redelivery and replay: what must be done once can be remembered by it. */
     readonly messageId: string,
-    /** How often it was delivered, this time included. */
+    /** 1, and 1 more for each earlier delivery that ended in a failure, an expired deadline or the loss of its member. */
     readonly attempt: number,
     readonly message: ReceivedMessage | undefined,
     readonly event: Event | undefined,
@@ -197,6 +200,9 @@ export class Consumer {
   /** Acknowledged, by delivery id, until confirmed; and by message id, with the time until when it is remembered. */
   readonly #unconfirmed = new Map<bigint, string>();
   readonly #done = new Map<string, number>();
+  /** The message ids that this stream began with, in order, and work on these that failed before the stream was there. */
+  #named: string[] = [];
+  readonly #late = new Map<string, { work: Work; thrown: unknown }>();
   /** What is to be said on this stream. */
   #voice: Voice | undefined;
   #end: (() => void) | undefined;
@@ -294,6 +300,8 @@ export class Consumer {
     const voice = new Voice(() => {
       if (opened) return this.#next();
       opened = true;
+      // Since the last stream ended, nothing is held but what is running.
+      this.#named = [...this.#works.keys(), ...this.#done.keys()].slice(0, MOST_IDS);
       return request({
         case: "open",
         value: {
@@ -302,6 +310,7 @@ export class Consumer {
           lease: durationFromMs(this.#options.leaseMs),
           flow: { maxOutstandingMessages: this.#options.maxOutstanding },
           heartbeatInterval: durationFromMs(HEARTBEAT_MS),
+          outstanding: this.#named,
         },
       });
     });
@@ -369,10 +378,33 @@ export class Consumer {
         this.status = item.value.status;
         break;
       case "opened":
+        this.#resumed(item.value);
         // What was not confirmed comes at once if it comes again.
-        if (this.#done.size > 0) this.#drainFrom = performance.now() + 1_000;
+        if (this.#done.size > this.#unconfirmed.size) this.#drainFrom = performance.now() + 1_000;
         this.#join();
         break;
+    }
+  }
+
+  /** What the stream began with has delivery ids on it, unless the gateway does not know of this. */
+  #resumed(opened: Opened): void {
+    const own = new Map(this.#named.map((messageId, at) => [BigInt(at) + 1n, messageId]));
+    const late = new Map(this.#late);
+    this.#named = [];
+    this.#late.clear();
+    if (opened.outstanding !== own.size) return;
+    taken(opened.void, own);
+    for (const [deliveryId, messageId] of own) {
+      const work = this.#works.get(messageId);
+      const failed = late.get(messageId);
+      if (work !== undefined) {
+        Object.assign(work, { deliveryId, extendAt: performance.now() + this.#ackDeadlineMs / 2 });
+        this.#deliveries.set(deliveryId, work);
+      } else if (this.#done.has(messageId)) {
+        this.#acknowledge(deliveryId, messageId);
+      } else if (failed !== undefined) {
+        this.#giveBack(failed.work, deliveryId, this.#keyed(failed.work.key), failed.thrown);
+      }
     }
   }
 
@@ -397,11 +429,7 @@ export class Consumer {
     const work: Work = { delivery, key: this.#keyOf(delivery), deliveryId, attempt, extendAt, since: now, running: false };
     this.#works.set(messageId, work);
     this.#deliveries.set(deliveryId, work);
-    let key = this.#keys.get(work.key);
-    if (key === undefined) {
-      key = { queue: [], running: undefined, offered: false, blocked: undefined, until: 0 };
-      this.#keys.set(work.key, key);
-    }
+    const key = this.#keyed(work.key);
     if (key.blocked === messageId) {
       key.blocked = undefined;
       key.queue.unshift(work);
@@ -409,6 +437,16 @@ export class Consumer {
       key.queue.push(work);
     }
     this.#offer(work.key, key);
+  }
+
+  /** What is held of a key, perhaps nothing yet. */
+  #keyed(name: string): Key {
+    let key = this.#keys.get(name);
+    if (key === undefined) {
+      key = { queue: [], running: undefined, offered: false, blocked: undefined, until: 0 };
+      this.#keys.set(name, key);
+    }
+    return key;
   }
 
   #keyOf(delivery: Delivery): string {
@@ -471,6 +509,8 @@ export class Consumer {
       else this.#giveBack(work, work.deliveryId, key, failure.thrown);
     } else if (failure === undefined) {
       this.#remember(work.delivery.messageId);
+    } else if (this.#named.includes(work.delivery.messageId)) {
+      this.#late.set(work.delivery.messageId, { work, thrown: failure.thrown });
     }
     this.#offer(work.key, key);
     this.#tidy(work.key, key);
@@ -526,6 +566,8 @@ export class Consumer {
     this.#acks = [];
     this.#others = [];
     this.#ready = [];
+    this.#named = [];
+    this.#late.clear();
     this.#drainSent = false;
     for (const [name, key] of this.#keys) {
       key.queue = [];

@@ -171,6 +171,44 @@ test("work that outlives its stream is not begun twice", async () => {
   assert.deepEqual(begun, ["1", "2", "3"]);
 });
 
+for (const ended of ["stop", "kill"]) {
+  test(`what two members work on is begun once over a restart by ${ended}`, async () => {
+    const [client, group] = [world.connect(), `restart-${ended}`];
+    await makeGroup(client, group);
+    const begun: string[] = [];
+    let goOn: () => void = () => {};
+    const gate = new Promise<void>((resolve) => (goOn = resolve));
+    const handle = async ({ deviceId }: Delivery): Promise<void> => {
+      begun.push(deviceId);
+      await gate;
+    };
+    const members = [1, 2].map(() => client.consume(group, handle, { leaseMs: 20_000 }));
+    const runs = members.map((member) => member.run());
+    await Promise.all(members.map((member) => member.joined));
+    const devices = Array.from({ length: 10 }, (_, number) => `${group}-${number}`);
+    for (const id of devices) {
+      await world.do("device", { id });
+      await world.do("publish", { id, topic: `${group}/x`, count: 1 });
+    }
+    await until("all have begun", () => begun.length === 10 && members.every((member) => member.held > 0));
+    await world.do(ended);
+    await world.do("start");
+    await until("both are back", () => members.every((member) => member.reconnects > 0));
+    // What is published now is behind whatever would come again.
+    for (const id of devices) {
+      await world.do("publish", { id, topic: `${group}/x`, count: 1 });
+      await world.do("published", { id });
+    }
+    await until("all have come", () => members.reduce((sum, member) => sum + member.held, 0) === 20);
+    assert.equal(begun.length, 10, "begun twice");
+    goOn();
+    await until("all are acknowledged", () => members.reduce((sum, member) => sum + member.confirmed, 0) === 20);
+    assert.equal(begun.length, 20);
+    for (const member of members) await member.drain();
+    await Promise.all(runs);
+  });
+}
+
 test("work longer than the lease is done once", async () => {
   const client = world.connect();
   await makeGroup(client, "slow", { ackDeadline: durationFromMs(1_000) });

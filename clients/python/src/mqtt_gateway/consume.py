@@ -6,8 +6,10 @@ keys beside each other. The life of a message here:
     queued -> running -> acknowledged -> confirmed (on the gateway's disk: it never comes again)
                      \\-> given back: comes again
 
-When the stream ends, what is queued is forgotten, as it comes again. What is running goes on: if it comes again meanwhile it is the
-same work under a new delivery, not another. What was acknowledged and not confirmed is remembered for a while; if it comes again it
+When the stream ends, what is queued is forgotten, as it comes again. What is running goes on, and the next stream begins by naming
+it, and what was acknowledged and not confirmed: the gateway does not deliver these again, also after a restart, and they are
+acknowledged by their new delivery ids. What comes again all the same, as from a gateway that does not know of this, is the same work
+under a new delivery, not another. What was acknowledged and not confirmed is remembered for a while; if it comes again it
 is acknowledged again, and the handler does not see it twice.
 
 After a message was given back, its key is blocked until it comes again. The gateway revokes what it had sent of that key
@@ -67,7 +69,7 @@ class Delivery:
     message_id: str
     """Names the message over redelivery and replay: what must be done once can be remembered by it."""
     attempt: int
-    """How often it was delivered, this time included."""
+    """1, and 1 more for each earlier delivery that ended in a failure, an expired deadline or the loss of its member."""
     message: v1.ReceivedMessage | None
     event: v1.Event | None
 
@@ -166,6 +168,9 @@ class Consumer:
         # Acknowledged, by delivery id, until confirmed; and by message id, with the time until when it is remembered.
         self._unconfirmed: dict[int, str] = {}
         self._done: OrderedDict[str, float] = OrderedDict()
+        # The message ids that this stream began with, in order, and work on these that failed before the stream was there.
+        self._named: list[str] = []
+        self._late: dict[str, tuple[_Work, BaseException]] = {}
         # What is to be said on this stream.
         self._acks: list[int] = []
         self._others: list[v1.ConsumeRequest] = []
@@ -266,6 +271,9 @@ class Consumer:
             flow=v1.Flow(max_outstanding_messages=self._max_outstanding),
             heartbeat_interval=duration(HEARTBEAT),
         )
+        # Since the last stream ended, nothing is held but what is running.
+        self._named = [*self._works, *self._done][:MOST_IDS]
+        opening.outstanding.extend(self._named)
         with contextlib.suppress(grpc.aio.AioRpcError, asyncio.InvalidStateError):
             await stream.write(v1.ConsumeRequest(open=opening))
             while True:
@@ -305,11 +313,35 @@ class Consumer:
             self.status = item.heartbeat.status
         elif item.HasField("opened"):
             _log.info("group %s: joined as %s, resumed %s", self.group, item.opened.member_id, item.opened.resumed)
-            if self._done:
+            self._resumed(item.opened)
+            if len(self._done) > len(self._unconfirmed):
                 # What was not confirmed comes at once if it comes again.
                 self._drain_from = time.monotonic() + 1.0
             self._ready_event.set()
             self._say.set()
+
+    def _resumed(self, opened: v1.Opened) -> None:
+        """What the stream began with has delivery ids on it, unless the gateway does not know of this."""
+        named, self._named = self._named, []
+        late, self._late = self._late, {}
+        if opened.outstanding != len(named):
+            return
+        void = set(_each(opened.void, dict.fromkeys(range(1, len(named) + 1))))
+        now = time.monotonic()
+        for delivery_id, message_id in enumerate(named, 1):
+            if delivery_id in void:
+                continue
+            work = self._works.get(message_id)
+            if work is not None:
+                work.delivery_id, work.lease = delivery_id, self._ack_deadline
+                work.extend_at = now + work.lease / 2
+                self._deliveries[delivery_id] = work
+            elif message_id in self._done:
+                self._acknowledge(delivery_id, message_id)
+            elif message_id in late:
+                work, failure = late[message_id]
+                work.delivery_id = delivery_id
+                self._give_back(work, self._keys.setdefault(work.key, _Key()), failure)
 
     def _arrived(self, consumed: v1.ConsumedMessage) -> None:
         now = time.monotonic()
@@ -397,6 +429,8 @@ class Consumer:
                 self._acknowledge(work.delivery_id, work.delivery.message_id)
         elif work.delivery_id is not None:
             self._give_back(work, key, failure)
+        elif work.delivery.message_id in self._named:
+            self._late[work.delivery.message_id] = work, failure
         self._offer(key)
         self._tidy(work.key, key)
         self._pump()
@@ -456,6 +490,8 @@ class Consumer:
         self._acks.clear()
         self._others.clear()
         self._ready.clear()
+        self._named.clear()
+        self._late.clear()
         for name, key in list(self._keys.items()):
             key.queue.clear()
             key.blocked, key.offered = None, False

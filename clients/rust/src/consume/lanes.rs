@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_api::gateway::v1::{ConsumedMessage, consumed_message::Content};
+use gateway_api::gateway::v1::{ConsumedMessage, DeliveryRange, consumed_message::Content};
 use tokio::time::Instant;
 
 /// How long a lane waits for a message that was given back. It does not come at all if it became a dead letter.
@@ -31,6 +31,8 @@ pub(super) enum Finished {
     Settled,
     /// This delivery is to be given back.
     GiveBack(u64),
+    /// The message is to be given back once its delivery is known: [`Lanes::resume`] says.
+    Later(String),
 }
 
 #[derive(Default)]
@@ -49,6 +51,8 @@ pub(super) struct Lanes {
     /// Done, said perhaps, and not confirmed: delivery id and message id.
     unconfirmed: HashMap<u64, String>,
     done: Remembered,
+    /// Messages that a stream begins with which is not there yet.
+    named: Vec<String>,
 }
 
 #[derive(Default)]
@@ -139,6 +143,42 @@ impl Lanes {
         self.extend_every = time;
     }
 
+    /// What the next stream begins with, at most `most`: messages that run, and those that are done and not confirmed.
+    pub(super) fn name(&mut self, most: usize) -> Vec<String> {
+        let running = self.running.values().map(|running| &running.message_id);
+        self.named = running.chain(&self.done.ids).take(most).cloned().collect();
+        self.named.clone()
+    }
+
+    /// The stream is there: what it began with has the delivery ids 1, 2, 3... but for `void` ones, unless the gateway knows
+    /// of a different number of them. Returns deliveries whose handler has not, or no longer, the message: they are to be given
+    /// back.
+    pub(super) fn resume(&mut self, known: u32, void: &[DeliveryRange], now: Instant) -> Vec<(u64, String)> {
+        let named = std::mem::take(&mut self.named);
+        if known as usize != named.len() {
+            return Vec::new();
+        }
+        let extend_every = self.extend_every;
+        let mut running: HashMap<String, &mut Running> =
+            self.running.values_mut().map(|running| (running.message_id.clone(), running)).collect();
+        let mut left = Vec::new();
+        for (id, message_id) in (1..).zip(named) {
+            if void.iter().any(|range| (range.first..=range.last).contains(&id)) {
+                continue;
+            }
+            if let Some(running) = running.get_mut(&message_id) {
+                running.delivery_id = Some(id);
+                running.held.extend_at = now + extend_every;
+            } else if self.done.ids.contains(&message_id) {
+                self.acknowledgements.push_back(id);
+                self.unconfirmed.insert(id, message_id);
+            } else {
+                left.push((id, message_id));
+            }
+        }
+        left
+    }
+
     /// A message has come.
     pub(super) fn deliver(&mut self, message: ConsumedMessage, now: Instant) {
         self.done.forget(now);
@@ -202,7 +242,8 @@ impl Lanes {
         let Running { lane: key, message_id, delivery_id, .. } = running;
         if let Some(lane) = self.lanes.get_mut(&key) {
             lane.busy = false;
-            if ended == HandlerEnd::Back && delivery_id.is_some() {
+            let comes_again = delivery_id.is_some() || self.named.contains(&message_id);
+            if ended == HandlerEnd::Back && comes_again {
                 lane.blocked = Some((message_id.clone(), now + BLOCKED));
                 self.blocked.push_back((now + BLOCKED, key.clone()));
             }
@@ -224,6 +265,7 @@ impl Lanes {
                 Finished::Settled
             }
             (Some(id), false) => Finished::GiveBack(id),
+            (None, false) if self.named.contains(&message_id) => Finished::Later(message_id),
             (None, true) => {
                 self.done.add(message_id, now);
                 Finished::Settled
@@ -309,6 +351,7 @@ impl Lanes {
             running.delivery_id = None;
         }
         self.acknowledgements.clear();
+        self.named.clear();
         for (_, message_id) in std::mem::take(&mut self.unconfirmed) {
             self.done.add(message_id, now);
         }
@@ -372,6 +415,30 @@ mod tests {
         assert_eq!(second.iter().map(|(_, id)| *id).collect::<Vec<_>>(), [2]);
         assert_eq!(lanes.acknowledge(9), [1]);
         assert_eq!(lanes.confirm(1, 1), 1);
+    }
+
+    /// The failure: what ran over a lost stream was acknowledged only after it had come again, and given back never.
+    #[test]
+    fn what_runs_over_a_lost_stream_has_its_delivery_on_the_next() {
+        let (mut lanes, now) = (Lanes::default(), Instant::now());
+        for (id, device) in [(1, "a"), (2, "b"), (3, "c"), (4, "d"), (5, "a")] {
+            lanes.deliver(message(id, device), now);
+        }
+        let running = started(&mut lanes);
+        lanes.finish(running[0].0, HandlerEnd::Done, now);
+        lanes.lose_stream(now);
+        let named = lanes.name(9);
+        let id = |message: &str| (1..).zip(&named).find(|(_, id)| *id == message).map(|(id, _)| id).unwrap();
+        assert_eq!(named.len(), 4, "and not what waited");
+        assert_eq!(lanes.finish(running[1].0, HandlerEnd::Back, now), Finished::Later("m2".into()));
+        let void = DeliveryRange { first: id("m3"), last: id("m3") };
+        assert_eq!(lanes.resume(4, &[void], now), [(id("m2"), "m2".to_owned())]);
+        assert_eq!(lanes.acknowledge(9), [id("m1")]);
+        assert_eq!(lanes.finish(running[3].0, HandlerEnd::Back, now), Finished::GiveBack(id("m4")));
+        assert_eq!(lanes.finish(running[2].0, HandlerEnd::Done, now), Finished::Settled);
+        assert!(lanes.acknowledge(9).is_empty(), "it is not this member's");
+        lanes.name(9);
+        assert!(lanes.resume(0, &[], now).is_empty(), "a gateway that does not know of this");
     }
 
     #[test]

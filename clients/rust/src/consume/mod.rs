@@ -205,9 +205,9 @@ impl Client {
     /// message, [`GiveBack`] gives it back, and so does a panic. Tasks of different devices run at the same time, those of one device
     /// one after the other in the order of its messages.
     ///
-    /// A lost connection is made again, with growing pauses and without an end, under the same member id: what was outstanding
-    /// comes again first, and what this member has done already is acknowledged without a second call of the handler as far as it
-    /// remembers (the last 10,000 messages). While a handler runs, and for what waits behind it, deadlines are moved, up to an hour
+    /// A lost connection is made again, with growing pauses and without an end, under the same member id: what runs stays with
+    /// this member, also over a restart of the gateway, what waited comes again first, and what this member has done already is
+    /// acknowledged without a second call of the handler as far as it remembers (the last 10,000 messages). While a handler runs, and for what waits behind it, deadlines are moved, up to an hour
     /// for a message. At least once holds: a message comes twice if this process ends between the work and the
     /// acknowledgement.
     ///
@@ -314,6 +314,8 @@ struct MemberWork {
     concurrency: usize,
     told: Consumed,
     member_id: String,
+    /// How messages are given back whose delivery on the stream is not known yet.
+    late: std::collections::HashMap<String, GiveBack>,
     /// The deadline that messages get while they are worked on.
     keep: Duration,
     stop_at: Option<Instant>,
@@ -334,19 +336,21 @@ impl MemberWork {
                 "" => format!("member-{}", new_key()),
                 given => given.to_owned(),
             },
+            late: std::collections::HashMap::new(),
             keep: Duration::ZERO,
             stop_at: None,
             actions: VecDeque::new(),
         }
     }
 
-    fn open(&self, options: &Options) -> Open {
+    fn open(&mut self, options: &Options) -> Open {
         let flow = Flow { max_outstanding_messages: options.outstanding, ..Flow::default() };
         Open {
             group: options.group.clone(),
             member_id: self.member_id.clone(),
             lease: options.lease.try_into().ok(),
             flow: Some(flow),
+            outstanding: self.lanes.name(IDS),
             ..Open::default()
         }
     }
@@ -452,7 +456,13 @@ impl MemberWork {
                 }
             }
             Item::Gap(Gap { count, .. }) => self.told.missing += count,
-            Item::Opened(_) | Item::Heartbeat(_) => {}
+            Item::Opened(opened) => {
+                let mut late = std::mem::take(&mut self.late);
+                for (id, message_id) in self.lanes.resume(opened.outstanding, &opened.void, Instant::now()) {
+                    self.give_back(id, late.remove(&message_id).unwrap_or_default());
+                }
+            }
+            Item::Heartbeat(_) => {}
         }
     }
 
@@ -477,16 +487,20 @@ impl MemberWork {
         };
         match self.lanes.finish(name, ended, Instant::now()) {
             Finished::Settled => {}
-            Finished::GiveBack(delivery_id) => {
-                let GiveBack { reason, delay, dead_letter } = result.err().unwrap_or_default();
-                self.told.given_back += 1;
-                let which = Some(Ack { delivery_ids: vec![delivery_id], ..Ack::default() });
-                let delay = delay.and_then(|delay| delay.try_into().ok());
-                let reason = reason[..reason.floor_char_boundary(1024)].to_owned();
-                self.actions.push_back(Action::Nack(Nack { which, delay, reason, dead_letter }));
+            Finished::GiveBack(delivery_id) => self.give_back(delivery_id, result.err().unwrap_or_default()),
+            Finished::Later(message_id) => {
+                self.late.insert(message_id, result.err().unwrap_or_default());
             }
         }
         Some(())
+    }
+
+    fn give_back(&mut self, delivery_id: u64, GiveBack { reason, delay, dead_letter }: GiveBack) {
+        self.told.given_back += 1;
+        let which = Some(Ack { delivery_ids: vec![delivery_id], ..Ack::default() });
+        let delay = delay.and_then(|delay| delay.try_into().ok());
+        let reason = reason[..reason.floor_char_boundary(1024)].to_owned();
+        self.actions.push_back(Action::Nack(Nack { which, delay, reason, dead_letter }));
     }
 
     fn gather_acknowledgements(&mut self) {
@@ -498,6 +512,7 @@ impl MemberWork {
 
     fn lose_stream(&mut self) {
         self.actions.clear();
+        self.late.clear();
         self.lanes.lose_stream(Instant::now());
     }
 
