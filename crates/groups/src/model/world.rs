@@ -346,7 +346,7 @@ impl World {
             assert_eq!(floor, change.floor);
             self.disk.insert(change.partition.0, change.record);
         }
-        self.disk_roster = write.roster.or(self.disk_roster.take());
+        self.disk_roster = write.roster.or_else(|| self.disk_roster.take());
         for place in write.settled {
             let entry = self.entry(place);
             if std::mem::take(&mut entry.is_settling) {
