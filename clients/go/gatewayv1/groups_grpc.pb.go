@@ -570,7 +570,8 @@ const (
 type ConsumerClient interface {
 	// Joins a group. The first request is Open; then messages come as long as fewer than Flow allows are unacknowledged. Where
 	// Open names a member_id, what is outstanding when the stream ends stays with that member for its lease, also over a restart
-	// of the gateway; without one it is given back at once. The stream ends with ABORTED, FENCED, when another stream opens with the same member_id.
+	// of the gateway; without one it is given back at once. The stream ends with ABORTED, FENCED, when another stream opens with
+	// the same member_id.
 	Consume(ctx context.Context, opts ...grpc.CallOption) (grpc.BidiStreamingClient[ConsumeRequest, ConsumeResponse], error)
 	// Takes messages without a stream; waits up to `wait` for the first. The member keeps its partitions for as long as the
 	// group's ack_deadline after its last Fetch or Acknowledge, also over a restart of the gateway. The first Fetch after that
@@ -644,7 +645,8 @@ func (c *consumerClient) ModifyLease(ctx context.Context, in *ModifyLeaseRequest
 type ConsumerServer interface {
 	// Joins a group. The first request is Open; then messages come as long as fewer than Flow allows are unacknowledged. Where
 	// Open names a member_id, what is outstanding when the stream ends stays with that member for its lease, also over a restart
-	// of the gateway; without one it is given back at once. The stream ends with ABORTED, FENCED, when another stream opens with the same member_id.
+	// of the gateway; without one it is given back at once. The stream ends with ABORTED, FENCED, when another stream opens with
+	// the same member_id.
 	Consume(grpc.BidiStreamingServer[ConsumeRequest, ConsumeResponse]) error
 	// Takes messages without a stream; waits up to `wait` for the first. The member keeps its partitions for as long as the
 	// group's ack_deadline after its last Fetch or Acknowledge, also over a restart of the gateway. The first Fetch after that
