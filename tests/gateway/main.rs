@@ -52,4 +52,5 @@ mod supervisor;
 #[path = "../support/mod.rs"]
 mod support;
 mod tour;
+mod websocket;
 mod wire;

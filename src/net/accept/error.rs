@@ -9,7 +9,10 @@ use tracing::debug;
 
 #[cfg(feature = "quic")]
 use crate::net::quic::CallError;
-use crate::{door::DoorRefusal, net::layers::LayerError};
+use crate::{
+    door::DoorRefusal,
+    net::layers::{LayerError, websocket::WebSocketError},
+};
 
 /// Why there is no connection.
 #[derive(Debug, Error)]
@@ -42,11 +45,23 @@ pub(in crate::net) enum HandshakeError {
 }
 
 impl HandshakeError {
+    /// The MQTT 5 reason code of what the peer sent in place of a CONNECT, if it sent something.
+    pub(super) fn reason_code(&self) -> Option<u8> {
+        match self {
+            Self::Decode(error) => Some(error.reason_code()),
+            Self::NotConnect => Some(reason::PROTOCOL_ERROR),
+            _ => None,
+        }
+    }
+
     /// What the peer did wrong, in one line; that it left, and that its own next connection came first, is no news.
     pub(in crate::net) fn log(&self, peer: Peer, listener: &str) {
         let ip = peer.ip();
         match self {
-            Self::Io(_) | Self::Closed | Self::Superseded => {
+            Self::Io(_)
+            | Self::Closed
+            | Self::Superseded
+            | Self::Layer(LayerError::WebSocket(WebSocketError::Closed)) => {
                 debug!(%peer, listener, error = %self, "handshake failed")
             }
             #[cfg(feature = "quic")]

@@ -144,13 +144,20 @@ async fn establish(
     let (layers, plain) = (Layers::default(), Vec::new());
     let mut wire = Wire { socket, guest, place, layers, plain, presented: 0, told: false };
     // Boxed, so that a socket that waits for its CONNECT holds little.
-    if let Some(named) = Box::pin(wire.put_on_layers(listener, seat, &shared)).await? {
-        *peer = named.into();
-    }
     let max = shared.limits.max_connect_size.0.min(shared.limits.max_packet_size.0);
-    let connect = match wire.read_connect(max).await {
+    let connect = match Box::pin(wire.put_on_layers(listener, seat, &shared)).await {
+        Ok(named) => {
+            *peer = named.map_or(*peer, Peer::from);
+            wire.read_connect(max).await
+        }
+        Err(error) => Err(error),
+    };
+    let connect = match connect {
         Ok(connect) => connect,
-        Err(error) => return Err(wire.fail(error)),
+        Err(error) => {
+            Box::pin(wire.close_websocket(&error)).await;
+            return Err(wire.fail(error));
+        }
     };
     if connect.auth_method.is_none() {
         // What follows is up to us.
@@ -656,12 +663,24 @@ impl Wire<'_> {
         let Some(len) = go else { return Err(HandshakeError::Upgrade) };
         let early = self.plain.split_off(len);
         self.plain.clear();
-        let mut frames = Frames::default();
+        let mut frames = Box::new(Frames::default());
         let mut replies = Vec::new();
-        frames.open(&early, &mut self.plain, &mut replies).map_err(LayerError::from)?;
-        self.layers.websocket = Some(Box::new(frames));
+        let opened = frames.open(&early, &mut self.plain, &mut replies);
+        self.layers.websocket = Some(frames);
         self.layers.seal_raw(&[&replies])?;
-        Ok(())
+        Ok(opened.map_err(LayerError::from)?)
+    }
+
+    /// Ends a WebSocket that did not come to a CONNECT, by the Close frame for `error`.
+    async fn close_websocket(&mut self, error: &HandshakeError) {
+        if self.layers.websocket.is_none() || self.told {
+            return;
+        }
+        self.layers.close(error.reason_code());
+        if self.flush().await.is_ok() {
+            let _ = self.socket.shutdown().await;
+            self.told = true;
+        }
     }
 
     async fn read_connect(&mut self, max: usize) -> Result<Connect, HandshakeError> {
@@ -707,11 +726,11 @@ impl Wire<'_> {
             // [MQTT-3.1.2-2]
             Form::Oldest => {
                 let code = reason::V3_UNACCEPTABLE_PROTOCOL;
-                self.say_last(&[0x20, 0x02, 0x00, code], code).await;
+                self.say_last(&[0x20, 0x02, 0x00, code], code, error.reason_code()).await;
             }
             Form::V5 => {
                 let code = error.reason_code();
-                self.say_last(&[0x20, 0x03, 0x00, code, 0x00], code).await;
+                self.say_last(&[0x20, 0x03, 0x00, code, 0x00], code, code).await;
             }
             Form::Silence => {}
         }
@@ -727,16 +746,16 @@ impl Wire<'_> {
         // A refusal above the client's maximum is left out, the close is not.
         codec::encode_within(&packet, protocol, max, &mut bytes);
         trace::refused(&connect.client_id, &bytes, protocol);
-        self.say_last(&bytes, wire_code).await;
+        self.say_last(&bytes, wire_code, code).await;
         self.fail(HandshakeError::Refused { code, client_id: connect.client_id.as_str().into() })
     }
 
-    /// Sends the last bytes and ends what is sent.
-    async fn say_last(&mut self, bytes: &[u8], code: u8) {
+    /// Sends the last bytes and ends what is sent: `code` is the one in them, `reason` that of version 5.
+    async fn say_last(&mut self, bytes: &[u8], code: u8, reason: u8) {
         if self.layers.seal(bytes).is_err() {
             return;
         }
-        self.layers.close();
+        self.layers.close(Some(reason));
         let _ = self.flush().await;
         self.socket.set_code(code);
         let _ = self.socket.shutdown().await;

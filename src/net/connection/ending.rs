@@ -124,7 +124,7 @@ impl Connection {
             }
             let _ = io.layers.seal(last);
             trace::written(&self.device, last, self.inbound.protocol());
-            io.layers.close();
+            io.layers.close(code);
             io.socket.try_write(&io.layers.wire[io.layers.sent..]);
             io.socket.set_code(code.unwrap_or(reason::NORMAL_DISCONNECTION));
             self.device.detach(self.epoch);

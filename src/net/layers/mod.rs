@@ -1,5 +1,6 @@
 //! What lies between the socket's bytes and MQTT: TLS, WebSocket, both or neither.
 
+mod closing;
 pub(super) mod layered;
 pub(super) mod socket;
 pub(super) mod tls;
@@ -11,6 +12,7 @@ use gateway_core::Effort;
 use thiserror::Error;
 
 use self::{
+    closing::CloseStatus,
     tls::TlsLayer,
     websocket::{Frames, WebSocketError, binary_header},
 };
@@ -143,10 +145,13 @@ impl Layers {
         Ok(())
     }
 
-    /// Says goodbye in TLS.
-    pub(in crate::net) fn close(&mut self) {
-        if self.websocket.is_some() {
-            let _ = self.seal_raw(&[&[0x88, 0x02, 0x03, 0xE8]]);
+    /// Says goodbye: in a WebSocket by a Close frame, the answer to the peer's or with the status for `code`, the MQTT reason;
+    /// then in TLS.
+    pub(in crate::net) fn close(&mut self, code: Option<u8>) {
+        let last =
+            self.websocket.as_mut().and_then(|frames| frames.closing.last_frame(CloseStatus::of(code)));
+        if let Some(last) = last {
+            let _ = self.seal_raw(&[&last]);
         }
         if let Some(tls) = &mut self.tls {
             // Nobody to tell if TLS has failed.

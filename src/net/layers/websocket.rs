@@ -1,5 +1,7 @@
 //! The server side of WebSocket: upgrade answer, incoming frames, outgoing headers.
 //!
+//! [`super::closing`] has the closing handshake.
+//!
 //! MQTT packets may span frames and frames may hold several packets [MQTT-6.0.0-2], so payload bytes are
 //! passed on as they arrive and no frame is ever buffered. Only binary frames are allowed [MQTT-6.0.0-1].
 
@@ -7,6 +9,7 @@ use gateway_core::metrics::count;
 use thiserror::Error;
 use tungstenite::handshake::derive_accept_key;
 
+use super::closing::{CloseStatus, Closing};
 use crate::door::{Origins, is_this_machine};
 
 const LONGEST_REQUEST: usize = 16 << 10;
@@ -14,9 +17,9 @@ const LONGEST_REQUEST: usize = 16 << 10;
 /// Why a WebSocket connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(in crate::net) enum WebSocketError {
-    /// Reserved bits, an unmasked or text frame, or a bad control frame.
-    #[error("websocket protocol violated")]
-    Protocol,
+    /// A frame against RFC 6455, or one that MQTT does not allow [MQTT-6.0.0-1], and the status that tells the peer so.
+    #[error("websocket frame refused: {0}")]
+    Refused(CloseStatus),
     /// The peer sent a close frame.
     #[error("websocket closed by the peer")]
     Closed,
@@ -65,7 +68,8 @@ pub(in crate::net) fn upgrade(bytes: &[u8], path: &str, origins: &Origins, this_
     else {
         return refuse("426 Upgrade Required");
     };
-    if !has("sec-websocket-version", "13") {
+    // HTTP/1.0 knows no upgrade (RFC 9110 section 7.8).
+    if request.version != Some(1) || !has("sec-websocket-version", "13") {
         return refuse("426 Upgrade Required");
     }
     let protocol = ["mqtt", "mqttv3.1"].into_iter().find(|name| has("sec-websocket-protocol", name));
@@ -106,6 +110,8 @@ pub(in crate::net) struct Frames {
     control: Vec<u8>,
     /// Frames that ended since [`Self::take_count`].
     count: usize,
+    /// What ends the connection, once.
+    pub(in crate::net) closing: Closing,
 }
 
 impl Frames {
@@ -114,8 +120,22 @@ impl Frames {
         std::mem::take(&mut self.count)
     }
 
-    /// Appends the payload of `bytes` to `plain`, and answers to control frames to `replies`.
+    /// Appends the payload of `bytes` to `plain`, and answers to pings to `replies`. Nothing is read after an error, for which
+    /// [`Self::closing`] then has the last frame to send.
     pub(in crate::net) fn open(
+        &mut self,
+        bytes: &[u8],
+        plain: &mut Vec<u8>,
+        replies: &mut Vec<u8>,
+    ) -> Result<(), WebSocketError> {
+        let opened = self.open_frames(bytes, plain, replies);
+        if let Err(WebSocketError::Refused(status)) = opened {
+            self.closing.refuse(status);
+        }
+        opened
+    }
+
+    fn open_frames(
         &mut self,
         mut bytes: &[u8],
         plain: &mut Vec<u8>,
@@ -157,7 +177,7 @@ impl Frames {
             _ => 0,
         };
         if !masked {
-            return Err(WebSocketError::Protocol);
+            return Err(WebSocketError::Refused(CloseStatus::PROTOCOL_ERROR));
         }
         if self.have < 2 + extended + 4 {
             return Ok(rest);
@@ -182,12 +202,15 @@ impl Frames {
         let reserved = self.header[0] & 0x70 != 0;
         let ok = match self.opcode {
             0 => self.fragmented,
-            2 => !self.fragmented,
+            1 | 2 => !self.fragmented,
             8..=10 => fin && self.left <= 125,
             _ => false,
         };
-        if reserved || !ok || self.left > i64::MAX as u64 {
-            return Err(WebSocketError::Protocol);
+        if reserved || !ok || !self.has_shortest_length() {
+            return Err(WebSocketError::Refused(CloseStatus::PROTOCOL_ERROR));
+        }
+        if self.opcode == 1 {
+            return Err(WebSocketError::Refused(CloseStatus::UNSUPPORTED_DATA));
         }
         if self.opcode < 8 {
             self.fragmented = !fin;
@@ -196,14 +219,20 @@ impl Frames {
         Ok(())
     }
 
+    /// Tells whether the length is in the shortest form that holds it, and below 2^63 (RFC 6455 section 5.2).
+    fn has_shortest_length(&self) -> bool {
+        match self.header[1] & 0x7F {
+            126 => self.left > 125,
+            127 => u16::try_from(self.left).is_err() && i64::try_from(self.left).is_ok(),
+            _ => true,
+        }
+    }
+
     fn end_frame(&mut self, replies: &mut Vec<u8>) -> Result<(), WebSocketError> {
         self.count += 1;
         match self.opcode {
             8 => {
-                let code = self.control.get(..2).unwrap_or_default();
-                replies.push(0x88);
-                replies.push(code.len() as u8);
-                replies.extend_from_slice(code);
+                self.closing.answer(&self.control);
                 Err(WebSocketError::Closed)
             }
             9 => {
@@ -305,7 +334,7 @@ mod tests {
             &masked(0x80, b"x"),
         ] {
             let result = Frames::default().open(bad, &mut Vec::new(), &mut Vec::new());
-            assert_eq!(result, Err(WebSocketError::Protocol), "{bad:?}");
+            assert!(matches!(result, Err(WebSocketError::Refused(_))), "{bad:?}");
         }
         let close = Frames::default().open(&masked(0x88, &[3, 232]), &mut Vec::new(), &mut Vec::new());
         assert_eq!(close, Err(WebSocketError::Closed));
