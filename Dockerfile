@@ -26,7 +26,7 @@ RUN --mount=type=cache,target=/usr/local/cargo/registry \
 #
 #   -p 10000:10000 -e MQTT_SERVER_GRPC_ADDR=0.0.0.0:10000 -e MQTT_SERVER_BACKENDS__TOKENS=/var/lib/mqtt-server/tokens
 #
-# A file of your own: -v ./mqtt-server.toml:/etc/mqtt-server.toml:ro -e MQTT_SERVER_CONFIG=/etc/mqtt-server.toml.
+# A file of your own, whose addresses hold, goes in with: -v ./mqtt-server.toml:/etc/mqtt-server.toml:ro -e MQTT_SERVER_CONFIG=/etc/mqtt-server.toml.
 FROM debian:trixie-slim
 # OpenSSL of the system: only connections to Kafka use it, and a new image has its fixes.
 RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates libssl3t64 && rm -rf /var/lib/apt/lists/* && \
@@ -35,7 +35,7 @@ COPY --from=build /mqtt-server /usr/local/bin/mqtt-server
 USER mqtt
 WORKDIR /var/lib/mqtt-server
 VOLUME ["/var/lib/mqtt-server"]
-ENV MQTT_SERVER_ADDR=0.0.0.0:8883 \
+ENV MQTT_SERVER_DEFAULT__ADDR=0.0.0.0:8883 \
     MQTT_SERVER_CERT=/certs/server.crt \
     MQTT_SERVER_KEY=/certs/server.key \
     MQTT_SERVER_DATA_DIR=/var/lib/mqtt-server/data

@@ -27,18 +27,38 @@ impl Address {
         }
     }
 
+    /// Whether it is one of IPv6.
+    pub fn is_ipv6(&self) -> bool {
+        matches!(self, Self::Ip(addr) if addr.is_ipv6())
+    }
+}
+
+/// What a socket binds.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Binding {
+    /// Where.
+    pub address: Address,
+    /// Whether `[::]` takes no connections over IPv4.
+    pub ipv6_only: bool,
+}
+
+impl Binding {
     /// Whether binding both would fail; port 0 never collides.
     pub fn collides(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Ip(a), Self::Ip(b)) => {
+        match (&self.address, &other.address) {
+            (Address::Ip(a), Address::Ip(b)) => {
                 let (ip_a, ip_b) = (a.ip().to_canonical(), b.ip().to_canonical());
-                let same_family = ip_a.is_ipv4() == ip_b.is_ipv4();
-                let any = same_family && (ip_a.is_unspecified() || ip_b.is_unspecified());
-                a.port() != 0 && a.port() == b.port() && (ip_a == ip_b || any)
+                let same_port = a.port() != 0 && a.port() == b.port();
+                same_port && (ip_a == ip_b || self.covers(ip_a, ip_b) || other.covers(ip_b, ip_a))
             }
-            (Self::Unix(a), Self::Unix(b)) => a == b,
+            (Address::Unix(a), Address::Unix(b)) => a == b,
             _ => false,
         }
+    }
+
+    /// Whether its own address `any` is every address of a family that `ip` is of.
+    fn covers(&self, any: IpAddr, ip: IpAddr) -> bool {
+        any.is_unspecified() && (any.is_ipv4() == ip.is_ipv4() || any.is_ipv6() && !self.ipv6_only)
     }
 }
 
@@ -292,10 +312,20 @@ mod tests {
 
     #[test]
     fn any_address_collides_with_a_specific_one() {
-        let address = |text: &str| text.parse::<Address>().unwrap();
+        let address = |text: &str| Binding { address: text.parse().unwrap(), ipv6_only: false };
+        let ipv6_only = |text: &str| Binding { ipv6_only: true, ..address(text) };
         assert!(address("0.0.0.0:1").collides(&address("127.0.0.1:1")));
         assert!(!address("0.0.0.0:1").collides(&address("127.0.0.1:2")));
-        assert!(!address("[::]:1").collides(&address("127.0.0.1:1")));
+        for ip in ["127.0.0.1:1", "0.0.0.0:1", "[::1]:1", "[::]:1"] {
+            assert!(
+                address("[::]:1").collides(&address(ip)) && address(ip).collides(&address("[::]:1")),
+                "{ip}"
+            );
+        }
+        assert!(!ipv6_only("[::]:1").collides(&address("127.0.0.1:1")));
+        assert!(!address("0.0.0.0:1").collides(&ipv6_only("[::]:1")));
+        assert!(!address("0.0.0.0:1").collides(&address("[::1]:1")));
+        assert!(ipv6_only("[::]:1").collides(&address("[::1]:1")));
         assert!(!address("127.0.0.1:0").collides(&address("127.0.0.1:0")));
         assert!(address("unix:/a").collides(&address("unix:/a")));
     }

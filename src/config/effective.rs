@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{Address, ByteSize, Config, Listener, ListenerKind, SharedStrategy};
+use super::{Address, Binding, ByteSize, Config, Listener, ListenerKind, SharedStrategy};
 
 impl Config {
     /// The most memory this configuration can use, as one line for people.
@@ -41,7 +41,8 @@ impl Config {
         let mut listeners = Vec::new();
         if let Some(address) = &self.addr {
             let kind = if self.non_tls { ListenerKind::Tcp } else { ListenerKind::Tls };
-            listeners.push((address.clone(), named("default", kind)));
+            let listener = Listener { ipv6_only: self.ipv6_only, ..named("default", kind) };
+            listeners.push((address.clone(), listener));
         }
         for listener in &self.listeners {
             if let Some(address) = &listener.address {
@@ -53,7 +54,12 @@ impl Config {
                 [("dev-tcp", 1883, ListenerKind::Tcp), ("dev-ws", 8083, ListenerKind::Ws)]
             {
                 let address = Address::Ip(([127, 0, 0, 1], port).into());
-                if !listeners.iter().any(|(taken, _)| taken.collides(&address)) {
+                let own = Binding { address: address.clone(), ipv6_only: false };
+                let mut taken = listeners.iter().map(|(address, listener)| Binding {
+                    address: address.clone(),
+                    ipv6_only: listener.ipv6_only,
+                });
+                if !taken.any(|taken| taken.collides(&own)) {
                     listeners.push((address, named(name, kind)));
                 }
             }

@@ -6,7 +6,7 @@ use toml::{Table, Value};
 
 use super::{
     Bridge, Config, ConfigError, Flags, KafkaBridge, Listener, MqttBridge, Problem, WebhookBridge,
-    environment::{PREFIX, of_kubernetes},
+    environment::{DEFAULT_PREFIX, PREFIX, of_kubernetes},
     secret::{HIDDEN, is_secret},
 };
 
@@ -16,7 +16,8 @@ pub(super) const CONFIG_VARIABLE: &str = "MQTT_SERVER_CONFIG";
 const OPEN_TABLES: [&str; 3] = ["bridges", "limits.shared_groups", "tenants"];
 
 impl Config {
-    /// Defaults, the file's text over them, `MQTT_SERVER_*` over that, flags over all; then validated.
+    /// Defaults, the file's text over them, `MQTT_SERVER_*` over that, flags over all; then validated. `MQTT_SERVER_DEFAULT__*`
+    /// are below the file.
     ///
     /// # Errors
     /// Every unknown key, every value of the wrong form and every rule broken, in one error.
@@ -178,7 +179,11 @@ impl Loader {
             if variable == CONFIG_VARIABLE {
                 continue;
             }
-            let key = name.to_lowercase().replace("__", ".");
+            let default = name.strip_prefix(DEFAULT_PREFIX);
+            let key = default.unwrap_or(name).to_lowercase().replace("__", ".");
+            if default.is_some() && self.has(&key) {
+                continue;
+            }
             match find(&self.schema, &key) {
                 Some(known) => match parse_as(known, text) {
                     Ok(value) => self.set(&key, value, variable),
@@ -197,6 +202,12 @@ impl Loader {
                 }
             }
         }
+    }
+
+    /// Whether the file, or what came before, sets the key.
+    fn has(&self, key: &str) -> bool {
+        let path: Vec<String> = key.split('.').map(str::to_owned).collect();
+        lookup(&self.table, &path).is_some()
     }
 
     fn set(&mut self, key: &str, value: Value, origin: &str) {

@@ -40,7 +40,7 @@ pub use gateway_core::{
     units::{ByteSize, Span},
 };
 
-pub use address::{Address, FileMode};
+pub use address::{Address, Binding, FileMode};
 pub use auth::{Auth, AuthCertificate, AuthHttp, AuthJwt, AuthPassword, AuthStep};
 pub use authorization::{Authorization, DeniedPublish};
 pub use backends::{BackendCertificate, BackendJwt, Backends};

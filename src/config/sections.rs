@@ -96,6 +96,8 @@ pub struct Listener {
     /// Where it binds; required.
     #[serde(with = "optional")]
     pub address: Option<Address>,
+    /// `[::]` takes no connections over IPv4.
+    pub ipv6_only: bool,
     /// What it speaks.
     pub kind: ListenerKind,
     /// Certificate chain; empty takes the top-level one.
@@ -136,6 +138,7 @@ impl Default for Listener {
         Self {
             name: String::new(),
             address: None,
+            ipv6_only: false,
             kind: ListenerKind::Tls,
             cert: None,
             key: None,
@@ -158,6 +161,8 @@ impl Default for Listener {
 #[derive(Debug, Clone, PartialEq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Grpc {
+    /// `[::]` as grpc_addr takes no connections over IPv4.
+    pub ipv6_only: bool,
     /// Speak TLS.
     pub tls: bool,
     /// Certificate chain; empty takes the top-level one.
@@ -208,6 +213,7 @@ pub struct Grpc {
 impl Default for Grpc {
     fn default() -> Self {
         Self {
+            ipv6_only: false,
             tls: true,
             cert: None,
             key: None,
@@ -239,6 +245,8 @@ impl Default for Grpc {
 pub struct Http {
     /// Serve it.
     pub enabled: bool,
+    /// `[::]` as http_addr takes no connections over IPv4.
+    pub ipv6_only: bool,
     /// Speak TLS.
     pub tls: bool,
     /// Certificate chain; empty takes the top-level one.
@@ -280,6 +288,7 @@ impl Default for Http {
         let seconds = Span(Duration::from_secs(10));
         Self {
             enabled: true,
+            ipv6_only: false,
             tls: false,
             cert: None,
             key: None,
@@ -457,6 +466,8 @@ pub struct Config {
     /// Address of the default listener; empty is none.
     #[serde(with = "optional")]
     pub addr: Option<Address>,
+    /// `[::]` as addr takes no connections over IPv4.
+    pub ipv6_only: bool,
     /// Certificate chain, PEM.
     pub cert: PathBuf,
     /// Private key, PEM.
@@ -536,6 +547,7 @@ impl Default for Config {
     fn default() -> Self {
         Self {
             addr: Some(Address::Ip(SocketAddr::from(([127, 0, 0, 1], 8883)))),
+            ipv6_only: false,
             cert: PathBuf::from("server.crt"),
             key: PathBuf::from("private.key"),
             non_tls: false,

@@ -658,3 +658,37 @@ fn flags_and_environment_reach_the_database() {
     assert_eq!(config.database.tls.ca.unwrap().to_str(), Some("ca.crt"));
     assert!(load("--db-migrate true", "[database]\nreplication = 3", &[]).unwrap().database.migrate);
 }
+
+/// The failure: a configuration file cannot say where the gateway listens, since its image says so in a variable, which is over it.
+#[test]
+fn a_default_of_the_image_is_below_the_file_and_above_ours() {
+    let env = &[
+        ("MQTT_SERVER_DEFAULT__HTTP_ADDR", "127.0.0.2:1"),
+        ("MQTT_SERVER_DEFAULT__LIMITS__MAX_INFLIGHT", "7"),
+    ];
+    let shown = |flags: &str, file: &str, more: &[(&str, &str)]| {
+        let config = load(flags, file, &[&env[..], more].concat()).unwrap();
+        (config.http_addr.to_string(), config.limits.max_inflight)
+    };
+    assert_eq!(shown("", "", &[]), ("127.0.0.2:1".to_owned(), 7));
+    assert_eq!(
+        shown("", "http_addr = \"127.0.0.3:1\"\n[limits]\nmax_inflight = 8", &[]),
+        ("127.0.0.3:1".to_owned(), 8)
+    );
+    assert_eq!(shown("", "", &[("MQTT_SERVER_HTTP_ADDR", "127.0.0.4:1")]).0, "127.0.0.4:1");
+    assert_eq!(shown("--http-addr 127.0.0.5:1", "", &[]).0, "127.0.0.5:1");
+    let wrong = load("", "", &[("MQTT_SERVER_DEFAULT__NOTHING", "1")]).unwrap_err().to_string();
+    assert!(wrong.contains("MQTT_SERVER_DEFAULT__NOTHING"), "{wrong}");
+}
+
+#[test]
+fn ipv6_only_is_for_addresses_of_ipv6() {
+    let problem = |text: &str| load("", text, &[]).unwrap_err().to_string();
+    assert!(problem("ipv6_only = true").contains("ipv6_only"));
+    assert!(problem("[grpc]\nipv6_only = true").contains("grpc_addr"));
+    load("--insecure-grpc", "http_addr = \"[::]:9090\"\n[http]\nipv6_only = true", &[]).unwrap();
+    // Of IPv6 alone, it leaves the port to a listener of IPv4.
+    let both = |only: bool| format!("http_addr = \"[::]:10000\"\n[http]\nipv6_only = {only}");
+    load("--insecure-grpc", &both(true), &[]).unwrap();
+    assert!(load("--insecure-grpc", &both(false), &[]).is_err());
+}

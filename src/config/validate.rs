@@ -2,7 +2,7 @@
 
 use std::{fmt::Display, net::SocketAddr, time::Duration};
 
-use super::{Address, ByteSize, Config, ConfigError, Limits, ListenerKind, Problem, log_level};
+use super::{Address, Binding, ByteSize, Config, ConfigError, Limits, ListenerKind, Problem, log_level};
 
 impl Config {
     /// Checks every section.
@@ -203,22 +203,32 @@ impl Config {
     }
 
     fn check_addresses(&self, check: &mut Check) {
-        let mut taken: Vec<(String, Address, bool)> = Vec::new();
-        let top = self.addr.iter().map(|address| ("addr".to_owned(), address.clone(), false));
+        let mut taken: Vec<(String, Binding, bool)> = Vec::new();
+        let bound = |address, ipv6_only| Binding { address, ipv6_only };
+        let top = self.addr.iter().map(|address| bound(address.clone(), self.ipv6_only));
+        let top = top.map(|binding| ("addr".to_owned(), binding, false));
         let listed = self.listeners.iter().enumerate().filter_map(|(number, listener)| {
             // Ports of UDP are others than those of TCP.
             let udp = listener.kind == ListenerKind::Quic;
-            Some((format!("listeners[{number}].address"), listener.address.clone()?, udp))
+            let binding = bound(listener.address.clone()?, listener.ipv6_only);
+            Some((format!("listeners[{number}].address"), binding, udp))
         });
-        let http = self.http.enabled.then(|| ("http_addr".to_owned(), Address::Ip(self.http_addr), false));
-        let grpc = ("grpc_addr".to_owned(), Address::Ip(self.grpc_addr), false);
-        for (key, address, udp) in top.chain(listed).chain([grpc]).chain(http) {
+        let http = bound(Address::Ip(self.http_addr), self.http.ipv6_only);
+        let http = self.http.enabled.then(|| ("http_addr".to_owned(), http, false));
+        let grpc = bound(Address::Ip(self.grpc_addr), self.grpc.ipv6_only);
+        let grpc = ("grpc_addr".to_owned(), grpc, false);
+        for (key, binding, udp) in top.chain(listed).chain([grpc]).chain(http) {
+            let address = &binding.address;
             let other =
-                taken.iter().find(|(_, other, other_udp)| *other_udp == udp && other.collides(&address));
+                taken.iter().find(|(_, other, other_udp)| *other_udp == udp && other.collides(&binding));
             if let Some((other, ..)) = other {
-                check.fail(&key, &address, format!("same address as {other}"), "give each its own port");
+                check.fail(&key, address, format!("same address as {other}"), "give each its own port");
             }
-            taken.push((key, address, udp));
+            if binding.ipv6_only && !address.is_ipv6() {
+                let problem = "no address of IPv6, and its ipv6_only is true";
+                check.fail(&key, address, problem, "write [::] and the port, or leave ipv6_only out");
+            }
+            taken.push((key, binding, udp));
         }
     }
 

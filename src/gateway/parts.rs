@@ -174,9 +174,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             bound.push(listener);
         }
     }
-    let grpc_socket = take_or_bind(sockets.remove("grpc"), "grpc_addr", config.grpc_addr, &config)?;
+    let (grpc_v6, http_v6) = (config.grpc.ipv6_only, config.http.ipv6_only);
+    let grpc_socket = take_or_bind(sockets.remove("grpc"), "grpc_addr", config.grpc_addr, grpc_v6, &config)?;
     let http_socket = match config.http.enabled {
-        true => Some(take_or_bind(sockets.remove("http"), "http_addr", config.http_addr, &config)?),
+        true => Some(take_or_bind(sockets.remove("http"), "http_addr", config.http_addr, http_v6, &config)?),
         false => None,
     };
 
@@ -360,13 +361,14 @@ impl Prepared {
         let name = &self.listener.name;
         let failed =
             |error| StartError::Bind { key: self.key.clone(), address: self.address.to_string(), error };
+        let ipv6_only = self.listener.ipv6_only;
         let bound = match (socket, &self.address) {
             #[cfg(feature = "quic")]
             (_, Address::Ip(address)) if self.listener.kind == ListenerKind::Quic => {
-                BoundListener::bind_quic(name, *address, config.quic)
+                BoundListener::bind_quic(name, *address, ipv6_only, config.quic)
             }
             (Some(socket), _) => BoundListener::from_std(name, socket),
-            (None, Address::Ip(address)) => BoundListener::bind(name, *address),
+            (None, Address::Ip(address)) => BoundListener::bind(name, *address, ipv6_only),
             (None, Address::Unix(path)) => BoundListener::bind_unix(name, path, self.listener.mode),
         };
         let mut bound = match bound {
@@ -440,12 +442,13 @@ fn take_or_bind(
     socket: Option<TcpListener>,
     key: &str,
     address: SocketAddr,
+    ipv6_only: bool,
     config: &Config,
 ) -> Result<TcpListener, StartError> {
     let failed = |error| StartError::Bind { key: key.to_owned(), address: address.to_string(), error };
     let socket = match socket {
         Some(socket) => socket,
-        None => TcpListener::bind(address).map_err(failed)?,
+        None => net::listen(address, ipv6_only).map_err(failed)?,
     };
     // That of the standard library is 128: in a flood of connections the system would have others try again a second later.
     socket2::SockRef::from(&socket).listen(BACKLOG)?;

@@ -29,7 +29,7 @@ mod timers;
 mod trace;
 mod wheel;
 
-pub(crate) use accept::listener::{BoundListener, accept_loop, probe_silent_peers};
+pub(crate) use accept::listener::{BoundListener, accept_loop, listen, probe_silent_peers};
 #[cfg(feature = "quic")]
 pub(crate) use quic::ALPN;
 pub(crate) use shard::{Pulse, ShardHandle, start_shards, tick_shards};

@@ -268,3 +268,64 @@ fn socket_timer(local: u16, remote: u16) -> Option<String> {
         is_this.then(|| fields.get(5).map(|timer| timer[..2].to_owned()))?
     })
 }
+
+/// The failure: `[::]` takes connections over IPv4 at gRPC and HTTP, and at no listener for devices.
+#[test]
+fn every_address_of_ipv6_means_the_same_for_every_listener() {
+    use mqtt_server::{
+        Gateway,
+        config::{Config, Listener, ListenerKind},
+    };
+    // Of this machine, and nobody else's here: a port that is free for IPv4 may be another test's at 127.0.0.1.
+    const IPV4: &str = "127.9.8.7";
+    const NAMES: [&str; 6] = ["default", "tls", "ws", "quic", "grpc", "http"];
+    if std::net::TcpListener::bind("[::1]:0").is_err() {
+        eprintln!("no IPv6 here");
+        return;
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let directory = tempfile::tempdir().expect("make a directory");
+    let pair = rcgen::generate_simple_self_signed(["localhost".to_owned()]).expect("a certificate");
+    let (cert, key) = (directory.path().join("crt"), directory.path().join("key"));
+    fs::write(&cert, pair.cert.pem()).expect("write the certificate");
+    fs::write(&key, pair.signing_key.serialize_pem()).expect("write the key");
+    fs::set_permissions(&key, fs::Permissions::from_mode(0o600)).expect("keep the key");
+    let any = "[::]:0".parse().ok();
+    for ipv6_only in [false, true] {
+        let listener = |name: &str, kind| {
+            let address = any.clone();
+            Listener { name: name.to_owned(), kind, address, ipv6_only, ..Listener::default() }
+        };
+        let mut config = Config {
+            addr: any.clone(),
+            ipv6_only,
+            non_tls: true,
+            insecure_grpc: true,
+            cert: cert.clone(),
+            key: key.clone(),
+            grpc_addr: "[::]:0".parse().expect("an address"),
+            http_addr: "[::]:0".parse().expect("an address"),
+            data_dir: directory.path().join("data"),
+            listeners: vec![
+                listener("tls", ListenerKind::Tls),
+                listener("ws", ListenerKind::Ws),
+                listener("quic", ListenerKind::Quic),
+            ],
+            ..Config::default()
+        };
+        config.auth.allow_anonymous = true;
+        (config.grpc.ipv6_only, config.http.ipv6_only) = (ipv6_only, ipv6_only);
+        let gateway = runtime.block_on(Gateway::builder(config).start()).expect("start");
+        for name in NAMES {
+            let port = gateway.address(name).expect("an address").port();
+            let over_ipv4 = match name {
+                // Whose port is free for IPv4 has none there.
+                "quic" => std::net::UdpSocket::bind((IPV4, port)).is_err(),
+                _ => TcpStream::connect((IPV4, port)).is_ok(),
+            };
+            assert_eq!(over_ipv4, !ipv6_only, "{name}");
+            assert!(name == "quic" || TcpStream::connect(("::1", port)).is_ok(), "{name}");
+        }
+        runtime.block_on(gateway.shutdown());
+    }
+}

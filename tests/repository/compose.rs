@@ -22,6 +22,25 @@ fn texts(value: &Value) -> Vec<&str> {
     value.as_array().expect("a list").iter().map(|item| item.as_str().expect("a text")).collect()
 }
 
+/// The variables that the image sets.
+fn of_image() -> BTreeMap<String, String> {
+    let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");
+    let set = |line: &str| -> Option<(String, String)> {
+        let line = line.trim_start_matches("ENV").trim().trim_end_matches('\\').trim();
+        let (name, value) = line.strip_prefix("MQTT_SERVER_")?.split_once('=')?;
+        Some((format!("MQTT_SERVER_{name}"), value.to_owned()))
+    };
+    dockerfile.lines().filter_map(set).collect()
+}
+
+/// Those of the container of Compose, and one that says which devices may connect.
+fn of_container(compose: &Value) -> BTreeMap<String, String> {
+    let env = compose["services"]["gateway"]["environment"].as_object().expect("an environment");
+    let env = env.iter().map(|(name, value)| (name.clone(), value.as_str().expect("a text").to_owned()));
+    let anonymous = ("MQTT_SERVER_AUTH__ALLOW_ANONYMOUS".to_owned(), "true".to_owned());
+    of_image().into_iter().chain(env).chain([anonymous]).collect()
+}
+
 /// `${NAME:-default}` as Compose fills it in: by `database` for DATABASE, else the default.
 fn filled(text: &str, database: Option<&str>) -> String {
     let Some((before, rest)) = text.split_once("${") else { return text.to_owned() };
@@ -87,9 +106,11 @@ fn the_program_takes_the_flags_and_the_database_it_is_given_is_a_service() {
 fn published_ports_are_on_loopback_and_the_gateway_listens_on_them() {
     let Some(compose) = compose() else { return };
     let gateway = &compose["services"]["gateway"];
-    let flags = texts(&gateway["command"]);
-    let mut listening: Vec<&str> =
-        flags.iter().filter_map(|flag| flag.split_once("=0.0.0.0:")).map(|(_, port)| port).collect();
+    let config = Config::load(&Flags::default(), None, &of_container(&compose)).expect("a configuration");
+    let Some(Address::Ip(devices)) = config.addr else { panic!("an address for devices") };
+    let all = [devices, config.grpc_addr, config.http_addr];
+    let all = all.iter().filter(|address| address.ip().is_unspecified());
+    let mut listening: Vec<String> = all.map(|address| address.port().to_string()).collect();
     let mut published: Vec<&str> = texts(&gateway["ports"])
         .into_iter()
         .map(|port| {
@@ -177,12 +198,7 @@ fn the_image_starts_as_it_stands_and_listens_beyond_the_container() {
         !dockerfile.lines().any(|line| line.starts_with("CMD")) && !dockerfile.contains("\"--config\""),
         "{dockerfile}"
     );
-    let set = |line: &str| -> Option<(String, String)> {
-        let line = line.trim_start_matches("ENV").trim().trim_end_matches('\\').trim();
-        let (name, value) = line.strip_prefix("MQTT_SERVER_")?.split_once('=')?;
-        Some((format!("MQTT_SERVER_{name}"), value.to_owned()))
-    };
-    let env: BTreeMap<String, String> = dockerfile.lines().filter_map(set).collect();
+    let env = of_image();
     let unsaid =
         Config::load(&Flags::default(), None, &env).expect_err("nobody said which devices may connect");
     assert!(unsaid.to_string().contains("--allow-anonymous"), "{unsaid}");
@@ -198,4 +214,18 @@ fn the_image_starts_as_it_stands_and_listens_beyond_the_container() {
     command.envs(env.iter().map(|(name, value)| (name, value.replace("/certs", &certs))));
     let (success, output) = run(&mut command, Duration::from_secs(60));
     assert!(success, "{env:?}: {output}");
+}
+
+/// The failure: addresses in a configuration file do nothing, since the image and Compose set others over them.
+#[test]
+fn an_address_of_the_configuration_holds_in_the_container() {
+    let Some(compose) = compose() else { return };
+    let flags = texts(&compose["services"]["gateway"]["command"]);
+    assert!(!flags.iter().any(|flag| flag.contains("addr=") && !flag.starts_with("--db-addr=")), "{flags:?}");
+    let file = "addr = \"[::]:18883\"\ngrpc_addr = \"[::]:11000\"\nhttp_addr = \"127.0.0.1:9099\"\n";
+    let config =
+        Config::load(&Flags::default(), Some(file), &of_container(&compose)).expect("a configuration");
+    let devices = config.addr.expect("an address for devices").to_string();
+    let [grpc, http] = [config.grpc_addr, config.http_addr].map(|address| address.to_string());
+    assert_eq!([&*devices, &*grpc, &*http], ["[::]:18883", "[::]:11000", "127.0.0.1:9099"]);
 }

@@ -173,8 +173,19 @@ fn the_gateway_takes_the_variables_of_the_chart() {
         .take_while(|line| line.is_empty() || line.starts_with("  "))
         .map(|line| format!("{}\n", line.trim()))
         .collect();
-    let config = Config::load(&Flags::default(), Some(&config), &env).expect("a configuration that starts");
-    assert!(!config.grpc_addr.ip().is_loopback() && config.backends.takes_bearers());
+    let load =
+        |text: &str| Config::load(&Flags::default(), Some(text), &env).expect("a configuration that starts");
+    let loaded = load(&config);
+    assert!(!loaded.grpc_addr.ip().is_loopback() && loaded.backends.takes_bearers());
+    // Its addresses do not hold before those of the configuration, as those of the unit of the package.
+    let own = load(&format!(
+        "addr = \"[::]:8883\"\ngrpc_addr = \"[::]:10000\"\nhttp_addr = \"[::]:9090\"\n{config}"
+    ));
+    let devices = own.addr.as_ref().map(ToString::to_string);
+    assert_eq!(devices.as_deref(), Some("[::]:8883"));
+    assert!(own.grpc_addr.is_ipv6() && own.http_addr.is_ipv6(), "{own:?}");
+    let unit = read("deploy/deb/mqtt-server.service");
+    assert!(!unit.contains("addr") && !unit.contains("Environment"), "{unit}");
 }
 
 /// The manifests of the guide are for this gateway: it takes their variables, and would start with them.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::config::{Address, TlsVersion};
+use crate::config::{Binding, TlsVersion};
 
 use super::{
     Imported, Remark,
@@ -161,9 +161,12 @@ impl OptionReader {
                 format!("there is one tls.crl for all listeners: put the list of {other} into {first}");
             listener.blocked.push(problem);
         }
-        let address = |listener: &Listener| listener.address().ok()?.parse::<Address>().ok();
-        let taken = address(listener)
-            .is_some_and(|own| opened.iter().filter_map(address).any(|other| other.collides(&own)));
+        let binding = |listener: &Listener| {
+            let address = listener.address().ok()?.parse().ok()?;
+            Some(Binding { address, ipv6_only: listener.takes_ipv6_only() })
+        };
+        let taken = binding(listener)
+            .is_some_and(|own| opened.iter().filter_map(binding).any(|other| other.collides(&own)));
         if taken || opened.iter().any(|other| other.name() == listener.name()) {
             listener.blocked.push("another listener has its address".to_owned());
         }
@@ -175,7 +178,7 @@ impl OptionReader {
         };
         if !listener.ipv6_only && listener.host.is_none() && listener.unix.is_none() {
             note(format!(
-                "on all addresses of IPv4; for IPv6 add one like it with address = \"[::]:{}\"",
+                "on all addresses of IPv4; for those of IPv6 too write address = \"[::]:{}\"",
                 listener.port
             ));
         }

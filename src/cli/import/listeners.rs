@@ -89,6 +89,11 @@ impl Listener {
         }
     }
 
+    /// Tells whether it is on all addresses of IPv6, and those alone: Mosquitto binds `::` so, whoever asks for it.
+    pub(super) fn takes_ipv6_only(&self) -> bool {
+        self.address().is_ok_and(|address| address.starts_with("[::]:"))
+    }
+
     /// The steps of `[auth]` that do what Mosquitto did.
     fn steps(&self) -> Result<Vec<&'static str>, String> {
         if let Some(plugin) = &self.guard.plugin {
@@ -163,6 +168,9 @@ impl Listener {
             format!("address = {}", quoted(&address)),
             format!("kind = {}", quoted(self.kind())),
         ];
+        if self.takes_ipv6_only() {
+            rows.push("ipv6_only = true".to_owned());
+        }
         if let (Some(cert), Some(key)) = (&self.certfile, &self.keyfile) {
             rows.push(format!("cert = {}", quoted(cert)));
             rows.push(format!("key = {}", quoted(key)));

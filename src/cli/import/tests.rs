@@ -61,6 +61,25 @@ fn an_option_that_is_neither_carried_over_nor_told_is_found() {
     assert!(imported(&["nonsense 1"]).1[0].contains("not an option"));
 }
 
+/// The failure: a listener that Mosquitto has on IPv6 alone takes connections over IPv4 too.
+#[test]
+fn a_listener_of_ipv6_takes_no_connections_over_ipv4() {
+    let open = ["allow_anonymous true"];
+    for lines in [&["listener 1883 ::"][..], &["listener 1883", "socket_domain ipv6"]] {
+        let (config, _) = imported(&[lines, &open].concat());
+        assert!(
+            config.contains("address = \"[::]:1883\"") && config.contains("ipv6_only = true"),
+            "{config}"
+        );
+    }
+    for listener in ["listener 1883", "listener 1883 ::1", "listener 1883 127.0.0.1"] {
+        assert!(!imported(&[&[listener], &open[..]].concat()).0.contains("ipv6_only"), "{listener}");
+    }
+    // Both at once, as Mosquitto has them.
+    let (config, told) = imported(&["listener 1883 0.0.0.0", "listener 1883 ::", open[0]]);
+    assert_eq!(config.matches("\n[[listeners]]").count(), 2, "{config} {told:?}");
+}
+
 #[test]
 fn a_guard_that_is_lost_leaves_its_listener_closed() {
     let open = ["listener 1883", "allow_anonymous true"];

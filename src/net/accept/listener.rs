@@ -71,6 +71,22 @@ enum Bound {
     Quic(std::net::UdpSocket, Quic),
 }
 
+/// Binds `address`; `[::]` takes connections over IPv4 too, unless it is for IPv6 only. Whatever the system's default is, so that
+/// an address means the same for every listener.
+///
+/// # Errors
+/// Any error of the operating system.
+pub(crate) fn listen(address: SocketAddr, ipv6_only: bool) -> io::Result<std::net::TcpListener> {
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
+    if address.is_ipv6() {
+        socket.set_only_v6(ipv6_only)?;
+    }
+    socket.set_reuse_address(true)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    Ok(socket.into())
+}
+
 /// A listener that has its socket.
 pub(crate) struct BoundListener {
     socket: Bound,
@@ -93,19 +109,12 @@ pub(crate) fn probe_silent_peers(socket: &std::net::TcpListener, idle: Duration)
 }
 
 impl BoundListener {
-    /// Binds `address`. IPv6 sockets take IPv6 only, so that both families can be listed.
+    /// Binds as [`listen`] does.
     ///
     /// # Errors
     /// Any error of the operating system.
-    pub(crate) fn bind(name: &str, address: SocketAddr) -> io::Result<Self> {
-        let socket = Socket::new(Domain::for_address(address), Type::STREAM, Some(Protocol::TCP))?;
-        if address.is_ipv6() {
-            socket.set_only_v6(true)?;
-        }
-        socket.set_reuse_address(true)?;
-        socket.bind(&address.into())?;
-        socket.listen(BACKLOG)?;
-        Self::from_std(name, socket.into())
+    pub(crate) fn bind(name: &str, address: SocketAddr, ipv6_only: bool) -> io::Result<Self> {
+        Self::from_std(name, listen(address, ipv6_only)?)
     }
 
     /// As [`probe_silent_peers`], where this is a socket of TCP.
@@ -139,13 +148,18 @@ impl BoundListener {
         Ok(Self::new(name, Bound::Unix(file, socket), Address::Unix(path.to_owned())))
     }
 
-    /// Binds a socket for QUIC; [`Self::with_tls`] has to follow.
+    /// Binds a socket for QUIC as [`listen`] does one of TCP; [`Self::with_tls`] has to follow.
     ///
     /// # Errors
     /// Any error of the operating system.
     #[cfg(feature = "quic")]
-    pub(crate) fn bind_quic(name: &str, address: SocketAddr, settings: Quic) -> io::Result<Self> {
-        let socket = quic::bind(address)?;
+    pub(crate) fn bind_quic(
+        name: &str,
+        address: SocketAddr,
+        ipv6_only: bool,
+        settings: Quic,
+    ) -> io::Result<Self> {
+        let socket = quic::bind(address, ipv6_only)?;
         let address = Address::Ip(socket.local_addr()?);
         Ok(Self::new(name, Bound::Quic(socket, settings), address))
     }

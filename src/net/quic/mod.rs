@@ -48,14 +48,14 @@ const SOCKET_BUFFER: usize = 2 << 20;
 /// Connections at once whose last bytes are waited for.
 const MOST_LINGERING: usize = 1_000;
 
-/// Binds `address`. IPv6 sockets take IPv6 only, as those of TCP.
+/// Binds `address`; `[::]` takes packets over IPv4 too, unless it is for IPv6 only.
 ///
 /// # Errors
 /// Any error of the operating system.
-pub(in crate::net) fn bind(address: SocketAddr) -> io::Result<UdpSocket> {
+pub(in crate::net) fn bind(address: SocketAddr, ipv6_only: bool) -> io::Result<UdpSocket> {
     let socket = Socket::new(Domain::for_address(address), Type::DGRAM, Some(Protocol::UDP))?;
     if address.is_ipv6() {
-        socket.set_only_v6(true)?;
+        socket.set_only_v6(ipv6_only)?;
     }
     // The system gives what it allows.
     let _ = socket.set_recv_buffer_size(SOCKET_BUFFER);
