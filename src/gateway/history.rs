@@ -23,6 +23,7 @@ pub(super) fn open(config: &Config, database: &ScyllaLatest, latest: &LatestOpti
         version_start: latest.mark.as_ref().map_or(0, |mark| mark.ceiling()),
         version_offset: latest.version_offset,
         write_timeout: latest.write_timeout,
+        reads: Arc::clone(&latest.reads),
         // Within the quarter of the deadline that is kept for stores.
         last_flush: config.shutdown.deadline.0 / 5,
         ..HistoryOptions::default()

@@ -89,7 +89,7 @@ pub use history::{
     BucketPart, History, HistoryEntry, HistoryGauges, HistoryOptions, HistoryPage, HistoryPlace,
     HistoryQuery, HistoryRule, HistoryStore, Removal, Walk,
 };
-pub use latest::{Condition, Latest, LatestGauges, LatestOptions};
+pub use latest::{Condition, Latest, LatestGauges, LatestOptions, ReadWatch};
 pub use log::{
     LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionBounds, PartitionedLog, ReadLimit, Reading,
     Slice,

@@ -311,6 +311,72 @@ async fn a_store_that_hangs_stalls_nothing_and_gets_everything_once_it_answers()
     task.await.unwrap();
 }
 
+/// The failure: each read waits for the whole `read_timeout`, as long as the database is away.
+#[tokio::test(start_paused = true)]
+async fn reads_fail_at_once_while_the_database_is_known_to_be_away() {
+    let store = Flaky::new();
+    let options = LatestOptions { probe: Some(Duration::from_secs(5)), ..LatestOptions::default() };
+    let reads = Arc::clone(&options.reads);
+    let history = History::new(
+        Arc::new(MemoryHistory::default()),
+        HistoryOptions { reads: Arc::clone(&reads), ..HistoryOptions::default() },
+    );
+    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
+    let (stop, stopped) = watch::channel(false);
+    let task = tokio::spawn(Arc::clone(&latest).run(stopped));
+    let query = || LatestQuery { limit: 10, ..LatestQuery::default() };
+    let asked = HistoryQuery {
+        device: "d".to_owned(),
+        topic: "a".to_owned(),
+        from: Timestamp(0),
+        to: NOW,
+        oldest_first: true,
+        limit: 10,
+        page_token: String::new(),
+    };
+    for hangs in [true, false] {
+        if hangs { &store.hangs } else { &store.away }.store(true, SeqCst);
+        assert!(latest.get("a", Some("d")).await.is_err(), "it finds out");
+        while reads.check().is_ok() {
+            tokio::time::sleep(Duration::from_millis(100)).await;
+        }
+        record(&latest, "d", "waits", b"1");
+        let began = tokio::time::Instant::now();
+        for _ in 0..100 {
+            let got = latest.get("a", Some("d")).await;
+            assert!(matches!(got, Err(StoreError::Unavailable(_))), "{got:?}");
+            assert!(matches!(latest.list(query()).await, Err(StoreError::Unavailable(_))));
+            let page = history.page(asked.clone(), NOW).await;
+            assert!(matches!(page, Err(StoreError::Unavailable(_))), "{page:?}");
+            assert_eq!(payload(&latest, "waits", Some("d")).await.unwrap(), b"1");
+        }
+        assert_eq!(began.elapsed(), Duration::ZERO, "in virtual time");
+        store.hangs.store(false, SeqCst);
+        store.away.store(false, SeqCst);
+        // Nobody asks, and it is found out all the same; before the next attempt to write, which is up to five seconds away.
+        let back = tokio::time::Instant::now();
+        while reads.check().is_err() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(hangs || back.elapsed() <= Duration::from_millis(500), "{:?}", back.elapsed());
+        assert!(latest.list(query()).await.is_ok() && latest.get("a", Some("d")).await.is_ok());
+        latest.flush().await.unwrap();
+    }
+    // A database that takes no writes still answers.
+    store.most.store(0, SeqCst);
+    record(&latest, "d", "waits", b"2");
+    while latest.healthy() {
+        tokio::time::sleep(Duration::from_secs(1)).await;
+    }
+    for _ in 0..100 {
+        assert!(latest.get("a", Some("d")).await.is_ok());
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
+    store.most.store(usize::MAX, SeqCst);
+    stop.send(true).unwrap();
+    task.await.unwrap();
+}
+
 #[tokio::test]
 async fn a_flush_that_is_dropped_half_way_loses_nothing() {
     let latest = Latest::new(Flaky::new(), LatestOptions::default());

@@ -32,7 +32,7 @@ use tokio::{
     time::{sleep, timeout},
 };
 
-use super::{BoxFuture, LatestValue, StoreError, VersionClock, stripe::properties_size};
+use super::{BoxFuture, LatestValue, ReadWatch, StoreError, VersionClock, stripe::properties_size};
 
 use walk::BUCKET_MS;
 pub(crate) use walk::bucket;
@@ -86,6 +86,8 @@ pub struct HistoryOptions {
     pub write_timeout: Duration,
     /// A read not answered within this time has failed.
     pub read_timeout: Duration,
+    /// What is known about reads of the same database.
+    pub reads: Arc<ReadWatch>,
     /// How long writing may go on after shutdown began; what is left then is lost.
     pub last_flush: Duration,
 }
@@ -102,6 +104,7 @@ impl Default for HistoryOptions {
             version_offset: 0,
             write_timeout: Duration::from_secs(30),
             read_timeout: Duration::from_secs(10),
+            reads: Arc::default(),
             last_flush: Duration::from_secs(2),
         }
     }
@@ -337,13 +340,21 @@ impl History {
 
     /// One page of what is in the store. `query` is narrowed to what can be there at `now`: nothing older than the longest
     /// `ttl` of all rules. A message that was just received is not yet in the store.
+    ///
+    /// # Errors
+    /// At once while the store is known to be away.
     pub async fn page(&self, query: HistoryQuery, now: Timestamp) -> Result<HistoryPage, StoreError> {
         let longest = self.options.rules.iter().map(|rule| rule.ttl.as_secs()).max().unwrap_or_default();
         let from = Timestamp(now.0.saturating_sub(longest.saturating_mul(1000)));
         let to = Timestamp(now.0.saturating_add(AHEAD));
         let query = HistoryQuery { from: query.from.max(from), to: query.to.min(to), ..query };
-        let page = timeout(self.options.read_timeout, self.store.page(query)).await;
+        let reads = &self.options.reads;
+        let page = match reads.check() {
+            Ok(()) => timeout(self.options.read_timeout, self.store.page(query)).await,
+            Err(known) => Ok(Err(known)),
+        };
         let page = page.unwrap_or_else(|_| Err(late()));
+        reads.note(&page);
         if matches!(page, Err(StoreError::Unavailable(_))) {
             count(|c| c.history_read_errors.add(1));
         }

@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Latest, STRIPES, VISIT, late, spill::Spill};
+use super::{Latest, PROBED, STRIPES, VISIT, late, spill::Spill};
 use crate::{LatestStore, LatestValue, StoreError, stripe::TakenEntry};
 
 /// Limits of a batch for the store, in values (fewer after failures) and in bytes.
@@ -44,8 +44,17 @@ enum Target {
 }
 
 impl Latest {
-    /// Flushes every `flush_interval` until `shutdown` is true (or its sender gone), then once more.
-    pub async fn run(self: Arc<Self>, mut shutdown: watch::Receiver<bool>) {
+    /// Flushes every `flush_interval` until `shutdown` is true (or its sender gone), then once more. Meanwhile finds out whether
+    /// reads fail.
+    pub async fn run(self: Arc<Self>, shutdown: watch::Receiver<bool>) {
+        tokio::select! {
+            () = self.keep_flushing(shutdown) => {}
+            never = self.watch_reads() => match never {},
+        }
+        self.finish().await;
+    }
+
+    async fn keep_flushing(&self, mut shutdown: watch::Receiver<bool>) {
         let mut backoff = BACKOFF.0;
         let mut pause = self.options.flush_interval;
         let mut contact = None;
@@ -70,7 +79,6 @@ impl Latest {
                 }
             }
         }
-        self.finish().await;
     }
 
     /// Waits, and meanwhile makes room in memory if the store is away. False if the end came.
@@ -103,8 +111,7 @@ impl Latest {
             && !asked
             && contact.is_none_or(|at| !self.healthy() || at.elapsed() >= every)
         {
-            // No device can write such a topic: the answer is that there is none.
-            self.read(self.store.get("$probe", Some("$probe"))).await?;
+            self.read(self.store.get(PROBED, Some(PROBED))).await?;
             asked = true;
         }
         if asked {

@@ -11,6 +11,7 @@
 //!
 //! ```text
 //! options condition   how it behaves; whether the store takes values, and the log of that
+//! reads               whether reads are known to fail
 //! flush spill         memory -> store; memory -> spill -> store
 //! read delete         memory, spill and store as one
 //! ```
@@ -20,6 +21,7 @@ mod delete;
 mod flush;
 mod options;
 mod read;
+mod reads;
 mod spill;
 
 use std::{
@@ -46,7 +48,7 @@ use super::{
     stripe::{NotRecorded, Stripe, StripeBounds, Sums, Unflushed},
 };
 
-pub use self::{condition::Condition, options::LatestOptions};
+pub use self::{condition::Condition, options::LatestOptions, reads::ReadWatch};
 
 const STRIPES: usize = 64;
 
@@ -253,6 +255,9 @@ impl Latest {
         }
     }
 }
+
+/// Topic and device of a question whose answer is that there is no such value: no device can write it.
+const PROBED: &str = "$probe";
 
 fn late() -> StoreError {
     StoreError::Unavailable("no answer in time".to_owned())

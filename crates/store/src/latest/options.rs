@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use super::ReadWatch;
 use crate::VersionMark;
 
 /// How [`Latest`](super::Latest) behaves.
@@ -28,6 +29,8 @@ pub struct LatestOptions {
     pub write_timeout: Duration,
     /// A read not answered within this time has failed.
     pub read_timeout: Duration,
+    /// What is known about reads, also to others of the same database.
+    pub reads: Arc<ReadWatch>,
     /// How long the store has at shutdown before the rest goes to the spill.
     pub last_write: Duration,
     /// How long a store on another machine may go without a write before it is asked for a sign of life; `None` for a
@@ -59,6 +62,7 @@ impl Default for LatestOptions {
             mark: None,
             write_timeout: Duration::from_secs(30),
             read_timeout: Duration::from_secs(10),
+            reads: Arc::default(),
             last_write: Duration::from_secs(1),
             probe: None,
             spill_running: false,

@@ -17,6 +17,9 @@ use crate::{
 impl Latest {
     /// The value of `topic` of `device`, or without a device the newest over all devices. Includes what is
     /// not yet in the store; if the store cannot be read, a value that is not yet there is still returned.
+    ///
+    /// # Errors
+    /// At once while the store is known to be away.
     pub async fn get(&self, topic: &str, device: Option<&str>) -> Result<Option<LatestValue>, StoreError> {
         let pending = match device {
             Some(device) => {
@@ -29,11 +32,13 @@ impl Latest {
             Some(spill) => newer(pending, spill.get(topic, device).await?),
             None => pending,
         };
-        let away = self.state.is_down();
+        let reads = self.options.reads.check();
+        let away = self.state.is_down() || reads.is_err();
         if away && (local.is_some() || self.options.memory_reads) {
             return Ok(local);
         }
-        match self.read(self.store.get(topic, device)).await {
+        reads?;
+        match self.read_noted(self.store.get(topic, device)).await {
             Ok(stored) => Ok(newer(local, stored)),
             Err(_) if local.is_some() => Ok(local),
             Err(StoreError::Unavailable(_)) if self.options.memory_reads => Ok(None),
@@ -42,17 +47,24 @@ impl Latest {
     }
 
     /// One page by device and topic, including what is not yet in the store.
+    ///
+    /// # Errors
+    /// At once while the store is known to be away.
     pub async fn list(&self, query: LatestQuery) -> Result<LatestPage, StoreError> {
         let selection = Selection::new(query.clone())?;
         if selection.devices.is_empty() && !self.lists_all() {
             return Err(StoreError::NeedsDevices);
         }
+        let reads = self.options.reads.check();
+        if !self.options.memory_reads {
+            reads.clone()?;
+        }
         let (mut merged, mut end) = self.select_pending(&selection);
         if let Some(spill) = self.spilled() {
             end = merge(&mut merged, end, spill.list(query.clone()).await?)?;
         }
-        if !(self.options.memory_reads && self.state.is_down()) {
-            match self.read(self.store.list(query)).await {
+        if !(self.options.memory_reads && (self.state.is_down() || reads.is_err())) {
+            match self.read_noted(self.store.list(query)).await {
                 Ok(page) => end = merge(&mut merged, end, page)?,
                 Err(StoreError::Unavailable(_)) if self.options.memory_reads => {}
                 Err(error) => return Err(error),
@@ -79,6 +91,13 @@ impl Latest {
     /// The spill, while something is in it.
     fn spilled(&self) -> Option<&dyn LatestStore> {
         self.spill.as_ref().filter(|spill| spill.len() > 0).map(|spill| spill as &dyn LatestStore)
+    }
+
+    /// As [`Self::read`]; a failure is looked into.
+    async fn read_noted<T>(&self, read: BoxFuture<'_, Result<T, StoreError>>) -> Result<T, StoreError> {
+        let result = self.read(read).await;
+        self.options.reads.note(&result);
+        result
     }
 
     /// Waits for the store, at most `read_timeout`.
