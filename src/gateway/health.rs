@@ -116,7 +116,8 @@ impl StoreWatch {
             text.push_str(&format!("database: degraded: {trouble}\n"));
         }
         for file in &self.set_aside {
-            text.push_str(&format!("store: set aside: {}\n", file.display()));
+            let what = if file.ends_with("data.mdb") { "gone, and begun anew" } else { "set aside" };
+            text.push_str(&format!("store: {what}: {}\n", file.display()));
         }
         text
     }

@@ -74,6 +74,17 @@ pub(super) fn problem(
     })
 }
 
+/// Why a store cannot be copied, if a newer version wrote it: what is meant by its tables is not known.
+pub(super) fn newer(
+    store: &str,
+    env: &Env<WithoutTls>,
+    txn: &RoTxn<'_, WithoutTls>,
+) -> Result<Option<String>, heed::Error> {
+    let newest = newest(upgrades(store));
+    let found = found(env, txn)?.filter(|found| *found > newest);
+    Ok(found.map(|found| refusal(store, found, newest)))
+}
+
 /// The format of what is there; `None` in a new environment.
 fn found(env: &Env<WithoutTls>, txn: &RoTxn<'_, WithoutTls>) -> Result<Option<u32>, heed::Error> {
     let Some(meta) = env.open_database::<Bytes, Bytes>(txn, Some(META))? else { return Ok(None) };

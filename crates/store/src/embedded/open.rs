@@ -33,14 +33,14 @@ const LOCK_FILE: u64 = 16 << 10;
 /// An environment, and what had to be moved out of its way.
 pub(super) struct OpenedEnvironment {
     pub(super) env: Env<WithoutTls>,
-    /// Where the damaged file is now, if there was one.
+    /// Where the damaged file is now, if there was one, or where it was, if it is gone.
     pub(super) set_aside: Option<PathBuf>,
 }
 
 /// Opens the environment in the folder `name` of `directory`, creating it if absent.
 ///
 /// A damaged file is renamed to `data.mdb.damaged-<Unix seconds>` with an error in the log, and an empty environment
-/// is opened.
+/// is opened. A file that is gone is damage, too: an error in the log names it.
 pub(super) fn open(
     directory: &DataDir,
     name: &str,
@@ -56,6 +56,8 @@ pub(super) fn open(
     let found = examine(&path, name, directory.verify()).map_err(|e| failed(&e))?;
     if let Some(reason) = found {
         set_aside = Some(quarantine(&path, &reason).map_err(|e| failed(&e))?);
+    } else if is_gone(&path).map_err(|e| failed(&e))? {
+        set_aside = Some(tell_gone(&path).map_err(|e| failed(&e))?);
     }
     take_room(&path.join("lock.mdb")).map_err(|e| failed(&e))?;
     let env = match map(&path, map_size, databases) {
@@ -157,10 +159,7 @@ fn quarantine(folder: &Path, reason: &str) -> io::Result<PathBuf> {
     };
     fs::rename(folder.join("data.mdb"), &aside)?;
     marker::forget(folder);
-    match fs::remove_file(folder.join("lock.mdb")) {
-        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
-        _ => {}
-    }
+    remove_lock(folder)?;
     tracing::error!(
         store = %folder.display(),
         aside = %aside.display(),
@@ -168,6 +167,32 @@ fn quarantine(folder: &Path, reason: &str) -> io::Result<PathBuf> {
         "store is damaged and was set aside, starting with an empty one"
     );
     Ok(aside)
+}
+
+/// Whether a store was in `folder`, and its file is not there any more.
+fn is_gone(folder: &Path) -> io::Result<bool> {
+    Ok(marker::was_used(folder) && !folder.join("data.mdb").try_exists()?)
+}
+
+/// Tells that the file is gone, and forgets what was known of it. Returns where it was.
+fn tell_gone(folder: &Path) -> io::Result<PathBuf> {
+    let file = folder.join("data.mdb");
+    marker::forget(folder);
+    remove_lock(folder)?;
+    tracing::error!(
+        store = %folder.display(),
+        file = %file.display(),
+        "store's file is gone, starting with an empty one; stop the gateway and put it back, or restore a backup"
+    );
+    Ok(file)
+}
+
+/// Removes LMDB's lock file, which names transactions of a file that is not there any more.
+fn remove_lock(folder: &Path) -> io::Result<()> {
+    match fs::remove_file(folder.join("lock.mdb")) {
+        Err(e) if e.kind() != ErrorKind::NotFound => Err(e),
+        _ => Ok(()),
+    }
 }
 
 /// What is in a folder that is only to be looked at.
@@ -187,6 +212,9 @@ pub(super) fn existing(
 ) -> Result<Existing, heed::Error> {
     let terms = Terms { tables: format::tables(name), until: None, progress };
     match verify(&folder.join("data.mdb"), terms)? {
+        Look::Absent if marker::was_used(folder) => {
+            Ok(Existing::Damaged("its file data.mdb is gone".to_owned()))
+        }
         Look::Absent => Ok(Existing::Absent),
         Look::Empty if marker::was_used(folder) => Ok(Existing::Damaged("it is empty".to_owned())),
         Look::Empty => Ok(Existing::Absent),
@@ -200,6 +228,7 @@ pub(super) fn in_use(folder: &Path, databases: u32) -> Result<Existing, heed::Er
     match fs::metadata(folder.join("data.mdb")) {
         Ok(data) if data.len() > 0 => read_only(folder, databases),
         Err(e) if e.kind() != ErrorKind::NotFound => Err(e.into()),
+        Err(_) if marker::was_used(folder) => Ok(Existing::Damaged("its file data.mdb is gone".to_owned())),
         _ => Ok(Existing::Absent),
     }
 }

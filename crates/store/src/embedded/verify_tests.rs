@@ -203,6 +203,29 @@ fn a_file_of_no_bytes_is_damage_where_there_was_a_store() {
     assert!(environment.set_aside().is_some());
 }
 
+/// The failure: a store whose file was removed starts empty, and nobody is told.
+#[test]
+fn a_file_that_was_removed_is_told_as_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let (environment, ..) = open(dir.path()).unwrap();
+    drop(environment);
+    let file = dir.path().join("latest/data.mdb");
+    fs::remove_file(&file).unwrap();
+    let reports = crate::tool::check(dir.path(), &mut |_| ()).unwrap();
+    assert!(reports[0].problem.as_deref().is_some_and(|problem| problem.contains("gone")), "{reports:?}");
+    assert!(matches!(crate::tool::compact(dir.path(), &mut |_| ()), Err(StoreError::Damaged(_))));
+    let (environment, ..) = open(dir.path()).unwrap();
+    assert_eq!(environment.set_aside(), Some(&file));
+    drop(environment);
+    let (environment, ..) = open(dir.path()).unwrap();
+    assert_eq!(environment.set_aside(), None, "once");
+    drop(environment);
+    // Removed as a whole, nothing says that there was one.
+    fs::remove_dir_all(dir.path().join("latest")).unwrap();
+    let (environment, ..) = open(dir.path()).unwrap();
+    assert_eq!(environment.set_aside(), None);
+}
+
 #[test]
 fn what_was_closed_is_clean_until_somebody_changes_it() {
     let dir = tempfile::tempdir().unwrap();

@@ -2,14 +2,24 @@
 
 use std::{fs, io, path::Path};
 
-use crate::data_dir::sync_directory;
+use super::open::refuse_newer;
+use crate::{StoreError, data_dir::sync_directory};
 
 /// Copies the log in the folder `from` to `to`, durably, and returns its bytes; `None` if there is no log. What is appended
 /// meanwhile may be in it in part, as after a crash; what is trimmed meanwhile may be missing at its front.
-pub(in crate::embedded) fn copy(from: &Path, to: &Path) -> io::Result<Option<u64>> {
+///
+/// # Errors
+/// [`StoreError::Format`] if a newer version wrote any of it; nothing is copied then.
+pub(in crate::embedded) fn copy(from: &Path, to: &Path) -> Result<Option<u64>, StoreError> {
     if !from.is_dir() {
         return Ok(None);
     }
+    refuse_newer(from)?;
+    let copied = copy_files(from, to).map_err(|e| StoreError::Unavailable(format!("log: {e}")))?;
+    Ok(Some(copied))
+}
+
+fn copy_files(from: &Path, to: &Path) -> io::Result<u64> {
     let mut names: Vec<_> =
         fs::read_dir(from)?.map(|entry| entry.map(|entry| entry.file_name())).collect::<Result<_, _>>()?;
     // By their offsets: what is missing is then before all that is copied.
@@ -30,5 +40,5 @@ pub(in crate::embedded) fn copy(from: &Path, to: &Path) -> io::Result<Option<u64
         fs::File::open(to.join(&name))?.sync_all()?;
     }
     sync_directory(to)?;
-    Ok(Some(bytes))
+    Ok(bytes)
 }

@@ -25,6 +25,7 @@ mod fuzz;
 mod open;
 mod read;
 mod segment;
+mod synced;
 mod tail;
 #[cfg(test)]
 mod tests;

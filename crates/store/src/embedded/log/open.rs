@@ -15,6 +15,7 @@ use gateway_core::{GroupId, PARTITIONS, Timestamp, metrics::count};
 use super::{
     format::{GroupCount, Hole, VERSION},
     segment::{self, Segment, SegmentKind},
+    synced,
     window::Window,
 };
 use crate::{StoreError, data_dir::sync_directory};
@@ -36,6 +37,8 @@ pub(super) struct OpenedLog {
     pub(super) bytes: u64,
     /// What is before this place was set aside, if the log begins here; 0 if nothing was.
     pub(super) damaged: u64,
+    /// All before this place was synced, and is told as lost if it is not there.
+    synced: u64,
 }
 
 /// Opens the log in `folder`, which is made if there is none.
@@ -75,10 +78,14 @@ pub(super) fn open(folder: &Path) -> Result<OpenedLog, StoreError> {
         latest: Timestamp(0),
         bytes: 0,
         damaged: 0,
+        synced: synced::read(folder, id),
     };
     let bases: Vec<u64> = found.iter().map(|(base, ..)| *base).collect();
     for (at, (base, file, kind)) in found.into_iter().enumerate() {
         opened.add(folder, base, file, kind, bases.get(at + 1).copied()).map_err(failed)?;
+    }
+    if opened.end < opened.synced {
+        opened.end_too_early(folder);
     }
     Ok(opened)
 }
@@ -143,6 +150,25 @@ impl OpenedLog {
         Ok(())
     }
 
+    /// Takes note that what was synced is not there: it is lost, of whichever partition it was, and nothing takes its place.
+    fn end_too_early(&mut self, folder: &Path) {
+        let (end, synced) = (self.end, self.synced);
+        count(|c| c.log_damaged.add(1));
+        tracing::error!(
+            log = %folder.display(),
+            end,
+            synced,
+            "the log ends before the place up to which it was synced; what was there is told as lost"
+        );
+        if self.segments.is_empty() {
+            self.damaged = synced;
+        }
+        self.end = synced;
+        self.ends.fill(synced);
+        // What comes next goes into another segment, behind it.
+        self.file = None;
+    }
+
     /// Takes ends and counts from a sealed segment that is the last, as a crash between the two leaves it.
     fn learn(&mut self, segment: &Segment) -> io::Result<()> {
         let file = segment.open()?;
@@ -199,7 +225,9 @@ fn recover(
     let length = file.metadata()?.len();
     let scan = segment::scan(file, &header, head, length)?;
     let cut = length - scan.end;
-    if cut > 0 {
+    // What was synced is not torn: the file stays as it is.
+    let torn = header.base.saturating_add(scan.end - head) >= opened.synced;
+    if cut > 0 && torn {
         tracing::warn!(segment = %path.display(), bytes = cut, "the end of the log was not written whole and is cut");
         count(|c| c.log_cut_bytes.add(cut));
         file.set_len(scan.end)?;
@@ -267,6 +295,24 @@ fn write_id(folder: &Path, id: u64) -> io::Result<()> {
     File::open(&new)?.sync_all()?;
     fs::rename(&new, &path)?;
     sync_directory(folder)
+}
+
+/// Refuses a log of which a newer version wrote a part.
+///
+/// # Errors
+/// [`StoreError::Format`], and [`StoreError::Unavailable`] if it cannot be read.
+pub(super) fn refuse_newer(folder: &Path) -> Result<(), StoreError> {
+    read_id(folder)?;
+    let failed = |error: io::Error| StoreError::Unavailable(format!("log {}: {error}", folder.display()));
+    for base in bases(folder).map_err(failed)? {
+        match File::open(segment::path(folder, base)).and_then(|file| segment::identify(&file)) {
+            Ok(SegmentKind::Newer(version)) => return Err(newer(version)),
+            // A gateway has removed it meanwhile.
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(failed(error)),
+            _ => {}
+        }
+    }
+    Ok(())
 }
 
 fn newer(version: u32) -> StoreError {

@@ -16,6 +16,7 @@ use super::{
     now,
     read::Readers,
     segment::{self, Segment},
+    synced::SyncedMark,
     tail::LeavingOrder,
 };
 use crate::StoreError;
@@ -37,6 +38,8 @@ struct LogWriter {
     buffer: Vec<u8>,
     records: Vec<(Partition, LogRecord)>,
     places: Vec<(Partition, u32)>,
+    /// None if there can be no such file: then a log that is cut short looks torn.
+    synced: Option<SyncedMark>,
 }
 
 struct Active {
@@ -66,6 +69,9 @@ pub(super) fn start(
         let place = segment.place(segment.end());
         Active { file, segment, place }
     });
+    let synced = SyncedMark::open(&shared.folder, shared.id)
+        .inspect_err(|error| tracing::debug!(%error, "the end of the log is not noted"))
+        .ok();
     let writer = LogWriter {
         shared,
         readers,
@@ -75,6 +81,7 @@ pub(super) fn start(
         buffer: Vec::new(),
         records: Vec::new(),
         places: Vec::new(),
+        synced,
     };
     std::thread::Builder::new()
         .name("log-writer".to_owned())
@@ -221,6 +228,8 @@ impl LogWriter {
         }
         active.place += self.buffer.len() as u64;
         let end = segment.offset(active.place);
+        // A failure leaves an older place there.
+        let _ = self.synced.as_ref().map(|synced| synced.note(end));
         segment.add(&self.places, end, latest);
         let shared = &self.shared;
         shared.bytes.fetch_add(self.buffer.len() as u64, Relaxed);
@@ -336,8 +345,11 @@ impl LogWriter {
         self.buffer.clear();
         format::put_batch(active.segment.offset(active.place), &mut self.buffer);
         if self.write().is_err() {
-            self.give_up(false);
+            return self.give_up(false);
         }
+        let (Some(active), Some(synced)) = (&self.active, &self.synced) else { return };
+        let end = active.segment.offset(active.place + self.buffer.len() as u64);
+        let _ = synced.note(end).and_then(|()| synced.sync());
     }
 }
 

@@ -173,7 +173,8 @@ fn check_tables(
 /// moment, every store is as it was or compacted.
 ///
 /// # Errors
-/// If the directory is not there, is in use by a gateway, or a store is damaged or cannot be written.
+/// If the directory is not there, is in use by a gateway, or a store is damaged, was written by a newer version or cannot be
+/// written; those before it are compacted then.
 pub fn compact(path: &Path, progress: &mut dyn FnMut(ToolProgress)) -> Result<Vec<StoreReport>, StoreError> {
     let directory = own(path)?;
     let mut reports = Vec::new();
@@ -204,7 +205,8 @@ pub fn compact(path: &Path, progress: &mut dyn FnMut(ToolProgress)) -> Result<Ve
 /// runs: each store is copied as it is at one moment, though not all at the same. A gateway starts from the copy.
 ///
 /// # Errors
-/// If there is no data directory, the target is not empty, or a store is damaged or cannot be copied.
+/// If there is no data directory, the target is not empty, or a store is damaged, was written by a newer version or cannot be
+/// copied; the target is empty then.
 pub fn backup(
     path: &Path,
     target: &Path,
@@ -220,15 +222,35 @@ pub fn backup(
     if fs::read_dir(target).map_err(|e| unusable(&e))?.next().is_some() {
         return Err(unusable(&"it is not empty"));
     }
+    copy_all(path, target, owned.is_some(), progress).inspect_err(|_| empty(target))
+}
+
+/// Removes what an unfinished backup left: a gateway would start from it.
+fn empty(target: &Path) {
+    for entry in fs::read_dir(target).into_iter().flatten().flatten() {
+        let path = entry.path();
+        let _ = if path.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+    }
+}
+
+fn copy_all(
+    path: &Path,
+    target: &Path,
+    owned: bool,
+    progress: &mut dyn FnMut(ToolProgress),
+) -> Result<Vec<StoreReport>, StoreError> {
+    let unusable = |e: &dyn std::fmt::Display| {
+        StoreError::Unavailable(format!("cannot use {} for a backup: {e}", target.display()))
+    };
     let mut reports = Vec::new();
     for &(store, _) in STORES {
         let to = target.join(store);
         let from = path.join(store);
         let found = match owned {
-            Some(_) => existing(&from, store, TABLES, &mut |done, total| {
+            true => existing(&from, store, TABLES, &mut |done, total| {
                 progress(ToolProgress { store, done, total })
             }),
-            None => in_use(&from, TABLES),
+            false => in_use(&from, TABLES),
         };
         let found = found.map_err(|e| failed(store, &e))?;
         fs::create_dir_all(&to).map_err(|e| failed(store, &e))?;
@@ -242,8 +264,7 @@ pub fn backup(
     }
     // After the groups: none of them may be further than its log.
     let (from, to) = (path.join("log"), target.join("log"));
-    let bytes = log::copy(&from, &to).map_err(|e| failed("log", &e))?;
-    if let Some(bytes) = bytes {
+    if let Some(bytes) = log::copy(&from, &to)? {
         reports.push(StoreReport { store: "log", records: 0, damaged: 0, bytes, problem: None });
     }
     // What a gateway keeps beside the stores: the mark below which no version is used again.
@@ -275,6 +296,10 @@ fn copy_store(
         Existing::Damaged(reason) => return Err(StoreError::Damaged(format!("{store}: {reason}"))),
         Existing::Sound(env) => env,
     };
+    if let Some(problem) = newer(store, &env).map_err(|e| failed(store, &e))? {
+        close(env);
+        return Err(StoreError::Format(problem));
+    }
     let total = size(env.path());
     let copied = thread::scope(|scope| {
         let copying = scope.spawn(|| env.copy_to_path(file, CompactionOption::Enabled));
@@ -291,6 +316,10 @@ fn copy_store(
     let copied = copied.map_err(|e| failed(store, &e))?;
     copied.sync_all().map_err(|e| failed(store, &e))?;
     Ok(true)
+}
+
+fn newer(store: &str, env: &Env<WithoutTls>) -> Result<Option<String>, heed::Error> {
+    format::newer(store, env, &env.read_txn()?)
 }
 
 /// Locks an existing data directory.

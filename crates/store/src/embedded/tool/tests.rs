@@ -6,9 +6,9 @@ use gateway_core::{Journal, Message, Origin, QoS, QueueEntry, QueueId, QueueOp, 
 
 use super::*;
 use crate::{
-    DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
-    EmbeddedShadows, LatestStore, QueueOptions, RetainedStore, SessionOp, SessionStore, ShadowRecord,
-    suite::value, suite_shadows::record,
+    DurableOptions, EmbeddedLatest, EmbeddedLog, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
+    EmbeddedSessions, EmbeddedShadows, LatestStore, LogOptions, QueueOptions, RetainedStore, SessionOp,
+    SessionStore, ShadowRecord, suite::value, suite_shadows::record,
 };
 
 fn retained(path: &Path) -> EmbeddedRetained {
@@ -171,4 +171,39 @@ async fn a_newer_format_is_neither_read_nor_called_damaged() {
     let file = dir.path().join("all.export");
     assert!(matches!(export(dir.path(), &file, &mut |_| {}), Err(StoreError::Format(_))));
     assert!(!file.exists());
+}
+
+/// The failure: a backup is made, or a store written anew, by a version that does not know what is in it.
+#[test]
+fn a_newer_format_is_neither_backed_up_nor_compacted() {
+    let dir = tempfile::tempdir().unwrap();
+    drop(EmbeddedLatest::open(&DataDir::open(dir.path()).unwrap(), &EmbeddedOptions::default()).unwrap());
+    fill(&retained(dir.path()), 0..10);
+    drop(EmbeddedLog::open(&DataDir::open(dir.path()).unwrap(), &LogOptions::default()).unwrap());
+    let id = dir.path().join("log/log");
+    let known = fs::read_to_string(&id).unwrap();
+    let target = tempfile::tempdir().unwrap();
+    let refused = |result: Result<Vec<StoreReport>, StoreError>, of: &str| {
+        let Err(StoreError::Format(text)) = &result else { panic!("{result:?}") };
+        assert!(text.contains(of) && text.contains("use the version that wrote"), "{text}");
+        assert_eq!(fs::read_dir(target.path()).unwrap().count(), 0, "a gateway would start from it");
+    };
+    fs::write(&id, known.replacen('1', "2", 1)).unwrap();
+    refused(backup(dir.path(), target.path(), &mut |_| ()), "format 2");
+    fs::write(&id, known).unwrap();
+    {
+        let data = DataDir::open(dir.path()).unwrap();
+        let options = DurableOptions::default().environment("retained", 1);
+        let environment = crate::embedded::Environment::open(&data, options).unwrap();
+        environment.writing(|txn| environment.set_format(txn, 7)).unwrap();
+    }
+    let file = dir.path().join("retained/data.mdb");
+    let before = fs::read(&file).unwrap();
+    refused(backup(dir.path(), target.path(), &mut |_| ()), "format 7");
+    {
+        let _gateway = DataDir::open(dir.path()).unwrap();
+        refused(backup(dir.path(), target.path(), &mut |_| ()), "format 7");
+    }
+    refused(compact(dir.path(), &mut |_| ()), "format 7");
+    assert_eq!(fs::read(&file).unwrap(), before);
 }

@@ -5,8 +5,9 @@ use std::fs::OpenOptions;
 use super::*;
 use crate::embedded::log::format::Prefix;
 
-/// As a process that was killed leaves it: the note that all was synced is cut off.
+/// As a power cut leaves it: the note that all was synced is cut off, and that of the last place never came to the disk.
 fn killed(dir: &Path) -> PathBuf {
+    fs::remove_file(dir.join("log/synced")).unwrap();
     let file = segments(dir).pop().unwrap();
     let length = fs::metadata(&file).unwrap().len();
     cut(&file, length - format::BATCH as u64);
@@ -114,6 +115,51 @@ fn a_flipped_byte_anywhere_is_told_or_cut_and_harms_no_other_record() {
             assert!(header || lost <= 1, "{what}: {lost} are lost");
             assert!(append(&log, 0, "goes on"), "{what}");
             assert_eq!(texts(&log, 0).last().unwrap(), "goes on", "{what}");
+        }
+    }
+}
+
+/// The failure: what was acknowledged and is cut off passes for a torn tail, and its places are used again.
+#[test]
+fn a_log_that_ends_before_what_was_synced_is_told_as_damage() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = LogOptions { cache_bytes: 0, ..LogOptions::default() };
+    let log = open(dir.path(), &options);
+    assert!(append(&log, 1, "first") && append(&log, 1, "second"));
+    let before = log.bytes();
+    assert!(append(&log, 1, "last"));
+    let lost = all(&log, Partition(1), 0, EVERYTHING).0[2].offset;
+    drop(log);
+    let length = fs::metadata(&segments(dir.path())[0]).unwrap().len();
+    for left in [Some(before), Some(before + 5), Some(length - 1), None] {
+        let damaged = tempfile::tempdir().unwrap();
+        copy(dir.path(), damaged.path());
+        let file = segments(damaged.path()).pop().unwrap();
+        match left {
+            Some(length) => cut(&file, length),
+            None => fs::remove_file(&file).unwrap(),
+        }
+        // Of the last only the note that follows it is gone.
+        let mut kept = match left {
+            None => vec![],
+            Some(left) if left == length - 1 => vec!["first", "second", "last"],
+            Some(_) => vec!["first", "second"],
+        };
+        for text in ["again", "and again"] {
+            let log = open(damaged.path(), &options);
+            assert_eq!(texts(&log, 1), kept, "{left:?}");
+            // Without any segment of before, the next start takes what is before the first for trimmed.
+            let trimmed = left.is_none() && text == "and again";
+            let reason = if trimmed { MissingReason::Trimmed } else { MissingReason::Damaged };
+            assert_eq!(missing(&log, 1), [reason], "{left:?}");
+            assert!(append(&log, 1, text));
+            kept.push(text);
+            assert_eq!(texts(&log, 1), kept, "{left:?}");
+            let (records, _) = all(&log, Partition(1), 0, EVERYTHING);
+            assert!(records.last().unwrap().offset > lost, "a place that was given away before");
+        }
+        if let Some(left) = left {
+            assert_eq!(fs::metadata(&file).unwrap().len(), left, "left as it is");
         }
     }
 }
