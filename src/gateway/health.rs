@@ -6,7 +6,11 @@ use std::{
     time::SystemTime,
 };
 
-use gateway_core::metrics::{Row, figures};
+use broker::Broker;
+use gateway_core::{
+    clock,
+    metrics::{Row, figures},
+};
 use store::{
     Condition, EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
     PublisherStore as _, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth,
@@ -51,6 +55,17 @@ impl Durable {
             ("publisher", self.publisher.health()),
         ]
     }
+}
+
+/// How long a retained message that was not stored is a problem of the gateway, in milliseconds.
+const REFUSAL_TOLD: u64 = 600_000;
+
+/// A line about retained messages, if one was not stored lately since a limit was reached.
+pub(super) fn retained_problem(broker: &Broker) -> String {
+    let refused = broker.retained_refused();
+    let lately = refused.filter(|(at, _)| clock::now().0.saturating_sub(at.0) < REFUSAL_TOLD);
+    lately
+        .map_or_else(String::new, |(_, key)| format!("retained messages are not stored: {key} is reached\n"))
 }
 
 impl StoreWatch {

@@ -15,7 +15,7 @@ use tracing::{error, warn};
 
 use super::{
     Builder, Gateway, StartError, banned, groups,
-    health::StoreWatch,
+    health::{StoreWatch, retained_problem},
     latest,
     revoked::{self, RevokedCertificates},
     service::{self, Sys},
@@ -485,12 +485,13 @@ fn operated(
 ) -> grpc::Operated {
     let (broker, latest, watched, watch) =
         (broker.clone(), latest.cloned(), Arc::clone(watch), Arc::clone(watch));
+    let retaining = broker.clone();
     grpc::Operated {
         version: env!("CARGO_PKG_VERSION"),
         started: clock::to_wall(clock::now()),
         bridges: watched.bridges.clone(),
         metrics: Box::new(move || service::metrics(&broker, latest.as_deref(), &watched)),
-        problems: Box::new(move || watch.problems()),
+        problems: Box::new(move || watch.problems() + &retained_problem(&retaining)),
         tls: Arc::clone(tls),
         config: Arc::clone(config),
     }

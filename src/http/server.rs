@@ -51,7 +51,7 @@ use super::{
 };
 use crate::{
     door::{Door, DoorBounds, Guest, Lobby, Seat, is_this_machine},
-    tls::TlsHandle,
+    tls::{self, TlsHandle},
 };
 
 /// Bounds of the server.
@@ -208,8 +208,8 @@ async fn open(server: Arc<Server>, stream: TcpStream, tls: Option<TlsAcceptor>, 
     match shaken {
         Some(Ok(Ok(stream))) => run(&server, stream, true, entrant).await,
         Some(Ok(Err(error))) => {
-            let listener = "http";
-            info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener, reason = %error, "TLS handshake failed");
+            let (listener, reason) = ("http", tls::io_in_words(&error));
+            info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener, reason = %reason, "TLS handshake failed");
         }
         Some(Err(_)) => {
             info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener = "http", "handshake timed out");

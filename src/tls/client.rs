@@ -4,7 +4,7 @@ use std::{path::Path, sync::Arc};
 
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
 
-use super::config::{TlsError, certificates, private_key, read};
+use super::config::{TlsError, authorities, certificates, private_key, read};
 use crate::config::DatabaseTls;
 
 /// The configuration for a cluster whose certificates are of the CA in `files`, with a certificate of the gateway's
@@ -49,7 +49,7 @@ pub(crate) fn client_of_ca(ca: &Path) -> Result<ClientTls, TlsError> {
 
 fn roots(path: &Path) -> Result<RootCertStore, TlsError> {
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path, &read(path)?)? {
+    for certificate in authorities(path, &read(path)?)? {
         roots
             .add(certificate)
             .map_err(|error| TlsError::BadCertificate { path: path.to_owned(), detail: error.to_string() })?;

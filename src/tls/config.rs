@@ -30,6 +30,9 @@ use crate::{
     secret_files::open_mode,
 };
 
+/// What to do about a chain that is in the wrong order.
+pub(super) const CHAIN_ORDER: &str = "put the server's own first, then the one that signed it, and so on up to the root, which may be left out";
+
 /// Why a TLS configuration could not be made.
 #[derive(Debug, Error)]
 pub enum TlsError {
@@ -48,6 +51,17 @@ pub enum TlsError {
         path: PathBuf,
         /// Why.
         source: io::Error,
+    },
+    /// A file of authorities without a certificate.
+    #[error("no certificate in {}; it must have a 'BEGIN CERTIFICATE' block for each authority that is trusted", .0.display())]
+    NoAuthority(PathBuf),
+    /// A chain whose certificates are not in their order.
+    #[error("the certificates in {} are in the wrong order: {problem}; {CHAIN_ORDER}", .path.display())]
+    ChainOrder {
+        /// The file.
+        path: PathBuf,
+        /// Which is where it should not be.
+        problem: String,
     },
     /// A certificate file without a certificate.
     #[error("no certificate in {}; it must have a 'BEGIN CERTIFICATE' block, the server's own first", .0.display())]
@@ -266,6 +280,8 @@ fn blame(error: &TlsError, files: &TlsFiles) -> (&'static str, String) {
         | TlsError::Nameless(path)
         | TlsError::BadOcsp(path)
         | TlsError::NoCertificate(path)
+        | TlsError::NoAuthority(path)
+        | TlsError::ChainOrder { path, .. }
         | TlsError::NoKey(path)
         | TlsError::EncryptedKey(path)
         | TlsError::Mismatch { key: path, .. } => path,
@@ -352,6 +368,10 @@ fn certified_key(
         .load_private_key(key)
         .map_err(|source| TlsError::UnusableKey { path: pair.key.clone(), source })?;
     let mut certified = CertifiedKey::new(chain, key);
+    if let Some(at) = place_of_own(&certified) {
+        let problem = format!("the private key belongs to number {at} in it");
+        return Err(TlsError::ChainOrder { path: pair.cert.clone(), problem });
+    }
     match certified.keys_match() {
         Ok(()) | Err(rustls::Error::InconsistentKeys(rustls::InconsistentKeys::Unknown)) => {}
         Err(rustls::Error::InconsistentKeys(_)) => {
@@ -363,6 +383,19 @@ fn certified_key(
     }
     certified.ocsp = ocsp_response(pair.ocsp())?;
     Ok((certified, facts))
+}
+
+/// Where in the file the certificate of the key is, counted from 1, if it is not the first.
+fn place_of_own(certified: &CertifiedKey) -> Option<usize> {
+    let belongs = |der: &CertificateDer<'static>| {
+        let own = CertifiedKey::new(vec![der.clone()], Arc::clone(&certified.key));
+        own.keys_match().is_ok()
+    };
+    let first = certified.cert.first()?;
+    if belongs(first) {
+        return None;
+    }
+    certified.cert.iter().position(belongs).map(|at| at + 1)
 }
 
 /// What is stapled; `None` without a file.
@@ -389,7 +422,7 @@ fn client_verifier(
 ) -> Result<Option<Arc<dyn ClientCertVerifier>>, TlsError> {
     let (Some(path), Some(content)) = (&files.client_ca, &rules.ca) else { return Ok(None) };
     let mut roots = RootCertStore::empty();
-    for certificate in certificates(path, content)? {
+    for certificate in authorities(path, content)? {
         roots
             .add(certificate)
             .map_err(|error| TlsError::BadCertificate { path: path.clone(), detail: error.to_string() })?;
@@ -412,6 +445,14 @@ fn client_verifier(
 
 pub(super) fn read(path: &Path) -> Result<Vec<u8>, TlsError> {
     fs::read(path).map_err(|source| TlsError::Read { path: path.to_owned(), source })
+}
+
+/// The certificates of authorities: at least one.
+pub(super) fn authorities(path: &Path, content: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
+    certificates(path, content).map_err(|error| match error {
+        TlsError::NoCertificate(path) => TlsError::NoAuthority(path),
+        error => error,
+    })
 }
 
 pub(super) fn certificates(

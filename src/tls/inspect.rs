@@ -27,6 +27,8 @@ pub(super) struct Facts {
     pub(super) named: bool,
     /// The DNS names in it.
     pub(super) names: Vec<String>,
+    /// What is in the wrong place of the chain.
+    pub(super) disorder: Option<String>,
 }
 
 /// How the validity stands at a time.
@@ -45,7 +47,9 @@ pub(super) enum InspectionStage {
 /// # Errors
 /// One of them is not a certificate, or the first is of version 1.
 pub(super) fn inspect(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts, TlsError> {
-    let mut facts = Facts { from: i64::MIN, until: i64::MAX, named: false, names: Vec::new() };
+    let mut facts =
+        Facts { from: i64::MIN, until: i64::MAX, named: false, names: Vec::new(), disorder: None };
+    let mut certificates = Vec::with_capacity(chain.len());
     for (number, der) in chain.iter().enumerate() {
         let (_, certificate) = X509Certificate::from_der(der)
             .map_err(|error| TlsError::BadCertificate { path: path.to_owned(), detail: error.to_string() })?;
@@ -65,8 +69,24 @@ pub(super) fn inspect(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts
         let validity = certificate.validity();
         facts.from = facts.from.max(validity.not_before.timestamp());
         facts.until = facts.until.min(validity.not_after.timestamp());
+        certificates.push(certificate);
     }
+    facts.disorder = disorder(&certificates);
     Ok(facts)
+}
+
+/// What is in the wrong place of a chain, if the certificate that signed one is not the next in it but somewhere else. That the signer
+/// is not there at all is no matter: the root is often left out.
+fn disorder(chain: &[X509Certificate<'_>]) -> Option<String> {
+    let mut at = 0;
+    let is_by = |at: usize, issuer: &X509Certificate<'_>| {
+        chain.get(at).is_some_and(|one| one.issuer().as_raw() == issuer.subject().as_raw())
+    };
+    while chain.get(at + 1).is_some_and(|next| is_by(at, next)) {
+        at += 1;
+    }
+    let place = chain.iter().skip(at + 1).position(|later| is_by(at, later))?;
+    Some(format!("number {} signed number {}", at + 1 + place + 1, at + 1))
 }
 
 impl Facts {

@@ -10,6 +10,7 @@ mod certificate_id;
 mod client;
 mod config;
 mod dev_certs;
+mod failure;
 mod inspect;
 mod reload;
 mod revocations;
@@ -18,6 +19,7 @@ pub(crate) use certificate_id::CertificateId;
 pub(crate) use client::{ClientTls, ServerName, client_config, client_of_ca};
 pub(crate) use config::{TlsError, check_files, check_files_at};
 pub(crate) use dev_certs::{DevCertsError, ensure_dev_certs};
+pub(crate) use failure::{in_words, io_in_words};
 pub(crate) use reload::{TlsHandle, TlsStore};
 pub(crate) use revocations::Revocations;
 

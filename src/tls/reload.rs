@@ -51,8 +51,8 @@ struct Pair {
     facts: Facts,
     /// The stage of its validity that was last reported.
     told: InspectionStage,
-    /// Whether its lack of names was reported.
-    told_nameless: bool,
+    /// Whether its lack of names, and the order of its chain, were reported.
+    told_faults: bool,
 }
 
 /// A certificate in use.
@@ -98,7 +98,7 @@ impl TlsStore {
             cert: pair.cert,
             facts,
             told: InspectionStage::Fine,
-            told_nameless: false,
+            told_faults: false,
         };
         self.uses.lock().push(Use {
             name: name.to_owned(),
@@ -142,7 +142,7 @@ impl TlsStore {
             entry.rules = new.rules;
             for (pair, facts) in entry.pairs.iter_mut().zip(new.facts) {
                 if pair.facts != facts {
-                    (pair.facts, pair.told, pair.told_nameless) = (facts, InspectionStage::Fine, false);
+                    (pair.facts, pair.told, pair.told_faults) = (facts, InspectionStage::Fine, false);
                 }
             }
             // A connection that the old configuration lets in is held against the list afterwards.
@@ -250,8 +250,9 @@ impl Pair {
             texts.push((stage == InspectionStage::Out, self.dates(now)));
         }
         self.told = stage;
-        if !self.facts.named && !std::mem::replace(&mut self.told_nameless, true) {
-            texts.push((false, self.nameless()));
+        if !std::mem::replace(&mut self.told_faults, true) {
+            texts.extend((!self.facts.named).then(|| (false, self.nameless())));
+            texts.extend(self.disorder().map(|text| (false, text)));
         }
         texts
     }
@@ -266,6 +267,11 @@ impl Pair {
                 self.facts.days_left(now).floor()
             ),
         }
+    }
+
+    fn disorder(&self) -> Option<String> {
+        let (path, problem) = (self.cert.clone(), self.facts.disorder.clone()?);
+        Some(TlsError::ChainOrder { path, problem }.to_string() + "; clients may refuse the chain as it is")
     }
 
     fn nameless(&self) -> String {

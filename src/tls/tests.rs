@@ -23,6 +23,8 @@ use tempfile::TempDir;
 use super::*;
 use crate::config::{CertificatePair, CipherSuite, DatabaseTls, TlsFiles, TlsVersion};
 
+mod chain;
+
 fn server_config(files: &TlsFiles, alpn: &[&[u8]]) -> Result<ServerConfig, TlsError> {
     Ok(config::build(files, alpn, None)?.config)
 }

@@ -215,6 +215,32 @@ fn proxy_protocol_headers_are_required_where_configured() {
     assert_eq!(Client::connect(server.ports.tcp, Protocol::V5, "direct").ping(), []);
 }
 
+/// The failure: nobody is told that a retained message was not stored, and a device that subscribes later gets an older one.
+#[test]
+fn a_retained_message_over_the_limit_is_told_to_operators() {
+    let server = Server::start_with(&[], "[limits]\nretained_messages = 1\n[sys]\nenabled = false\n");
+    let status = || {
+        let mut ctl = crate::support::command(env!("CARGO_BIN_EXE_mqtt-server"));
+        ctl.args(["ctl", "gateway", "status", "--addr", &format!("https://localhost:{}", server.ports.grpc)]);
+        ctl.current_dir(server.dir()).env("XDG_CONFIG_HOME", server.dir());
+        // It ends with 1 where there is a problem.
+        crate::support::run(&mut ctl, crate::client::WAIT).1
+    };
+    let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");
+    publisher.publish("kept/1", b"x", QoS::AtMostOnce, true);
+    for n in 2..100 {
+        publisher.publish(&format!("kept/{n}"), b"x", QoS::AtMostOnce, true);
+    }
+    assert_eq!(publisher.ping(), []);
+    let log = server.log();
+    let told: Vec<_> = log.lines().filter(|line| line.contains("retained message is not stored")).collect();
+    assert_eq!(told.len(), 1, "limited: {told:?}");
+    for part in ["\"level\":\"WARN\"", "\"client_id\":\"publisher\"", "limits.retained_messages", "kept/"] {
+        assert!(told[0].contains(part), "{told:?}");
+    }
+    assert!(status().contains("limits.retained_messages"), "{}", status());
+}
+
 /// 100,000 messages are ten mailboxes: an unpaced replay would lose most of them, or hold them all.
 #[test]
 fn a_replay_of_100_000_retained_messages_is_complete_and_paced() {

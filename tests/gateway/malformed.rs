@@ -385,9 +385,10 @@ fn each_fault_of_a_client_is_logged_once_on_an_unbroken_line() {
 
     let lines: Vec<serde_json::Value> =
         server.log().lines().map(|line| serde_json::from_str(line).expect(line)).collect();
-    let escaped = r#"a\u{1b}[2J\r\n\u{202e}","level":"ERROR"#;
+    // As JSON has it: escaped once.
+    let escaped = evil;
     for (message, id, reason) in [
-        ("TLS handshake failed", None, ""),
+        ("TLS handshake failed", None, "does not speak TLS"),
         ("CONNECT refused", Some(escaped), "client_identifier_not_valid"),
         ("handshake failed", None, "first packet is not CONNECT"),
         ("session taken over, its earlier connection ends", Some(escaped), ""),
@@ -402,4 +403,36 @@ fn each_fault_of_a_client_is_logged_once_on_an_unbroken_line() {
         assert!(id.is_none_or(|id| field("client_id").starts_with(id)), "{told:?}");
         assert!(field("reason").contains(reason), "{told:?}");
     }
+}
+
+/// The failure: `malformed_packet` and `packet_too_large` alone say neither which packet nor what is wrong with it.
+#[test]
+fn the_log_says_which_packet_ended_a_connection_and_why() {
+    let limits = "[limits]\nmax_packet_size = \"2KiB\"\nmax_connect_size = \"1KiB\"\n";
+    let mut server = Server::start_with(&[], limits);
+    let sent = |greeting, bytes: &[u8]| {
+        let mut stream = greeted(&server, greeting, b"xx");
+        stream.write_all(bytes).expect("send");
+        drop(stream.read_to_end(&mut Vec::new()));
+    };
+    // 2,049 bytes of PUBLISH announced, a topic with a wildcard, a CONNECT of 1,025 bytes.
+    sent(V5, b"\x30\xfe\x0f\x00\x01t");
+    sent(V5, b"\x30\x05\x00\x01#\x00p");
+    sent(First, b"\x10\xfe\x07\x00\x04MQTT\x05");
+    assert!(server.stop(), "it stops in time");
+    let lines: Vec<serde_json::Value> =
+        server.log().lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    let of = |name: &str, value: &str| {
+        let found = lines.iter().find(|line| line[name].as_str().is_some_and(|text| text.contains(value)));
+        found.unwrap_or_else(|| panic!("{value}: {lines:?}"))
+    };
+    let large = of("reason", "packet_too_large");
+    assert_eq!(
+        (&large["packet"], &large["size"], &large["limit"]),
+        (&"PUBLISH".into(), &2049.into(), &2048.into())
+    );
+    assert_eq!(large["key"], "limits.max_packet_size");
+    let wildcard = of("detail", "MQTT-3.3.2-2");
+    assert_eq!((&wildcard["packet"], &wildcard["size"]), (&"PUBLISH".into(), &7.into()));
+    of("reason", "CONNECT of 1025 bytes is larger than limits.max_connect_size, which is 1024");
 }

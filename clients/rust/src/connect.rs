@@ -105,9 +105,17 @@ impl Options {
     /// The same from a file.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// When it cannot be read, or has no certificate.
     pub fn ca_file(self, path: impl AsRef<Path>) -> Result<Self, Error> {
-        let pem = read(path.as_ref())?;
+        let path = path.as_ref();
+        let pem = read(path)?;
+        let has_certificate = String::from_utf8_lossy(&pem).contains("-----BEGIN CERTIFICATE-----");
+        if !has_certificate {
+            let path = path.display();
+            return Err(Error::options(format!(
+                "{path}: no authority in it; it needs a 'BEGIN CERTIFICATE' block"
+            )));
+        }
         Ok(self.ca(pem))
     }
 

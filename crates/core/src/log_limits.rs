@@ -2,6 +2,7 @@
 
 use std::{
     collections::HashMap,
+    hash::BuildHasher as _,
     net::{IpAddr, Ipv6Addr},
     sync::{
         LazyLock,
@@ -61,7 +62,7 @@ pub struct BurstLimit(Mutex<Window>);
 impl BurstLimit {
     /// `Some(n)` lets this event pass, with `n` suppressed since the last one.
     pub fn pass(&self) -> Option<u64> {
-        self.0.lock().pass_at(millis())
+        self.0.lock().pass_at(millis(), LINES_PER_WINDOW)
     }
 }
 
@@ -95,10 +96,41 @@ const LINES_PER_WINDOW: u32 = 5;
 /// Kinds and addresses distinguished within a window; all further ones share one place for each kind.
 const PLACES: usize = 256;
 
-/// Lets a few lines of each kind and address pass in ten seconds and counts the others: 5 lines, of at most 256 kinds
-/// and addresses. An IPv6 address counts as its /64, which is what one site has.
+/// Kinds and clients distinguished within a window; further ones share the places of their addresses.
+const CLIENTS: usize = 1_024;
+/// Lines of one kind about one client within a window: as many clients may have one.
+const LINES_PER_CLIENT: u32 = 1;
+
+/// Whom a line is about.
+#[derive(Debug, Clone, Copy)]
+pub enum LineSubject<'a> {
+    /// An address.
+    Address(IpAddr),
+    /// A client, by its client id, and where it is: what is said of one hides nothing of another at the same address.
+    Client(IpAddr, &'a str),
+}
+
+impl From<IpAddr> for LineSubject<'_> {
+    fn from(peer: IpAddr) -> Self {
+        Self::Address(peer)
+    }
+}
+
+impl<'a> From<(IpAddr, &'a str)> for LineSubject<'a> {
+    fn from((peer, client_id): (IpAddr, &'a str)) -> Self {
+        Self::Client(peer, client_id)
+    }
+}
+
+/// Lets a few lines of each kind and subject pass in ten seconds and counts the others: 5 lines, of at most 256 kinds and
+/// addresses, and one line of at most 1,024 clients. An IPv6 address counts as its /64, which is what one site has.
 #[derive(Debug, Default)]
-pub struct PeerLimits(Mutex<HashMap<(LineKind, Option<IpAddr>), Window>>);
+pub struct PeerLimits {
+    sites: Mutex<HashMap<(LineKind, Option<IpAddr>), Window>>,
+    /// By the hash of the client id.
+    clients: Mutex<HashMap<(LineKind, u64), (IpAddr, Window)>>,
+    hashing: std::hash::RandomState,
+}
 
 #[derive(Debug, Default)]
 struct Window {
@@ -108,11 +140,11 @@ struct Window {
 }
 
 impl Window {
-    fn pass_at(&mut self, now: u64) -> Option<u64> {
+    fn pass_at(&mut self, now: u64, most: u32) -> Option<u64> {
         if now.saturating_sub(self.began) >= WINDOW_MILLIS {
             (self.began, self.lines) = (now, 0);
         }
-        if self.lines >= LINES_PER_WINDOW {
+        if self.lines >= most {
             self.suppressed += 1;
             return None;
         }
@@ -122,9 +154,9 @@ impl Window {
 }
 
 impl PeerLimits {
-    /// `Some(n)` lets this line pass, with `n` of its kind and address left out before it.
-    pub fn pass(&self, said: LineKind, peer: IpAddr) -> Option<u64> {
-        self.pass_at(said, peer, millis())
+    /// `Some(n)` lets this line pass, with `n` of its kind and subject left out before it.
+    pub fn pass<'a>(&self, said: LineKind, about: impl Into<LineSubject<'a>>) -> Option<u64> {
+        self.pass_at(said, about, millis())
     }
 
     /// Forgets the windows that are over. Returns what was left out in them and not reported since, by kind and address
@@ -133,25 +165,45 @@ impl PeerLimits {
         self.sweep_at(millis())
     }
 
-    fn pass_at(&self, said: LineKind, peer: IpAddr, now: u64) -> Option<u64> {
-        let mut windows = self.0.lock();
+    fn pass_at<'a>(&self, said: LineKind, about: impl Into<LineSubject<'a>>, now: u64) -> Option<u64> {
+        match about.into() {
+            LineSubject::Address(peer) => self.pass_site(said, peer, now),
+            LineSubject::Client(peer, client_id) => self.pass_client(said, peer, client_id, now),
+        }
+    }
+
+    fn pass_client(&self, said: LineKind, peer: IpAddr, client_id: &str, now: u64) -> Option<u64> {
+        let key = (said, self.hashing.hash_one(client_id));
+        let mut windows = self.clients.lock();
+        if windows.len() >= CLIENTS && !windows.contains_key(&key) {
+            drop(windows);
+            return self.pass_site(said, peer, now);
+        }
+        let new = || (peer, Window { began: now, lines: 0, suppressed: 0 });
+        windows.entry(key).or_insert_with(new).1.pass_at(now, LINES_PER_CLIENT)
+    }
+
+    fn pass_site(&self, said: LineKind, peer: IpAddr, now: u64) -> Option<u64> {
+        let mut windows = self.sites.lock();
         let mut key = (said, Some(site(peer)));
         if windows.len() >= PLACES && !windows.contains_key(&key) {
             key.1 = None;
         }
         let window = windows.entry(key).or_insert(Window { began: now, lines: 0, suppressed: 0 });
-        window.pass_at(now)
+        window.pass_at(now, LINES_PER_WINDOW)
     }
 
     fn sweep_at(&self, now: u64) -> Vec<(LineKind, Option<IpAddr>, u64)> {
         let mut untold = Vec::new();
-        self.0.lock().retain(|(said, peer), window| {
+        let mut stays = |said: LineKind, peer: Option<IpAddr>, window: &Window| {
             let over = now.saturating_sub(window.began) >= WINDOW_MILLIS;
             if over && window.suppressed > 0 {
-                untold.push((*said, *peer, window.suppressed));
+                untold.push((said, peer, window.suppressed));
             }
             !over
-        });
+        };
+        self.sites.lock().retain(|(said, peer), window| stays(*said, *peer, window));
+        self.clients.lock().retain(|(said, _), (peer, window)| stays(*said, Some(*peer), window));
         untold
     }
 }
@@ -174,7 +226,7 @@ pub fn peer_limits() -> &'static PeerLimits {
 }
 
 /// `tracing::info!` about a peer, limited by its kind and address ([`crate::log_limits::PeerLimits`]): a
-/// [`LineKind`](crate::log_limits::LineKind), the `IpAddr`, then as for `info!`. What was left out before is in the field
+/// [`LineKind`](crate::log_limits::LineKind), the `IpAddr`, or that and the client id, then as for `info!`. What was left out before is in the field
 /// `suppressed`.
 #[macro_export]
 macro_rules! info_of_peer {
@@ -240,7 +292,7 @@ mod tests {
         assert_eq!(limits.pass_at(LineKind::Takeover, noisy, 6), Some(0), "another kind");
         assert_eq!(limits.pass_at(LineKind::Refused, noisy, 10_005), Some(995), "the next line tells");
         assert_eq!(limits.sweep_at(20_006), [], "all told");
-        assert!(limits.0.lock().is_empty(), "and forgotten");
+        assert!(limits.sites.lock().is_empty(), "and forgotten");
         let passed = (0..7).filter(|_| limits.pass_at(LineKind::Refused, noisy, 30_000).is_some()).count();
         assert_eq!(passed, 5);
         assert_eq!(limits.sweep_at(39_999), []);
@@ -257,11 +309,27 @@ mod tests {
         let sites = (0..100_000_u32).map(|n| IpAddr::from(Ipv6Addr::from(u128::from(n) << 64)));
         let passed = sites.filter(|ip| limits.pass_at(LineKind::Handshake, *ip, 0).is_some()).count();
         assert_eq!(passed, PLACES + LINES_PER_WINDOW as usize);
-        assert_eq!(limits.0.lock().len(), PLACES + 1);
+        assert_eq!(limits.sites.lock().len(), PLACES + 1);
         let one_site = (0..1_000_u32).map(|n| IpAddr::from(Ipv6Addr::from(u128::from(n))));
         let limits = PeerLimits::default();
         let passed = one_site.filter(|ip| limits.pass_at(LineKind::Handshake, *ip, 0).is_some()).count();
         assert_eq!(passed, LINES_PER_WINDOW as usize, "addresses of one /64 count as one");
+    }
+
+    /// The failure: two devices with one client id take over from each other all the time, and the takeover of another at the same
+    /// address is not in the log.
+    #[test]
+    fn a_client_hides_nothing_of_another_at_its_address() {
+        let limits = PeerLimits::default();
+        let ip: IpAddr = "192.0.2.1".parse().unwrap();
+        let pass = |client_id: &str, now| limits.pass_at(LineKind::Takeover, (ip, client_id), now);
+        assert_eq!((0..1_000).filter(|_| pass("noisy", 0).is_some()).count(), 1);
+        assert_eq!(pass("other", 1), Some(0));
+        assert_eq!(pass("noisy", 10_000), Some(999));
+        assert_eq!(limits.sweep_at(30_000), []);
+        let passed = (0..100_000).filter(|n| pass(&n.to_string(), 30_001).is_some()).count();
+        assert_eq!(passed, CLIENTS + LINES_PER_WINDOW as usize, "many fill neither the memory nor the log");
+        assert_eq!(limits.clients.lock().len(), CLIENTS);
     }
 
     #[test]

@@ -80,7 +80,8 @@ fn hint(error: &Error) -> Option<&'static str> {
             "--ca FILE has the authority that signed the gateway's certificate; that of --dev is certs/ca.crt where it runs"
         }
         Reason::Unreachable => {
-            "is the gateway running there, and is this its gRPC address? --addr and --ca say which"
+            "is the gateway running there, is this its gRPC address, and does it speak TLS (https://) or not (http://)? --addr and \
+             --ca say which"
         }
         Reason::NoAnswerInTime => "--timeout gives it longer",
         Reason::DeviceNotFound => "'mqtt-server ctl devices list' shows those that have one",

@@ -24,7 +24,7 @@ use crate::{
     backends::CertificateNames,
     door::{Door, DoorBounds, DoorRefusal, Guest, Lobby, Seat},
     grpc::GrpcConfig,
-    tls::Revocations,
+    tls::{self, Revocations},
 };
 
 /// Pause after a failed accept (usually: no file descriptors left).
@@ -180,7 +180,8 @@ async fn handshake(
     count(|c| c.handshake_tls_failed.add(1));
     match ended {
         Some(Some(Ok(result))) => {
-            let (listener, reason) = ("grpc", result.err().map(tracing::field::display));
+            let (listener, reason) = ("grpc", result.err().map(|error| tls::io_in_words(&error)));
+            let reason = reason.as_deref();
             info_of_peer!(LineKind::Handshake, peer.ip(), %peer, listener, reason, "TLS handshake failed");
         }
         Some(Some(Err(_))) => say_timed_out(peer),

@@ -12,6 +12,7 @@ use crate::net::quic::CallError;
 use crate::{
     door::DoorRefusal,
     net::layers::{LayerError, websocket::WebSocketError},
+    tls,
 };
 
 /// Why there is no connection.
@@ -31,6 +32,8 @@ pub(in crate::net) enum HandshakeError {
     Upgrade,
     #[error("first packet is not a valid CONNECT: {0}")]
     Decode(#[from] DecodeError),
+    #[error("CONNECT of {size} bytes is larger than {key}, which is {limit}")]
+    TooLarge { size: usize, limit: usize, key: &'static str },
     #[error("first packet is not CONNECT")]
     NotConnect,
     #[error("too much is held for those who have not authenticated")]
@@ -49,6 +52,7 @@ impl HandshakeError {
     pub(super) fn reason_code(&self) -> Option<u8> {
         match self {
             Self::Decode(error) => Some(error.reason_code()),
+            Self::TooLarge { .. } => Some(reason::PACKET_TOO_LARGE),
             Self::NotConnect => Some(reason::PROTOCOL_ERROR),
             _ => None,
         }
@@ -73,7 +77,8 @@ impl HandshakeError {
                 info_of_peer!(LineKind::Refused, ip, %peer, client_id, listener, reason = %self, %code, "CONNECT refused");
             }
             Self::Layer(LayerError::Tls(error)) => {
-                info_of_peer!(LineKind::Handshake, ip, %peer, listener, reason = %error, "TLS handshake failed");
+                let reason = tls::in_words(error);
+                info_of_peer!(LineKind::Handshake, ip, %peer, listener, reason = %reason, "TLS handshake failed");
             }
             _ => info_of_peer!(LineKind::Handshake, ip, %peer, listener, reason = %self, "handshake failed"),
         }

@@ -20,7 +20,9 @@ use std::{
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
 use bytes::Bytes;
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
-use gateway_core::{BRIDGE_MARK, Peer, clock, info_of_peer, log_limits::LineKind, metrics::count};
+use gateway_core::{
+    BRIDGE_MARK, Peer, clock, info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
+};
 use session::{
     Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate, Inbound, LinkParams, evaluate_connect,
 };
@@ -155,6 +157,7 @@ async fn establish(
     let connect = match connect {
         Ok(connect) => connect,
         Err(error) => {
+            let error = wire.with_size(error, &shared.limits);
             Box::pin(wire.close_websocket(&error)).await;
             return Err(wire.fail(error));
         }
@@ -436,7 +439,7 @@ async fn open(
     finish_alone(opened.aftermath.take());
     if opened.took_over {
         info_of_peer!(
-            LineKind::Takeover, peer.ip(), %peer, %client_id, listener = &**listener.name,
+            LineKind::Takeover, (peer.ip(), client_id.as_str()), %peer, %client_id, listener = &**listener.name,
             "session taken over, its earlier connection ends"
         );
     }
@@ -669,6 +672,16 @@ impl Wire<'_> {
         self.layers.websocket = Some(frames);
         self.layers.seal_raw(&[&replies])?;
         Ok(opened.map_err(LayerError::from)?)
+    }
+
+    /// The error about a CONNECT that is too large, with its size and the limit that is meant.
+    fn with_size(&self, error: HandshakeError, limits: &Limits) -> HandshakeError {
+        let HandshakeError::Decode(DecodeError::TooLarge) = error else { return error };
+        let size = codec::frame_len(&self.plain).ok().flatten().unwrap_or_default();
+        let (own, any) = (limits.max_connect_size.0, limits.max_packet_size.0);
+        let (limit, key) =
+            if own <= any { (own, "limits.max_connect_size") } else { (any, "limits.max_packet_size") };
+        HandshakeError::TooLarge { size, limit, key }
     }
 
     /// Ends a WebSocket that did not come to a CONNECT, by the Close frame for `error`.

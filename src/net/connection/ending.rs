@@ -85,13 +85,20 @@ impl Connection {
     }
 
     /// Tells what the client did: a packet over a limit, malformed, or against the protocol.
-    fn log_fault(&self, code: u8) {
+    fn log_fault(&mut self, code: u8) {
         let core = self.device.core();
         let Some(info) = core.connection(self.epoch) else { return };
         let (peer, listener) = (info.peer, info.listener.as_str());
         let (reason, code) = (reason::words(code), format_args!("{code:#04x}"));
+        let fault = self.rare.as_mut().and_then(|rare| rare.fault.take());
+        let fault = fault.as_deref();
+        let packet = fault.map(|fault| fault.packet);
+        let (size, limit) = (fault.and_then(|fault| fault.size), fault.and_then(|fault| fault.limit));
+        let (key, detail) =
+            (fault.and_then(|fault| fault.key), fault.and_then(|fault| fault.detail.as_deref()));
         info_of_peer!(
             LineKind::Protocol, peer.ip(), %peer, client_id = %core.client_id(), listener, reason, %code,
+            packet, size, limit, key, detail,
             "connection ended for what its client sent"
         );
     }

@@ -11,7 +11,7 @@ use gateway_core::{
 use session::{Effect, Enhanced, Env, Gate, Inbound, Incoming, Outbound, Owner, Permit, Violation};
 use tracing::info;
 
-use super::{Connection, Rare, ending::End, unfinished::Publishing};
+use super::{Connection, Rare, ending::End, fault::Fault, unfinished::Publishing};
 use crate::net::{Shared, device::Device, shard::PacketWork, trace};
 use crate::{
     auth::{Authority, Excess, Permissions, Refused, Remembered, RemoteAuthorizer, Wish},
@@ -65,7 +65,10 @@ impl Connection {
                     continue;
                 }
             }
-            let frame = codec::frame(rest, max).map_err(Violation::from)?;
+            let frame = codec::frame(rest, max).map_err(|error| {
+                self.rare().fault = Some(Box::new(Fault::of_head(rest, &error, max)));
+                Violation::from(error)
+            })?;
             let Some(frame) = frame else { return Ok(()) };
             if let Some(traced) = &traced {
                 self.trace(traced, &frame);
@@ -93,7 +96,15 @@ impl Connection {
             if answers.len() > answered {
                 count(|c| c.packets_out.add(1));
             }
-            result?;
+            result.inspect_err(|end| self.note_fault(*end, &frame))?;
+        }
+    }
+
+    /// Keeps for the log for which packet the connection ends.
+    fn note_fault(&mut self, end: End, frame: &Frame<'_>) {
+        if let End::Protocol(_) = end {
+            let protocol = self.inbound.protocol();
+            self.rare().fault = Some(Box::new(Fault::of_frame(frame, protocol)));
         }
     }
 

@@ -2,6 +2,7 @@
 
 pub(super) mod durable;
 pub(super) mod ending;
+pub(super) mod fault;
 pub(super) mod frames;
 mod input;
 pub(super) mod limiter;
@@ -31,6 +32,7 @@ use tokio::time::Sleep;
 use self::{
     durable::{HeldAnswer, Reading},
     ending::End,
+    fault::Fault,
     limiter::Limiter,
     partial::Partial,
     reauthentication::Reauthentication,
@@ -58,6 +60,8 @@ pub(in crate::net) struct Rare {
     pub(in crate::net) unfinished: Option<Box<Unfinished>>,
     /// How the connection ends once everything that was read is handled.
     ending: Option<End>,
+    /// The packet for which it ends.
+    fault: Option<Box<Fault>>,
     /// Queues of shared groups held more than there was room for.
     pub(in crate::net) group_queues: bool,
     /// Answers that wait for the disk.
@@ -86,6 +90,7 @@ impl Rare {
         self.replays.is_none()
             && self.unfinished.is_none()
             && self.ending.is_none()
+            && self.fault.is_none()
             && self.held.is_empty()
             && self.reading.is_none()
             && !self.group_queues

@@ -51,6 +51,8 @@ pub(crate) struct Retained {
     swept: Mutex<Option<Arc<str>>>,
     account: Arc<Account>,
     store: Option<Arc<dyn RetainedStore>>,
+    /// When a message was refused last for a limit, and the key of that.
+    refused: Mutex<Option<(Timestamp, &'static str)>>,
 }
 
 #[derive(Default)]
@@ -176,7 +178,18 @@ impl Retained {
         let account = Arc::clone(account);
         let len = AtomicUsize::new(0);
         let swept = Mutex::new(None);
-        Self { table: RwLock::default(), max_messages, max_bytes, available, len, swept, account, store }
+        let (table, refused) = (RwLock::default(), Mutex::new(None));
+        Self { table, max_messages, max_bytes, available, len, swept, account, store, refused }
+    }
+
+    /// When a message was refused last for a limit, and the key of that.
+    pub(crate) fn refused(&self) -> Option<(Timestamp, &'static str)> {
+        *self.refused.lock()
+    }
+
+    #[cold]
+    fn refuse(&self, at: Timestamp, key: &'static str) {
+        *self.refused.lock() = Some((at, key));
     }
 
     /// Changes the table and adjusts the account. The caller has checked that what the change adds may be taken.
@@ -216,10 +229,13 @@ impl Retained {
         let too_many = !existed && table.messages.len() >= self.max_messages;
         let more = (NODE + message.cost()).saturating_sub(old.map_or(0, |old| old.held(&message.topic)));
         if too_many || table.bytes - old_cost + message.cost() > self.max_bytes {
+            let key = if too_many { "limits.retained_messages" } else { "limits.retained_bytes" };
+            self.refuse(message.received, key);
             return Err(RetainError::Quota);
         }
         let ours = message.kind == OriginKind::Server;
         if more > 0 && !ours && !self.account.takes_retained(more) {
+            self.refuse(message.received, "limits.memory_budget");
             return Err(RetainError::Memory);
         }
         self.own(&mut table, &message, parties)?;

@@ -212,6 +212,11 @@ impl Broker {
         self.inner.retained.set(message, &Parties::default())
     }
 
+    /// When a retained message was refused last because a limit was reached, and the key of that limit; `None` if none was.
+    pub fn retained_refused(&self) -> Option<(Timestamp, &'static str)> {
+        self.inner.retained.refused()
+    }
+
     /// A retained message, if set and not expired. Cancel safe.
     pub async fn retained(
         &self,

@@ -2,9 +2,10 @@
 
 use gateway_core::{
     DropReason, Effort, Message, NoRoom, Offer, OriginKind, Outcome, QoS, QueueId, QueueOp, Timestamp, Unit,
-    Yielded, metrics::count,
+    Yielded, metrics::count, warn_limited,
 };
 use store::StoreHealth;
+use tracing::field::display;
 
 use crate::{
     Broker, Delivered, DirectOutcome, Offline, Parties, Published, RetainError, Routing, Shortage, Turn,
@@ -80,8 +81,14 @@ impl Broker {
                 None => Parties::default(),
             };
             match self.inner.retained.set(message, &parties) {
-                Err(RetainError::Quota) => count(|c| c.retained_refused.add(1)),
-                Err(RetainError::Memory) => count(|c| c.retained_memory.add(1)),
+                Err(RetainError::Quota) => {
+                    count(|c| c.retained_refused.add(1));
+                    self.tell_not_retained(message);
+                }
+                Err(RetainError::Memory) => {
+                    count(|c| c.retained_memory.add(1));
+                    self.tell_not_retained(message);
+                }
                 Ok(_) | Err(RetainError::Unavailable | RetainError::Party) => {}
             }
         }
@@ -92,6 +99,19 @@ impl Broker {
             history.record(message);
         }
         Ok(withheld)
+    }
+
+    /// Tells that a message was delivered and not stored: its publisher is not, since it was accepted.
+    #[cold]
+    fn tell_not_retained(&self, message: &Message<'_>) {
+        let client_id = message.origin.client_id.map(display);
+        let limit = self.inner.retained.refused().map(|(_, key)| key);
+        warn_limited!(
+            client_id,
+            topic = message.topic,
+            limit,
+            "retained message is not stored, a limit is reached"
+        );
     }
 
     /// The parties of the session in whose name a message is.

@@ -1,0 +1,64 @@
+//! The packet for which a connection ends, for the log: whoever reads `malformed_packet` there looks for a fault in a device.
+
+use codec::{DecodeError, Frame};
+use gateway_core::Protocol;
+
+/// The key of the limit of packets.
+const MAX_PACKET_SIZE: &str = "limits.max_packet_size";
+
+/// A packet that was refused, as far as it is known.
+#[derive(Debug, Default)]
+pub(in crate::net) struct Fault {
+    /// Its type.
+    pub(in crate::net) packet: &'static str,
+    /// Bytes of all of it.
+    pub(in crate::net) size: Option<usize>,
+    /// The limit that it exceeds, and the key that sets that.
+    pub(in crate::net) limit: Option<usize>,
+    pub(in crate::net) key: Option<&'static str>,
+    /// What is wrong in it.
+    pub(in crate::net) detail: Option<String>,
+}
+
+impl Fault {
+    /// A packet whose length alone is reason enough: `bytes` begin with it, and packets may be `max` bytes long.
+    pub(in crate::net) fn of_head(bytes: &[u8], error: &DecodeError, max: usize) -> Self {
+        let packet = bytes.first().map_or("none", |first| packet_type(*first));
+        let size = codec::frame_len(bytes).ok().flatten();
+        match error {
+            DecodeError::TooLarge => {
+                Self { packet, size, limit: Some(max), key: Some(MAX_PACKET_SIZE), detail: None }
+            }
+            error => Self { packet, size, detail: Some(error.to_string()), ..Self::default() },
+        }
+    }
+
+    /// A packet that was read. It is decoded again, which happens once in a connection.
+    pub(in crate::net) fn of_frame(frame: &Frame<'_>, protocol: Protocol) -> Self {
+        let detail = codec::decode_from_client(frame, protocol).err().map(|error| error.to_string());
+        Self { packet: packet_type(frame.first), size: Some(frame.len), detail, ..Self::default() }
+    }
+}
+
+/// The name of the packet type in the first byte of a packet.
+pub(in crate::net) fn packet_type(first: u8) -> &'static str {
+    const NAMES: [&str; 16] = [
+        "reserved",
+        "CONNECT",
+        "CONNACK",
+        "PUBLISH",
+        "PUBACK",
+        "PUBREC",
+        "PUBREL",
+        "PUBCOMP",
+        "SUBSCRIBE",
+        "SUBACK",
+        "UNSUBSCRIBE",
+        "UNSUBACK",
+        "PINGREQ",
+        "PINGRESP",
+        "DISCONNECT",
+        "AUTH",
+    ];
+    NAMES[usize::from(first >> 4)]
+}
