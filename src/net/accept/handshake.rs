@@ -5,6 +5,7 @@
 
 mod enhanced;
 mod form;
+mod websocket;
 
 use std::{
     any::Any,
@@ -38,7 +39,7 @@ use super::{
     claim::{SessionClaim, assigned_id, will},
     error::HandshakeError,
     lingering::{LONGEST, Remains},
-    listener::{Listener, WebSocketEntry, count_refusal},
+    listener::{Listener, count_refusal},
     proxy,
     unauthenticated::{Crowded, UnauthenticatedPlace},
 };
@@ -51,13 +52,7 @@ use crate::net::{
         reauthentication::Reauthentication,
     },
     device::{Device, Link, Reception, SocketWriter, flush},
-    layers::{
-        LayerError, Layers,
-        layered::Io,
-        socket::Socket,
-        tls::TlsLayer,
-        websocket::{Frames, Upgrade, upgrade},
-    },
+    layers::{LayerError, Layers, layered::Io, socket::Socket, tls::TlsLayer},
     shard::{Arrived, IncomingSocket, ShardLocal},
     shared::Entering,
     timers, trace, wheel,
@@ -654,26 +649,6 @@ impl Wire<'_> {
         Ok(())
     }
 
-    async fn upgrade(&mut self, entry: &WebSocketEntry, this_machine: bool) -> Result<(), HandshakeError> {
-        let (answer, go) = loop {
-            match upgrade(&self.plain, &entry.path, &entry.origins, this_machine) {
-                Upgrade::Partial => self.fill().await?,
-                Upgrade::Answer(answer, go) => break (answer, go),
-            }
-        };
-        self.layers.seal_raw(&[&answer])?;
-        self.flush().await?;
-        let Some(len) = go else { return Err(HandshakeError::Upgrade) };
-        let early = self.plain.split_off(len);
-        self.plain.clear();
-        let mut frames = Box::new(Frames::default());
-        let mut replies = Vec::new();
-        let opened = frames.open(&early, &mut self.plain, &mut replies);
-        self.layers.websocket = Some(frames);
-        self.layers.seal_raw(&[&replies])?;
-        Ok(opened.map_err(LayerError::from)?)
-    }
-
     /// The error about a CONNECT that is too large, with its size and the limit that is meant.
     fn with_size(&self, error: HandshakeError, limits: &Limits) -> HandshakeError {
         let HandshakeError::Decode(DecodeError::TooLarge) = error else { return error };
@@ -682,18 +657,6 @@ impl Wire<'_> {
         let (limit, key) =
             if own <= any { (own, "limits.max_connect_size") } else { (any, "limits.max_packet_size") };
         HandshakeError::TooLarge { size, limit, key }
-    }
-
-    /// Ends a WebSocket that did not come to a CONNECT, by the Close frame for `error`.
-    async fn close_websocket(&mut self, error: &HandshakeError) {
-        if self.layers.websocket.is_none() || self.told {
-            return;
-        }
-        self.layers.close(error.reason_code());
-        if self.flush().await.is_ok() {
-            let _ = self.socket.shutdown().await;
-            self.told = true;
-        }
     }
 
     async fn read_connect(&mut self, max: usize) -> Result<Connect, HandshakeError> {
