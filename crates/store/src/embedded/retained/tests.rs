@@ -187,9 +187,11 @@ fn a_failed_commit_refuses_what_is_new_and_keeps_the_rest_for_later() {
 fn a_stalled_disk_does_not_make_waiting_messages_grow_without_end() {
     let dir = tempfile::tempdir().unwrap();
     let gate = Arc::new(parking_lot::RwLock::new(()));
-    let hook = Arc::clone(&gate);
+    let begun = Arc::new(AtomicBool::new(false));
+    let (hook, begins) = (Arc::clone(&gate), Arc::clone(&begun));
     let options = DurableOptions {
         hook: Some(Arc::new(move || {
+            begins.store(true, Relaxed);
             drop(hook.read());
             Ok(())
         })),
@@ -198,6 +200,12 @@ fn a_stalled_disk_does_not_make_waiting_messages_grow_without_end() {
     };
     let store = open_with(dir.path(), &options).unwrap();
     let stalled = gate.write();
+    // What waits gets room when the writer begins: after that it keeps what it has.
+    begun.store(false, Relaxed);
+    store.set(message("busy", 0), None);
+    while !begun.load(Relaxed) {
+        std::thread::yield_now();
+    }
     let last = Commit::new();
     last.add();
     for version in 0..2000 {
