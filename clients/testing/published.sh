@@ -112,8 +112,8 @@ tokio = { version = "1", features = ["macros", "rt"] }
 mqtt-gateway-api = { path = "$(echo "$work"/registry/mqtt-gateway-api-*)" }
 mqtt-gateway-client = { path = "$(echo "$work"/registry/mqtt-gateway-client-*)" }
 TOML
-  # In one place, so that it is done once; not linked and run, which would be one more whole build. The examples of the checkout are run.
-  CARGO_TARGET_DIR=$root/target/published cargo check --quiet --offline --manifest-path fresh/Cargo.toml
+  # Where the checkout is built, of which it takes what is the same; not linked and run. The examples of the checkout are run.
+  CARGO_TARGET_DIR=$root/target CARGO_PROFILE_DEV_DEBUG=line-tables-only cargo check --quiet --offline --manifest-path fresh/Cargo.toml
 }
 
 usage() { sed -n '2,/^[^#]/s/^# \{0,1\}//p' "$0" >&2; exit 2; }
