@@ -16,9 +16,10 @@ use crate::{
     support::{Server, until},
 };
 
+/// The deadline is long enough for an answer on a busy machine.
 fn config(broker: &ScriptedBroker, level: &str) -> String {
     format!(
-        "[bridges.plant]\ntopics = [\"d/#\"]\nretry_max = \"500ms\"\ndeadline = \"1s\"\n\
+        "[bridges.plant]\ntopics = [\"d/#\"]\nretry_max = \"500ms\"\ndeadline = \"2s\"\n\
          [bridges.plant.mqtt]\nurl = \"mqtt://127.0.0.1:{}\"\nlevel = \"{level}\"\n",
         broker.port
     )
