@@ -6,6 +6,9 @@ use gateway_core::Protocol;
 /// The key of the limit of packets.
 const MAX_PACKET_SIZE: &str = "limits.max_packet_size";
 
+/// The largest packet that is decoded again for its fault: a larger one would keep the others of its shard waiting.
+const MOST_DECODED_AGAIN: usize = 4 << 10;
+
 /// A packet that was refused, as far as it is known.
 #[derive(Debug, Default)]
 pub(in crate::net) struct Fault {
@@ -33,9 +36,10 @@ impl Fault {
         }
     }
 
-    /// A packet that was read. It is decoded again, which happens once in a connection.
+    /// A packet that was read. A small one is decoded again, which happens once in a connection.
     pub(in crate::net) fn of_frame(frame: &Frame<'_>, protocol: Protocol) -> Self {
-        let detail = codec::decode_from_client(frame, protocol).err().map(|error| error.to_string());
+        let decoded = (frame.len <= MOST_DECODED_AGAIN).then(|| codec::decode_from_client(frame, protocol));
+        let detail = decoded.and_then(Result::err).map(|error| error.to_string());
         Self { packet: packet_type(frame.first), size: Some(frame.len), detail, ..Self::default() }
     }
 }

@@ -101,6 +101,7 @@ impl Connection {
     }
 
     /// Keeps for the log for which packet the connection ends.
+    #[cold]
     fn note_fault(&mut self, end: End, frame: &Frame<'_>) {
         if let End::Protocol(_) = end {
             let protocol = self.inbound.protocol();
