@@ -565,7 +565,7 @@ impl Inner {
         }
     }
 
-    /// Whether there is something that is not written.
+    /// Tells whether there is something that is not written.
     fn has_write(&self) -> bool {
         !self.changes.is_empty() || self.logic.has_changes()
     }

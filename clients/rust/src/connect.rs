@@ -105,7 +105,7 @@ impl Options {
     /// The same from a file.
     ///
     /// # Errors
-    /// When it cannot be read, or has no certificate.
+    /// The file cannot be read, or has no certificate.
     pub fn ca_file(self, path: impl AsRef<Path>) -> Result<Self, Error> {
         let path = path.as_ref();
         let pem = read(path)?;

@@ -101,7 +101,7 @@ const CLIENTS: usize = 1_024;
 /// Lines of one kind about one client within a window: as many clients may have one.
 const LINES_PER_CLIENT: u32 = 1;
 
-/// Whom a line is about.
+/// The party that a line is about.
 #[derive(Debug, Clone, Copy)]
 pub enum LineSubject<'a> {
     /// An address.

@@ -53,7 +53,7 @@ impl GroupConfig {
         millis(self.min_backoff).saturating_mul(doubled).min(millis(self.max_backoff))
     }
 
-    /// Whether a message is given up after this number of deliveries that ended badly.
+    /// Tells whether a message is given up after this number of deliveries that ended badly.
     pub(crate) fn gives_up(&self, attempts: u32) -> bool {
         self.max_attempts != 0 && attempts >= self.max_attempts
     }

@@ -143,7 +143,7 @@ impl Lanes {
         self.extend_every = time;
     }
 
-    /// What the next stream begins with, at most `most`: messages that run, and those that are done and not confirmed.
+    /// Messages that the next stream begins with, at most `most`: those that run, and those that are done and not confirmed.
     pub(super) fn name(&mut self, most: usize) -> Vec<String> {
         let running = self.running.values().map(|running| &running.message_id);
         self.named = running.chain(&self.done.ids).take(most).cloned().collect();

@@ -314,7 +314,7 @@ struct MemberWork {
     concurrency: usize,
     told: Consumed,
     member_id: String,
-    /// How messages are given back whose delivery on the stream is not known yet.
+    /// Answers that give back messages whose delivery on the stream is not known yet.
     late: std::collections::HashMap<String, GiveBack>,
     /// The deadline that messages get while they are worked on.
     keep: Duration,

@@ -51,7 +51,7 @@ pub(crate) struct Retained {
     swept: Mutex<Option<Arc<str>>>,
     account: Arc<Account>,
     store: Option<Arc<dyn RetainedStore>>,
-    /// When a message was refused last for a limit, and the key of that.
+    /// Time of the last message that was refused for a limit, and the key of that limit.
     refused: Mutex<Option<(Timestamp, &'static str)>>,
 }
 
@@ -182,7 +182,7 @@ impl Retained {
         Self { table, max_messages, max_bytes, available, len, swept, account, store, refused }
     }
 
-    /// When a message was refused last for a limit, and the key of that.
+    /// Time of the last message that was refused for a limit, and the key of that limit.
     pub(crate) fn refused(&self) -> Option<(Timestamp, &'static str)> {
         *self.refused.lock()
     }

@@ -212,7 +212,7 @@ impl Broker {
         self.inner.retained.set(message, &Parties::default())
     }
 
-    /// When a retained message was refused last because a limit was reached, and the key of that limit; `None` if none was.
+    /// Time of the last retained message that was refused for a limit, and the key of that limit; `None` if none was.
     pub fn retained_refused(&self) -> Option<(Timestamp, &'static str)> {
         self.inner.retained.refused()
     }
