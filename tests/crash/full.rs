@@ -261,8 +261,12 @@ fn a_full_disk_loses_nothing_a_group_was_promised_and_mends_by_itself() {
     broker.start();
     broker.ready();
     let backend = Backend::new(&broker);
-    let left: Vec<String> = expected.iter().filter(|payload| !settled.contains(payload)).cloned().collect();
+    // What was given back comes again, or its attempt was written before the end: then it is given up once there is room.
+    let given_back = &last.0;
+    let is_left = |payload: &&String| !settled.contains(payload) && *payload != given_back;
+    let left: Vec<String> = expected.iter().filter(is_left).cloned().collect();
     let again = backend.fetch(left.len());
+    let comes_again = again.iter().any(|(payload, _)| payload == given_back);
     let all: Vec<&String> = again.iter().map(|(payload, _)| payload).collect();
     assert!(left.iter().all(|payload| all.contains(&payload)), "{left:?} is not all in {all:?}");
     let come_again: Vec<_> = all.iter().filter(|payload| settled.contains(payload)).collect();
@@ -283,10 +287,12 @@ fn a_full_disk_loses_nothing_a_group_was_promised_and_mends_by_itself() {
     }
     assert_eq!(after, 1);
     until(|| !broker.readiness().contains("failing"));
+    until(|| backend.status().lag_messages == 0);
     broker.kill();
     broker.start();
     broker.ready();
     let status = Backend::new(&broker).status();
     assert_eq!((status.lag_messages, status.lost), (0, 0), "{status:?}");
+    assert_eq!(status.dead_letters, u64::from(!comes_again), "{status:?}");
     broker.kill();
 }
