@@ -27,11 +27,6 @@ const FIRST_GUESS: Duration = Duration::from_millis(25);
 /// Part of a client's patience that may pass before its job begins, in quarters.
 const QUARTERS: u32 = 3;
 
-/// By how much the threads are nicer than others: where cores are short, messages of connected devices go first, and hashes
-/// still get a quarter of a core.
-#[cfg(target_os = "linux")]
-const NICENESS: i32 = 5;
-
 /// A job, with the memory of the thread that does it; with none it is displaced.
 type HashJob = Box<dyn FnOnce(Option<&mut Scratch>) + Send>;
 
@@ -180,7 +175,7 @@ impl Drop for Waits<'_> {
 }
 
 fn work(shared: &Shared) {
-    give_way();
+    gateway_core::give_way();
     let mut scratch = Scratch::default();
     while let Some(job) = shared.next() {
         let began = Instant::now();
@@ -190,15 +185,6 @@ fn work(shared: &Shared) {
         }
         shared.took(began.elapsed());
         count(|c| c.checks_done.add(1));
-    }
-}
-
-/// Lowers the priority of this thread, where the system has one for each thread.
-fn give_way() {
-    #[cfg(target_os = "linux")]
-    if let Err(error) = rustix::process::setpriority_process(None, NICENESS) {
-        // Hashes are as good at the priority of all others.
-        tracing::debug!(%error, "hash threads keep the priority of other threads");
     }
 }
 

@@ -22,6 +22,7 @@ mod record;
 mod shares;
 mod sync;
 mod tail;
+mod thread;
 mod topic;
 pub mod units;
 
@@ -39,6 +40,7 @@ pub use receipt::{DropReason, Receipt, ReceiptState};
 pub use record::{GroupId, LogRecord, PARTITIONS, Partition};
 pub use shares::{Feeder, NoRoom, Shares, part_of_qos_0};
 pub use tail::Tail;
+pub use thread::give_way;
 pub use topic::{
     MAX_TOPIC_BYTES, TopicError, TopicFilter, TopicName, has_wildcard, level_count, matches, parse_shared,
 };

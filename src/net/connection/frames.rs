@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, Target, Turn};
-use codec::{Frame, Packet, Publish, reason};
+use codec::{DecodeError, Frame, Packet, Publish, reason};
 use gateway_core::{
     ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit,
     info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
@@ -65,10 +65,7 @@ impl Connection {
                     continue;
                 }
             }
-            let frame = codec::frame(rest, max).map_err(|error| {
-                self.rare().fault = Some(Box::new(Fault::of_head(rest, &error, max)));
-                Violation::from(error)
-            })?;
+            let frame = codec::frame(rest, max).map_err(|error| self.refuse(rest, error, max))?;
             let Some(frame) = frame else { return Ok(()) };
             if let Some(traced) = &traced {
                 self.trace(traced, &frame);
@@ -98,6 +95,13 @@ impl Connection {
             }
             result.inspect_err(|end| self.note_fault(*end, &frame))?;
         }
+    }
+
+    /// The end of a connection for a packet whose head is reason enough; kept for the log.
+    #[cold]
+    fn refuse(&mut self, rest: &[u8], error: DecodeError, max: usize) -> Violation {
+        self.rare().fault = Some(Box::new(Fault::of_head(rest, &error, max)));
+        Violation::from(error)
     }
 
     /// Keeps for the log for which packet the connection ends.

@@ -38,8 +38,10 @@ impl LatestWriter {
         Self { shared, topics_per_device, topics: HashMap::default(), buffer: Vec::new() }
     }
 
-    /// Serves jobs until all senders are gone.
+    /// Serves jobs until all senders are gone. No peer waits for what it writes, and new topics are the most work that one can
+    /// make.
     pub(super) fn run(mut self, mut inbox: mpsc::Receiver<LatestJob>) {
+        gateway_core::give_way();
         while let Some(first) = inbox.blocking_recv() {
             let mut values = first.batch.len();
             let mut jobs = vec![first];
