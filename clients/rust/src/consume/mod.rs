@@ -13,7 +13,7 @@ use gateway_api::gateway::v1::{
 };
 use tokio::{
     sync::mpsc,
-    task::JoinSet,
+    task::{JoinError, JoinSet},
     time::{Instant, MissedTickBehavior, interval, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
@@ -305,9 +305,12 @@ impl Client {
     }
 }
 
+/// The name of a message in its lane, and how its handler ended.
+type HandlerResult = (u64, Result<(), GiveBack>);
+
 /// What outlives a stream: handlers that run, and what is known of their messages.
 struct MemberWork {
-    tasks: JoinSet<(u64, Result<(), GiveBack>)>,
+    tasks: JoinSet<HandlerResult>,
     lanes: Lanes,
     /// The lanes' name of each task, for those that panic.
     names: std::collections::HashMap<tokio::task::Id, u64>,
@@ -410,6 +413,10 @@ impl MemberWork {
                     Some(item) => {
                         *reached = true;
                         self.take(item);
+                        // Handlers that begin together mostly end together.
+                        while let Some(item) = member.items.pop_front() {
+                            self.take(item);
+                        }
                     }
                     None if self.stop_at.is_some() => return Ok(()),
                     None => return Err(Error::stream_ended()),
@@ -466,15 +473,25 @@ impl MemberWork {
         }
     }
 
-    /// Waits for a handler; none if none runs.
+    /// Waits for a handler, and takes all others that have ended by then, so that their acknowledgements share a request; none if
+    /// none runs.
     async fn finished(&mut self) -> Option<()> {
-        let (name, result) = match self.tasks.join_next_with_id().await? {
+        let ended = self.tasks.join_next_with_id().await?;
+        self.take_ended(ended);
+        while let Some(ended) = self.tasks.try_join_next_with_id() {
+            self.take_ended(ended);
+        }
+        Some(())
+    }
+
+    fn take_ended(&mut self, ended: Result<(tokio::task::Id, HandlerResult), JoinError>) {
+        let (name, result) = match ended {
             Ok((id, (name, result))) => {
                 self.names.remove(&id);
                 (name, result)
             }
             Err(error) => {
-                let name = self.names.remove(&error.id())?;
+                let Some(name) = self.names.remove(&error.id()) else { return };
                 let reason =
                     error.try_into_panic().map_or_else(|_| "stopped".to_owned(), |panic| panicked(&*panic));
                 (name, Err(GiveBack { reason, ..GiveBack::default() }))
@@ -492,7 +509,6 @@ impl MemberWork {
                 self.late.insert(message_id, result.err().unwrap_or_default());
             }
         }
-        Some(())
     }
 
     fn give_back(&mut self, delivery_id: u64, GiveBack { reason, delay, dead_letter }: GiveBack) {
@@ -535,4 +551,41 @@ fn panicked(panic: &(dyn Any + Send)) -> String {
     let text =
         panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
     format!("the handler panicked: {}", text.unwrap_or("without a text"))
+}
+
+#[cfg(test)]
+mod tests {
+    use gateway_api::gateway::v1::{ReceivedMessage, consumed_message::Content};
+
+    use super::*;
+
+    /// The failure: one request for each message, where handlers take no time, cost the gateway more than the messages did.
+    #[tokio::test]
+    async fn handlers_that_have_ended_share_a_request() {
+        let mut work = MemberWork::new(&Options::of("g"));
+        for delivery_id in 1..=5 {
+            let device_id = format!("d{delivery_id}");
+            let content = Content::Message(ReceivedMessage { device_id, ..ReceivedMessage::default() });
+            let message_id = format!("m{delivery_id}");
+            let content = Some(content);
+            let message = ConsumedMessage { delivery_id, message_id, content, ..ConsumedMessage::default() };
+            work.take(Item::Message(message));
+        }
+        while let Some((name, _)) = work.lanes.start() {
+            let result = if name == 4 { Err(GiveBack::default()) } else { Ok(()) };
+            let task = work.tasks.spawn(async move { (name, result) });
+            work.names.insert(task.id(), name);
+        }
+        // All have a turn before this task has its next.
+        tokio::task::yield_now().await;
+        work.finished().await;
+        work.gather_acknowledgements();
+        assert!(work.tasks.is_empty() && work.names.is_empty());
+        let [Action::Nack(nack), Action::Ack(ack)] = work.actions.make_contiguous() else {
+            panic!("{:?}", work.actions)
+        };
+        assert_eq!(nack.which.as_ref().unwrap().delivery_ids, [4]);
+        ack.delivery_ids.sort_unstable();
+        assert_eq!(ack.delivery_ids, [1, 2, 3, 5]);
+    }
 }
