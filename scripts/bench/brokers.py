@@ -91,7 +91,7 @@ class Broker:
         """A fresh process that listens for TCP and for what is in `wants` (tls, ws, grpc). `settings` are further
         lines of the gateway's configuration; other brokers have no such limits."""
         directory = Path(tempfile.mkdtemp(prefix=f"bench-{self.name.replace('/', '-')}-"))
-        names = ["tcp", "tls", "ws", "grpc", "http"]
+        names = ["tcp", "tls", "ws", "grpc", "http", "quic"]
         ports = dict(zip(names, free_ports(len(names))))
         command = pinned(self.cpus, self.command(directory, ports, set(wants), settings))
         began = time.monotonic()
@@ -142,9 +142,10 @@ class Gateway(Broker):
         # Keys without a section come first.
         top = list(takewhile(lambda line: not line.startswith("["), settings))
         lines += top
-        if "tls" in wants:
+        if wants & {"tls", "quic"}:
             lines += [f'cert = "{self.certs}/server.crt"', f'key = "{self.certs}/server.key"']
-            lines += self.listener("tls", ports["tls"])
+        for kind in ("tls", "quic"):
+            lines += self.listener(kind, ports[kind]) if kind in wants else []
         if "ws" in wants:
             lines += self.listener("ws", ports["ws"])
         lines += ["[grpc]", "tls = false"]

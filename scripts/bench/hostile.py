@@ -2,12 +2,13 @@
 
 Each mix attacks a fresh gateway with one shard for a few seconds (`mqload hostile`, `grpcload batch` and `hold`), while
 a pair exchanges 100 messages/s, idle clients keep alive and new ones connect. Attackers of gRPC without credentials are
-`grpcload strangers`, with new gRPC clients beside them. There is no other broker to compare with:
+`grpcload strangers`, with new gRPC clients beside them; forgers of QUIC need what scripts/test.sh installs into .venv. There is no other broker to compare with:
 the measure is what ten plain publishers cost the bystanders, and for memory the configured budget.
 """
 
 import http.client
 import json
+import os
 import subprocess
 import sys
 import tempfile
@@ -29,6 +30,8 @@ FLOOR_MS = 50
 HTTP_MS = 1_000
 # A new gRPC client beside attackers is served in this time.
 NEWCOMER_MS = 1000
+# What an address that is not shown to be its owner's is sent for each byte that came from there (RFC 9000, 8.1).
+QUIC_TIMES = 3
 # Beyond the budget memory may grow by so much.
 SLACK_MIB = 64
 BUDGETS_MIB = (192, 1024)
@@ -58,6 +61,8 @@ class Mix:
     tokens: bool = False
     groups: tuple = ()
     odd_logins: bool = False
+    # Packets of QUIC from forged addresses.
+    quic: bool = False
 
 
 def strangers(attack, *args):
@@ -108,6 +113,7 @@ WORK = [
     Mix("command-reply", "replies to commands that nobody sent"),
     Mix("http", "ten clients of the HTTP API"),
     Mix("breaker", "50 logins/s from 250 addresses that a hook answers with 400, 422 and 500", "quiet", odd_logins=True),
+    Mix("quic-amplification", "packets of QUIC from forged addresses", "quiet", quic=True),
     Mix("page-seats", "1,000 forms of logins to the web page that never come", http=True),
     Mix("grpc-batch", "gRPC batches of 10,000 messages", "quiet", ("batch",)),
     Mix(
@@ -202,7 +208,7 @@ class Hostile:
 
     def __init__(self, bench, binary=None):
         self.bench = bench
-        self.gateway = Gateway("mqtt-server", bench.broker_cpu, binary=Path(binary or bench.binary))
+        self.gateway = Gateway("mqtt-server", bench.broker_cpu, bench.certs(), binary=Path(binary or bench.binary))
 
     def run(self, mix, settings=(), seconds=None):
         """One mix; mqload's report, with `error` where there is none."""
@@ -226,8 +232,9 @@ class Hostile:
 
     def attack(self, mix, settings, seconds, patience, token):
         odd = OddLogins() if mix.odd_logins else None
-        running = self.gateway.start(("ws", "grpc"), (*settings, *odd.settings()) if odd else settings)
-        other = None
+        wants = ("ws", "grpc", "quic") if mix.quic else ("ws", "grpc")
+        running = self.gateway.start(wants, (*settings, *odd.settings()) if odd else settings)
+        other = forger = None
         try:
             if odd:
                 odd.start(running.ports)
@@ -253,6 +260,8 @@ class Hostile:
                     pinned(self.bench.load_cpu, ["nice", "-n", "10", str(self.bench.tools / rpc[0]), *rpc[1:]]),
                     stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                 )
+            if mix.quic:
+                forger = self.forge(running.ports["quic"], seconds)
             reader = Reader(running.ports["http"]) if mix.http else None
             out, err = main.communicate()
             read = reader.stop() if reader else {}
@@ -265,16 +274,32 @@ class Hostile:
             if other:
                 out, err = other.communicate(timeout=30)
                 report["grpc"] = json.loads(out) if out.strip() else err.strip()[-200:]
+            if forger:
+                out, err = forger.communicate(timeout=30)
+                report |= {"quic": json.loads(out)} if out.strip() else {"error": err.strip()[-200:]}
             return report
         finally:
             if odd:
                 odd.stop()
-            if other and other.poll() is None:
-                other.kill()
-                other.wait()
+            for process in (other, forger):
+                if process and process.poll() is None:
+                    process.kill()
+                    process.wait()
             # It may be busy for minutes, and has nothing that is worth waiting for.
             running.process.kill()
             running.stop()
+
+
+    def forge(self, port, seconds):
+        """Forgers of QUIC, with the libraries of the interop tests."""
+        python = self.bench.root / ".venv/bin/python"
+        if not python.exists():
+            sys.exit(f"{python} is missing: run scripts/test.sh first, or leave the mixes with QUIC out")
+        line = [str(python), str(self.bench.root / "scripts/bench/forged_quic.py"), str(port), str(seconds)]
+        return subprocess.Popen(
+            pinned(self.bench.load_cpu, line), env=os.environ | {"GW_CA": str(self.gateway.certs / "ca.crt")},
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+        )
 
 
 def create_group(port, name, topic_filter):
@@ -309,6 +334,9 @@ def work_row(mix, report, flood):
         problems.append("others harmed")
     if report.get("http_failed") or report.get("http_ms", 0) > HTTP_MS:
         problems.append(f"pages: {report['http_failed']} failed, slowest {report['http_ms']:.0f} ms")
+    for kind, forged in (report.get("quic") or {}).items():
+        if not forged["sent"] or forged["times"] > QUIC_TIMES:
+            problems.append(f"{kind}: {forged['received']} bytes for {forged['sent']}")
     problems += newcomers(report)
     text = [
         f"`{mix.name}`", mix.title, f"{gap:.0f}" + (" +" if report["undelivered"] else ""),

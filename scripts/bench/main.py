@@ -74,7 +74,10 @@ class Bench:
         """All rounds of one scenario, the sides taking turns."""
         result = Result(scenario)
         self.load = Loader(self.tools, self.load_cpu, self.seconds)
-        self.make_certs(scenario)
+        if "tls" in scenario.wants:
+            certs = self.certs()
+            for broker in self.brokers.values():
+                broker.certs = certs
         running = {}
         try:
             for turn in range(self.rounds):
@@ -100,13 +103,12 @@ class Bench:
         (OUT / f"{scenario.name}.runs.json").write_text(json.dumps(self.load.runs, indent=1))
         return result
 
-    def make_certs(self, scenario):
-        """One self-made certificate for all brokers, where a scenario needs TLS."""
+    def certs(self):
+        """The folder of a self-made certificate for all brokers."""
         certs = OUT / "certs"
-        for broker in self.brokers.values():
-            broker.certs = certs
-        if "tls" in scenario.wants and not (certs / "server.crt").exists():
+        if not (certs / "server.crt").exists():
             subprocess.run([ROOT / "scripts" / "certs.sh", certs], check=True, stdout=sys.stderr)
+        return certs
 
 
 def show(figures):
