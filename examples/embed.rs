@@ -4,16 +4,19 @@
 
 use std::{error::Error, net::TcpListener};
 
-use mqtt_server::{Gateway, config::Config};
+use mqtt_server::{
+    Gateway,
+    config::{Config, Grpc, Http, Latest},
+};
 
 #[tokio::main]
 async fn main() -> Result<(), Box<dyn Error>> {
     let config = Config {
         non_tls: true,
         insecure_grpc: true, // plaintext, on loopback only
-        grpc: mqtt_server::config::Grpc { tls: false, ..Default::default() },
-        http: mqtt_server::config::Http { enabled: false, ..Default::default() },
-        latest: mqtt_server::config::Latest { enabled: false, ..Default::default() },
+        grpc: Grpc { tls: false, ..Default::default() },
+        http: Http { enabled: false, ..Default::default() },
+        latest: Latest { enabled: false, ..Default::default() },
         ..Config::default()
     };
     let gateway = Gateway::builder(config)

@@ -17,7 +17,7 @@
 //!   commands           requests to devices, and their answers
 //!   bridges            messages to and from other systems
 //!   shadow             device shadows at work: requests in order, the store, who is told
-//!   abuse auth backends config door reload remote replace secret_files shutdown
+//!   abuse auth backends door reload remote replace secret_files shutdown
 //!     telemetry tls
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
@@ -28,11 +28,12 @@
 //! crates/access        who a peer is and what it may do: passwords, tokens, certificates, rules, bans
 //! crates/api           messages and clients of the gRPC API
 //! crates/ctl           `mqtt-server ctl`: that API on a command line, over clients/rust
+//! crates/config        settings: defaults, file, environment and flags, checked before anything starts
 //! crates/core          ClientId, topics, QoS, Message, limits, counters, clock
 //! clients/rust         the client library: that API for backends in Rust, with lost connections made good
 //! ```
 //!
-//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups and access -> core; ctl -> client
+//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups and access -> core; config -> access, shadow, core; ctl -> client
 //! library -> api; shadow and api use nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know
 //! each other, is in `tests/repository/layers.rs`.
 
@@ -43,7 +44,6 @@ mod bridges;
 #[doc(hidden)]
 pub mod cli;
 mod commands;
-pub mod config;
 mod door;
 pub mod gateway;
 #[doc(hidden)]
@@ -60,6 +60,7 @@ mod shutdown;
 mod telemetry;
 mod tls;
 
+pub use ::config;
 pub use gateway::Gateway;
 
 /// The gRPC API: messages, clients, and the descriptors of its services; and in `hooks` the service that the gateway calls, with

@@ -7,6 +7,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use bytes::Bytes;
+use config::{ConfigError, Problem};
 use http_body_util::{BodyExt as _, Full, Limited};
 use hyper::{
     Method, Request, StatusCode, Uri,
@@ -21,7 +22,6 @@ use tokio_rustls::TlsConnector;
 
 pub(crate) use self::allowance::{Allowance, Metered};
 use crate::{
-    config::{ConfigError, Problem},
     reload::Reload,
     tls::{ClientTls, ServerName},
 };

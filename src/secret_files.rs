@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use crate::config::{Config, ConfigError, Problem};
+use config::{Config, ConfigError, Problem};
 
 /// The mode of a file that others can read, if they can.
 pub(crate) fn open_mode(meta: &Metadata) -> Option<u32> {
@@ -98,7 +98,7 @@ mod tests {
     use std::os::unix::fs::PermissionsExt as _;
 
     use super::*;
-    use crate::config::{Bridge, KafkaBridge, MqttBridge, WebhookBridge};
+    use config::{Bridge, KafkaBridge, MqttBridge, WebhookBridge};
 
     /// The failure: a file with a secret, wherever the configuration names it, is read by everybody on the machine.
     #[test]

@@ -14,7 +14,6 @@ use tokio::sync::Notify;
 
 use crate::{
     auth::{Connected, Judge},
-    config,
     reload::Reload,
     tls::CertificateId,
 };

@@ -10,7 +10,7 @@ use super::{
     Bans,
     logins::{LoginHistory, LoginName},
 };
-use crate::{config, door::Address};
+use crate::door::Address;
 
 /// Client ids whose connects are remembered.
 const REMEMBERED: usize = 65_536;
@@ -145,7 +145,7 @@ mod tests {
     use access::Method;
 
     use super::*;
-    use crate::config::Span;
+    use config::Span;
 
     fn guard(config: config::Bans) -> AbuseGuard {
         let bans = Bans::open(&config, None).unwrap();

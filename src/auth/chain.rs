@@ -9,6 +9,7 @@ use access::{
     scram,
 };
 use broker::Account;
+use config::{AuthCertificate, AuthStep, Config, ConfigError};
 use gateway_core::metrics::count;
 
 use super::{
@@ -20,10 +21,7 @@ use super::{
     remote::{GrpcHook, HttpHook, LoginOutcome},
     tokens::JwtTokens,
 };
-use crate::{
-    config::{AuthCertificate, AuthStep, Config, ConfigError},
-    reload::Reloads,
-};
+use crate::reload::Reloads;
 
 /// What a step says.
 enum Verdict {
@@ -420,11 +418,7 @@ mod tests {
         std::fs::write(&file, users).unwrap();
         let config = Config {
             non_tls: true,
-            auth: crate::config::Auth {
-                order: steps.to_vec(),
-                password_file: Some(file),
-                ..Default::default()
-            },
+            auth: config::Auth { order: steps.to_vec(), password_file: Some(file), ..Default::default() },
             ..Config::default()
         };
         Arc::try_unwrap(Chain::start(&config, &Reloads::new()).unwrap()).ok().unwrap()

@@ -8,13 +8,11 @@ use std::{
 
 use access::passwords::Passwords;
 use arc_swap::ArcSwap;
+use config::{Auth, ConfigError, Problem};
 use tracing::warn;
 
 use super::proofs::Proofs;
-use crate::{
-    config::{Auth, ConfigError, Problem},
-    reload::Reload,
-};
+use crate::reload::Reload;
 
 /// The users of a file as it was last read without fault.
 pub(super) struct PasswordFile {

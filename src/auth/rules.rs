@@ -19,8 +19,9 @@ use access::{
     rules::{AccessQuestion, Explanation, Grant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
-use broker::{Account, CloseReason, ReservedTopics};
-use gateway_core::{ClientId, QoS, SharedMessage, has_wildcard, matches, parse_shared};
+use broker::{Account, CloseReason};
+use config::{Config, ConfigError, DeniedPublish, Problem};
+use gateway_core::{ClientId, QoS, ReservedTopics, SharedMessage, has_wildcard, matches, parse_shared};
 use session::{GATED, Gate, TooManyGranted};
 use tokio::sync::Notify;
 use tracing::info;
@@ -29,10 +30,7 @@ use super::{
     Authorizer, Connected, Judge, Remembered, identity,
     remote::{RemoteAuthorizer, Unanswered, Wish},
 };
-use crate::{
-    config::{Config, ConfigError, DeniedPublish, Problem},
-    reload::Reload,
-};
+use crate::reload::Reload;
 
 /// What devices may do, where somebody decides about that.
 pub(crate) struct Authority {

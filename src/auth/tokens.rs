@@ -8,13 +8,11 @@ use std::{
 
 use access::jwt::{self, Expected, JwtError, SigningKeys, Verified};
 use arc_swap::ArcSwap;
+use config::{AuthJwt, ConfigError, Problem};
 use gateway_core::{Timestamp, clock};
 
 use super::remote::KeySet;
-use crate::{
-    config::{AuthJwt, ConfigError, Problem},
-    reload::Reload,
-};
+use crate::reload::Reload;
 
 /// Keys as they were last read without fault, and what tokens must say.
 pub(super) struct JwtTokens {

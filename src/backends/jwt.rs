@@ -8,10 +8,10 @@ use access::{
     jwt::{Expected, JwtError, SigningKeys, verify},
 };
 use arc_swap::ArcSwap;
+use config::BackendJwt;
 use parking_lot::Mutex;
 
 use super::{Unknown, now};
-use crate::config::BackendJwt;
 
 /// Tokens that were found good, so that not each call checks a signature; beyond it all are forgotten.
 const REMEMBERED: usize = 1_024;

@@ -12,6 +12,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
 use access::backends::{Grant, Role, Roles, Scope, Tokens};
 use arc_swap::ArcSwap;
+use config::{self, BackendCertificate, ConfigError, Problem};
 use gateway_core::{clock, metrics::count};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -22,10 +23,7 @@ use audit::AuditLine;
 pub(crate) use certificate::CertificateNames;
 use jwt::Jwt;
 
-use crate::{
-    config::{self, BackendCertificate, ConfigError, Problem},
-    reload::Reload,
-};
+use crate::reload::Reload;
 
 /// Somebody who calls, as long as that is so.
 #[derive(Debug, Clone)]
@@ -381,7 +379,7 @@ mod tests {
     use access::backends::{hash, mint};
 
     use super::*;
-    use crate::config::Backends as Section;
+    use config::Backends as Section;
 
     fn grant(id: &str, token: &str, expires: Option<u64>) -> Grant {
         Grant { hash: hash(token), expires, ..unlimited(id, Role::Reader) }

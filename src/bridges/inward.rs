@@ -4,6 +4,7 @@
 use std::{future::Future, sync::Arc};
 
 use broker::{Broker, Routing, Turn};
+use config::Bridge;
 use gateway_core::{Commit, Durability, Message, Origin, Properties, QoS, clock, level_count};
 use tokio::{
     select,
@@ -17,7 +18,6 @@ use super::{
     outward::{LAST, ended, pause},
     status::{BridgeFailure, Reason, Status},
 };
-use crate::config::Bridge;
 
 /// The other side of a bridge that leads in.
 pub(super) trait In: Send {

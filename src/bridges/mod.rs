@@ -27,6 +27,9 @@ mod work;
 use std::sync::Arc;
 
 use broker::Broker;
+#[cfg(feature = "kafka")]
+use config::KafkaBridge;
+use config::{Bridge, Config, ConfigError, Direction, Problem};
 use gateway_core::{Properties, metrics::Row};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
@@ -39,12 +42,7 @@ use self::{
     status::{BridgeReport, Status},
     webhook::Webhook,
 };
-#[cfg(feature = "kafka")]
-use crate::config::KafkaBridge;
-use crate::{
-    config::{Bridge, Config, ConfigError, Direction, Problem},
-    groups::{Groups, Info},
-};
+use crate::groups::{Groups, Info};
 
 /// User property of what a bridge sends, with the mark of its gateway; and of what a bridge brings in, with [`entry`] of that.
 const MARK: &str = gateway_core::BRIDGE_MARK;

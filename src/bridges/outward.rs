@@ -9,6 +9,7 @@ use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Dura
 
 use access::backends::Scope;
 use aws_lc_rs::rand;
+use config::{Bridge, WhenFull};
 use gateway_core::clock;
 use groups::{Credit, Nack, Room};
 use tokio::{
@@ -22,10 +23,7 @@ use super::{
     status::{BridgeFailure, Reason, Status},
     work::{BridgeBatch, RefusedMessage},
 };
-use crate::{
-    config::{Bridge, WhenFull},
-    groups::{Definition, Filter, GroupError, Groups, Joining, KeptOrder, LiveMember, Start},
-};
+use crate::groups::{Definition, Filter, GroupError, Groups, Joining, KeptOrder, LiveMember, Start};
 
 /// The other side of a bridge that leads out.
 pub(super) trait Out: Send {

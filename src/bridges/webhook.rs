@@ -5,6 +5,7 @@ use std::time::Duration;
 use aws_lc_rs::hmac;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
+use config::WebhookBridge;
 use gateway_core::{SharedMessage, clock};
 use hyper::{
     StatusCode,
@@ -21,7 +22,6 @@ use super::{
     work::{BridgeBatch, BridgeItem, Fate},
 };
 use crate::{
-    config::WebhookBridge,
     remote::{Client, HttpAnswer, RequestError},
     tls,
 };

@@ -2,6 +2,7 @@
 //!
 //! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
 
+mod commands;
 mod import;
 mod passwd;
 mod rules;
@@ -20,18 +21,19 @@ use std::{
 };
 
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand};
+use config::{Config, DEV_CERTS_DIR, Flags, kubernetes_variables};
 use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,
 };
 use tracing::{debug, info, warn};
 
+use self::commands::{Command, CommandLine};
 use crate::{
     abuse::Bans,
     auth,
     backends::Backends,
     bridges::Bridges,
-    config::{Command, Config, DEV_CERTS_DIR, Flags, kubernetes_variables},
     gateway::{Gateway, StartError},
     secret_files,
     shutdown::{Shutdown, Signals},
@@ -44,22 +46,22 @@ const MARGIN: Duration = Duration::from_secs(1);
 
 /// Runs the command with the arguments of the process.
 pub fn main() -> ExitCode {
-    let flags = match Flags::try_parse() {
-        Ok(flags) => flags,
+    let CommandLine { flags, command } = match CommandLine::try_parse() {
+        Ok(line) => line,
         // Help and the version are errors to the parser.
         Err(error) if !error.use_stderr() || error.kind() == DisplayHelpOnMissingArgumentOrSubcommand => {
             error.exit()
         }
         Err(error) => return fail(2, &on_one_line(&error.to_string())),
     };
-    if let Some(command) = &flags.command {
+    if let Some(command) = &command {
         let done = match command {
             Command::Import(command) => import::run(command),
             Command::Passwd(command) => passwd::run(command),
             Command::Rules(command) => rules::run(command),
             Command::Store(command) => store::run(command),
             Command::Token(command) => token::run(command),
-            Command::Ctl(args) => return ctl::run(args.as_ref().clone(), Flags::command()),
+            Command::Ctl(args) => return ctl::run(args.as_ref().clone(), CommandLine::command()),
         };
         return done.unwrap_or_else(|error| fail(1, &error));
     }
@@ -284,7 +286,7 @@ mod tests {
                 "the following required arguments were not provided: <DIR>; 'mqtt-server --help'",
             ),
         ] {
-            let error = Flags::try_parse_from(["mqtt-server"].iter().chain(args)).unwrap_err();
+            let error = CommandLine::try_parse_from(["mqtt-server"].iter().chain(args)).unwrap_err();
             let line = on_one_line(&error.to_string());
             assert!(line.starts_with(said) && !line.contains('\n'), "{line}");
         }

@@ -13,7 +13,8 @@ use access::{
     scram,
 };
 
-use crate::{config::PasswdCommand, replace::replace};
+use super::commands::PasswdCommand;
+use crate::replace::replace;
 
 /// Runs a command and shows what came of it.
 pub(crate) fn run(command: &PasswdCommand) -> Result<ExitCode, Box<dyn Error>> {

@@ -13,10 +13,12 @@ use access::{
     Method, Principal, Subject,
     rules::{AccessQuestion, Rules, import_mosquitto},
 };
+use config::{Config, Flags};
 use gateway_core::{QoS, TopicError, TopicFilter, TopicName};
 
+use super::commands::{RulesAction, RulesCommand, RulesTest};
+
 use super::{environment, fail};
-use crate::config::{Config, Flags, RulesAction, RulesCommand, RulesTest};
 
 /// Exit code for a file that cannot be used.
 const BROKEN: u8 = 2;

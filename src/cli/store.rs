@@ -8,7 +8,7 @@ use std::{
 
 use store::tool::{self, StoreReport, ToolProgress};
 
-use crate::config::StoreCommand;
+use super::commands::StoreCommand;
 
 /// Runs a command and shows what came of it.
 pub(crate) fn run(command: &StoreCommand) -> Result<ExitCode, Box<dyn Error>> {

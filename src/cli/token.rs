@@ -4,12 +4,10 @@ use std::{error::Error, io::Write as _, path::Path, process::ExitCode};
 
 use access::backends::{Grant, LineError, Scope, Tokens, format_time, hash, mint, parse_span};
 
-use crate::{
-    backends::{
-        file::{self, FileError},
-        now,
-    },
-    config::TokenCommand,
+use super::commands::TokenCommand;
+use crate::backends::{
+    file::{self, FileError},
+    now,
 };
 
 /// Runs a command and shows what came of it.

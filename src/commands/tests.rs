@@ -1,7 +1,7 @@
 //! The desk: which replies are taken, and what becomes of the others.
 
-use broker::{BrokerConfig, Levels, ReservedOutcome, Turn};
-use gateway_core::{ClientId, OriginKind, clock};
+use broker::{BrokerConfig, ReservedOutcome, Turn};
+use gateway_core::{ClientId, Levels, OriginKind, clock};
 
 use super::*;
 

@@ -1,6 +1,6 @@
 //! The topics of commands and of their replies, all of which begin with `{prefix}{client_id}/`.
 
-use broker::Levels;
+use gateway_core::Levels;
 
 use super::Spec;
 

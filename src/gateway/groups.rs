@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use broker::{Broker, EventKinds, GroupFilter, GroupLog, MemoryKind, Selector};
+use config::Config;
 use gateway_core::{
     GroupId, clock,
     metrics::{Figure, Row, figures},
@@ -13,11 +14,8 @@ use store::{
 };
 
 use super::StartError;
-use crate::{
-    config::Config,
-    groups::{
-        Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Intake, Marker, MessageFilter,
-    },
+use crate::groups::{
+    Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Intake, Marker, MessageFilter,
 };
 
 /// The engines.

@@ -2,6 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use config::Config;
 use store::{
     DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions, ScyllaLatest, ScyllaOptions,
     ScyllaShadows, SpillStore, TtlRule, VersionMark, server_id, version_offset,
@@ -9,7 +10,7 @@ use store::{
 use tracing::info;
 
 use super::{StartError, history};
-use crate::{config::Config, tls};
+use crate::tls;
 
 /// A database that has nothing to write is asked for a sign of life this often.
 const PROBE: Duration = Duration::from_secs(2);

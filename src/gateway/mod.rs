@@ -24,6 +24,7 @@ use std::{
 };
 
 use broker::{Broker, CloseReason, Turn};
+use config::{Address, Config, ConfigError};
 use gateway_core::clock;
 use store::{ClockMark, Latest, StoreError};
 use thiserror::Error;
@@ -35,7 +36,6 @@ use health::StoreWatch;
 use crate::{
     abuse::BansError,
     auth::{self, Authenticator, Authorizer},
-    config::{Address, Config, ConfigError},
     grpc::GrpcError,
     net,
     reload::Reloads,
@@ -371,7 +371,7 @@ impl Gateway {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Grpc, Http, Latest};
+    use config::{Grpc, Http, Latest};
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
     async fn an_early_subscriber_gets_what_sys_answers_only_once() {

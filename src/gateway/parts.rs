@@ -8,6 +8,7 @@ use std::{
 };
 
 use broker::{Broker, BrokerConfig, JudgeWill, Turn};
+use config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind};
 use gateway_core::clock;
 use store::{ClockMark, DataDir, Latest, MemoryPublisher, PublisherStore, Verify, server_id};
 use tokio::{sync::watch, task::JoinSet};
@@ -27,7 +28,6 @@ use crate::{
     backends::{Backends, JwtKeys},
     bridges::Bridges,
     commands::{self, Book, BookOptions, CommandTopics, Commands, CommandsOptions, Desk},
-    config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind},
     grpc, http,
     net::{self, BoundListener, Shared, probe_silent_peers},
     reload::Reloads,
@@ -347,7 +347,7 @@ struct Prepared {
     /// Where the address was configured.
     key: String,
     address: Address,
-    listener: crate::config::Listener,
+    listener: config::Listener,
     tls: Option<TlsHandle>,
     optional: bool,
 }
@@ -432,7 +432,7 @@ pub(super) fn tls_use(listener: &str) -> String {
 fn add_tls(
     store: &TlsStore,
     name: &str,
-    files: crate::config::TlsFiles,
+    files: config::TlsFiles,
     alpn: &[&[u8]],
 ) -> Result<TlsHandle, StartError> {
     store.add(name, files, alpn).map_err(|error| StartError::Tls { name: name.to_owned(), error })

@@ -6,6 +6,7 @@ use std::{
 };
 
 use broker::{Broker, Counted, MemoryKind, Turn};
+use config::Config;
 use gateway_core::{
     Message, Origin, Timestamp, clock,
     log_limits::peer_limits,
@@ -23,7 +24,6 @@ use super::{
 use crate::{
     abuse::Bans,
     backends::{Backends, MetricsDenied},
-    config::Config,
     grpc,
     http::{self, Denied, HttpLimits, Pages, Site},
     telemetry::{ProcessStats, render, rows},

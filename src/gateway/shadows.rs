@@ -3,13 +3,11 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use broker::Reserved;
+use config::Config;
 use store::{DataDir, DurableOptions, EmbeddedShadows, ScyllaShadows, ShadowStore, StoreHealth};
 
 use super::StartError;
-use crate::{
-    config::Config,
-    shadow::{DeviceShadows, ShadowOptions, Shadows},
-};
+use crate::shadow::{DeviceShadows, ShadowOptions, Shadows};
 
 /// The shadows, and the store of those that are on this disk.
 #[derive(Clone)]

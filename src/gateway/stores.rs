@@ -3,6 +3,7 @@
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use broker::{Broker, DurabilityRules, Restored, Stores};
+use config::Config;
 use gateway_core::clock;
 use store::{
     DataDir, DurableOptions, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
@@ -12,10 +13,7 @@ use tokio::runtime::Handle;
 use tracing::{info, warn};
 
 use super::{StartError, health::Durable};
-use crate::{
-    config::Config,
-    net::{self, Shared},
-};
+use crate::net::{self, Shared};
 
 /// The stores, not yet read.
 pub(super) struct OpenedStores {

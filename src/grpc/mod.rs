@@ -146,7 +146,7 @@ pub(crate) struct GrpcConfig {
     /// At shutdown, how long calls may finish before they are cut off.
     pub drain_timeout: Duration,
     /// Bounds and defaults of consumer groups.
-    pub groups: crate::config::Groups,
+    pub groups: config::Groups,
 }
 
 impl GrpcConfig {
@@ -182,7 +182,7 @@ impl Default for GrpcConfig {
             keepalive_interval: Duration::from_secs(30),
             keepalive_timeout: Duration::from_secs(20),
             drain_timeout: Duration::from_secs(5),
-            groups: crate::config::Groups::default(),
+            groups: config::Groups::default(),
         }
     }
 }

@@ -51,7 +51,7 @@ async fn start_with(
 }
 
 async fn start_for(
-    backends: &crate::config::Backends,
+    backends: &config::Backends,
     tls: Option<server::accept::SharedTls>,
     config: GrpcConfig,
     latest: Option<watch::Receiver<Condition>>,
@@ -366,7 +366,7 @@ async fn state_is_healthy_only_with_its_store_and_the_server_always() {
 async fn a_call_inside_the_process_is_let_in_by_the_same_layers() {
     let token = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(token.path(), "").unwrap();
-    let config = crate::config::Backends { tokens: Some(token.path().to_owned()), ..Default::default() };
+    let config = config::Backends { tokens: Some(token.path().to_owned()), ..Default::default() };
     let health = HealthReporter::new();
     let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
     let account = Arc::new(Account::new(64 << 20));

@@ -12,6 +12,7 @@ use std::{
 };
 
 use broker::{Broker, Session, SessionCore};
+use config::Limits;
 use gateway_core::{QueueId, Timestamp};
 use session::{Disk, Env};
 use tokio::sync::watch;
@@ -20,7 +21,6 @@ use super::{accept::unauthenticated::Unauthenticated, device::Device, errands::E
 use crate::{
     abuse::AbuseGuard,
     auth::{Authenticator, Authority},
-    config::Limits,
     door::House,
 };
 

@@ -23,8 +23,8 @@ mod watching;
 
 use std::{sync::Arc, time::Duration};
 
-use broker::{Broker, Turn, is_one_level};
-use gateway_core::{Budget, ClientId, Message, Origin, QoS, Timestamp, clock, metrics::count};
+use broker::{Broker, Turn};
+use gateway_core::{Budget, ClientId, Message, Origin, QoS, Timestamp, clock, is_one_level, metrics::count};
 use shadow::{AnswerContext, Limits, Patch, Rejection, ShadowTopics, Snapshot, State, Update};
 use store::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore, StoreError};
 use tokio::{runtime::Handle, time::timeout};

@@ -2,11 +2,11 @@
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
+use config::{Log, Otel as OtelConfig};
 use gateway_core::metrics::Row;
 use thiserror::Error;
 
 use super::{audit::AuditFile, logs};
-use crate::config::{Log, Otel as OtelConfig};
 
 /// Reads all metrics; see [`super::rows`].
 pub(crate) type ReadRows = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;

@@ -2,6 +2,7 @@
 
 use std::{io::IsTerminal, sync::Arc};
 
+use config::{Log, LogFormat, log_level};
 use tracing::{Level, Subscriber};
 use tracing_subscriber::{
     Layer, Registry,
@@ -17,7 +18,6 @@ use super::{
     lines::Lines,
     trace::trace_clients,
 };
-use crate::config::{Log, LogFormat, log_level};
 
 /// Target of the events of traced clients; passes whatever the level is.
 pub(super) const CLIENT_TRACE: &str = "client_trace";

@@ -12,7 +12,7 @@ pub(crate) fn rows(totals: &Totals, read: Vec<Row>, process: &ProcessStats) -> V
     let mut rows = totals.rows();
     rows.extend(read);
     rows.extend(process_rows(process));
-    rows.push(figures::BUILD_INFO.of([crate::config::version()], 1.0));
+    rows.push(figures::BUILD_INFO.of([super::version()], 1.0));
     rows
 }
 

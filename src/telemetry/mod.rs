@@ -10,6 +10,7 @@ mod metrics;
 mod otel;
 mod process;
 mod trace;
+mod version;
 
 pub(crate) use audit::AUDIT;
 pub(crate) use export::{ReadRows, Telemetry};
@@ -17,3 +18,4 @@ pub(crate) use metrics::{render, rows};
 pub(crate) use process::ProcessStats;
 pub use trace::trace_clients;
 pub(crate) use trace::{ClientTrace, TraceClients, TracedPacket, TracedPublish, WATCH_BYTES, Watch};
+pub(crate) use version::version;

@@ -41,7 +41,7 @@ impl Otel {
     pub(super) fn start(endpoint: &str) -> Result<(Self, ExtraLayer), ExporterBuildError> {
         let resource = Resource::builder()
             .with_service_name(SERVICE)
-            .with_attribute(KeyValue::new("service.version", crate::config::version()))
+            .with_attribute(KeyValue::new("service.version", super::version()))
             .build();
         let spans = SpanExporter::builder().with_tonic().with_endpoint(endpoint).build()?;
         let tracer =

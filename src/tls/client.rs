@@ -2,10 +2,10 @@
 
 use std::{path::Path, sync::Arc};
 
+use config::DatabaseTls;
 use rustls::{ClientConfig, RootCertStore, crypto::aws_lc_rs};
 
 use super::config::{TlsError, authorities, certificates, private_key, read};
-use crate::config::DatabaseTls;
 
 /// The configuration for a cluster whose certificates are of the CA in `files`, with a certificate of the gateway's
 /// own if one is named, whose key others may read if `open_key`. `None` if no CA is named: then there is no TLS.

@@ -8,6 +8,7 @@ use std::{
     time::SystemTime,
 };
 
+use config::{CertificatePair, CipherSuite, Config, ConfigError, Problem, TlsFiles, TlsVersion, ocsp_of};
 use rustls::{
     RootCertStore, ServerConfig, SupportedProtocolVersion,
     crypto::{CryptoProvider, aws_lc_rs},
@@ -25,10 +26,7 @@ use super::{
     inspect::{Facts, inspect},
     revocations::Revoked,
 };
-use crate::{
-    config::{CertificatePair, CipherSuite, Config, ConfigError, Problem, TlsFiles, TlsVersion, ocsp_of},
-    secret_files::open_mode,
-};
+use crate::secret_files::open_mode;
 
 /// What to do about a chain that is in the wrong order.
 pub(super) const CHAIN_ORDER: &str = "put the server's own first, then the one that signed it, and so on up to the root, which may be left out";

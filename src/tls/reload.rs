@@ -7,6 +7,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use config::{CertificatePair, TlsFiles};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::sync::watch;
@@ -18,10 +19,7 @@ use super::{
     inspect::{Facts, InspectionStage},
     revocations::Revocations,
 };
-use crate::{
-    config::{CertificatePair, TlsFiles},
-    reload::Reload,
-};
+use crate::reload::Reload;
 
 /// The current configuration of one use; load it for each handshake.
 pub(crate) type TlsHandle = Arc<ArcSwap<ServerConfig>>;

@@ -9,6 +9,7 @@ use std::{
     time::{Duration, SystemTime},
 };
 
+use ::config::{CertificatePair, CipherSuite, DatabaseTls, TlsFiles, TlsVersion};
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateRevocationListParams, DnType, IsCa, Issuer, KeyIdMethod,
     KeyPair, KeyUsagePurpose, RevokedCertParams, SerialNumber, date_time_ymd,
@@ -21,7 +22,6 @@ use rustls::{
 use tempfile::TempDir;
 
 use super::*;
-use crate::config::{CertificatePair, CipherSuite, DatabaseTls, TlsFiles, TlsVersion};
 
 mod chain;
 
@@ -398,8 +398,8 @@ fn dated(dir: &Path, name: &str, days: std::ops::Range<i64>, names: &[&str]) -> 
     files
 }
 
-fn with_certificate(files: &TlsFiles) -> crate::config::Config {
-    crate::config::Config { cert: files.cert.clone(), key: files.key.clone(), ..Default::default() }
+fn with_certificate(files: &TlsFiles) -> ::config::Config {
+    ::config::Config { cert: files.cert.clone(), key: files.key.clone(), ..Default::default() }
 }
 
 #[test]
@@ -505,7 +505,7 @@ fn a_certificate_without_names_is_reported_and_version_1_refused() {
 #[test]
 fn missing_files_are_found_before_any_port_opens() {
     let dir = tempfile::tempdir().unwrap();
-    let config = crate::config::Config {
+    let config = ::config::Config {
         cert: dir.path().join("no.crt"),
         key: dir.path().join("no.key"),
         ..Default::default()

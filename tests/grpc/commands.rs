@@ -528,7 +528,7 @@ async fn what_is_cancelled_or_over_does_not_go_out_any_more() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn a_restart_goes_on_with_what_was_active_and_knows_what_has_ended() {
-    let change = |config: &mut mqtt_server::config::Config| config.commands.max_kept = 1;
+    let change = |config: &mut config::Config| config.commands.max_kept = 1;
     let setup = Setup::with(change).await;
     let mut stored = Stored::of(&setup);
     stored.start(start("waiting", "away")).await.unwrap();
@@ -597,7 +597,7 @@ async fn stored_commands_have_bounds() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn started_commands_without_a_store_end_with_the_process() {
-    let change = |config: &mut mqtt_server::config::Config| config.store.enabled = false;
+    let change = |config: &mut config::Config| config.store.enabled = false;
     let setup = Setup::with(change).await;
     let mut stored = Stored::of(&setup);
     stored.start(start("answered", "d")).await.unwrap();

@@ -346,7 +346,7 @@ async fn events_of_a_device_come_in_order_with_its_messages() {
 #[tokio::test(flavor = "multi_thread")]
 async fn without_a_disk_there_are_no_groups_and_it_is_said_why() {
     for (key, store, groups) in [("store.enabled", false, true), ("groups.enabled", true, false)] {
-        let change = |config: &mut mqtt_server::config::Config| {
+        let change = |config: &mut config::Config| {
             (config.store.enabled, config.groups.enabled) = (store, groups);
         };
         let setup = Setup::with(change).await;

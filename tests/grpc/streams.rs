@@ -208,7 +208,7 @@ async fn health_says_not_serving_while_the_gateway_shuts_down() {
 /// The failure: a backend that asks for the health of the services it needs is sent to a gateway that refuses each of its calls.
 #[tokio::test(flavor = "multi_thread")]
 async fn services_that_are_switched_off_are_not_serving() {
-    let statuses = async |change: fn(&mut mqtt_server::config::Config)| {
+    let statuses = async |change: fn(&mut config::Config)| {
         let setup = Setup::with(change).await;
         let mut health = HealthClient::new(setup.channel.clone());
         let mut off = Vec::new();

@@ -108,9 +108,7 @@ pub use publisher::{PublisherChange, PublisherStore, PublisherTable};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
 pub use retained::{LoadedRetained, RetainedStore};
 #[cfg(feature = "scylla")]
-pub use scylla::{
-    Compression, Consistency, ScyllaHistory, ScyllaLatest, ScyllaOptions, ScyllaShadows, TtlRule,
-};
+pub use scylla::{ScyllaHistory, ScyllaLatest, ScyllaOptions, ScyllaShadows, TtlRule};
 pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
 pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};

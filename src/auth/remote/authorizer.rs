@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use access::Subject;
+use config::{AuthGrpc, ConfigError, OnError};
 use gateway_core::{QoS, Timestamp, parse_shared};
 use prost::Message as _;
 use tokio::task::JoinSet;
@@ -16,7 +17,6 @@ use super::{
 };
 use crate::{
     auth::{Principal, hooks::v1},
-    config::{AuthGrpc, ConfigError, OnError},
     proto::gateway,
     reload::Reload,
 };

@@ -4,6 +4,7 @@ use std::{net::SocketAddr, sync::Arc};
 
 use access::certificate::CertificateFields;
 use broker::Account;
+use config::{AuthGrpc, ConfigError, OnError};
 use prost::Message as _;
 
 use super::{
@@ -12,7 +13,6 @@ use super::{
 };
 use crate::{
     auth::{Credentials, Method, Principal, hooks::v1},
-    config::{AuthGrpc, ConfigError, OnError},
     reload::Reload,
 };
 

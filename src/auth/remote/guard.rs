@@ -11,6 +11,7 @@ use access::{
 };
 use aws_lc_rs::rand;
 use broker::Account;
+use config::RemoteLimits;
 use gateway_core::{Timestamp, clock, metrics::count, warn_limited};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
@@ -22,7 +23,7 @@ use super::{
     places::{Place, Places},
     status::NoAnswer,
 };
-use crate::{auth::login_queue::Asker, config::RemoteLimits, door::Address};
+use crate::{auth::login_queue::Asker, door::Address};
 
 /// The longest that a source that does not answer is left alone.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -282,7 +283,7 @@ fn rule(limits: &RemoteLimits) -> BreakerRule {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::Span;
+    use config::Span;
 
     fn guard(limits: RemoteLimits) -> Arc<ServiceGuard<u8>> {
         ServiceGuard::new("test", limits)

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use access::certificate::CertificateFields;
 use broker::Account;
+use config::{AuthHttp, ConfigError, OnError, Problem};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
@@ -15,7 +16,6 @@ use super::{
 };
 use crate::{
     auth::{Credentials, Method, Principal},
-    config::{AuthHttp, ConfigError, OnError, Problem},
     reload::Reload,
     remote::{Client, Service},
     tls,

@@ -5,6 +5,7 @@ use std::{sync::Arc, time::Duration};
 
 use access::jwt::SigningKeys;
 use arc_swap::ArcSwap;
+use config::{AuthJwt, ConfigError, Problem};
 use gateway_core::{Timestamp, clock, metrics::count};
 use hyper::StatusCode;
 use parking_lot::Mutex;
@@ -16,7 +17,6 @@ use tokio::{
 use tracing::{info, warn};
 
 use crate::{
-    config::{AuthJwt, ConfigError, Problem},
     reload::Reload,
     remote::{Client, Service},
     tls,

@@ -2,11 +2,9 @@
 
 use access::{Lately, ShortDigest, Subject, breaker::Standing};
 use aws_lc_rs::{hmac, rand};
+use config::{ConfigError, Problem};
 
-use crate::{
-    auth::Credentials,
-    config::{ConfigError, Problem},
-};
+use crate::auth::Credentials;
 
 /// Makes digests under a key of its own.
 pub(super) struct Digester(hmac::Key);

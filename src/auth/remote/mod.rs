@@ -11,11 +11,11 @@ mod places;
 mod provider;
 mod status;
 
+use config::OnError;
 use gateway_core::{Timestamp, clock};
 
 use self::guard::Away;
 use super::{Credentials, Principal};
-use crate::config::OnError;
 
 pub(crate) use self::{
     authorizer::{RemoteAuthorizer, Unanswered, Wish},

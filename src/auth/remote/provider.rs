@@ -10,6 +10,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use config::{AuthGrpc, ConfigError, Problem};
 use hyper::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, runtime::Handle};
@@ -22,7 +23,6 @@ use tonic::{
 
 use crate::{
     auth::hooks::v1::hook_provider_client::HookProviderClient,
-    config::{AuthGrpc, ConfigError, Problem},
     reload::Reload,
     remote::{Allowance, Metered},
     secret_files::open_mode,

@@ -24,6 +24,7 @@ use std::{
 
 use broker::Turn;
 use bytes::Bytes;
+use config::{Bridge, KafkaBridge, KafkaStart, RecordFields, RecordTopic};
 use gateway_core::{Commit, Properties, QoS};
 use rdkafka::{
     ClientContext, Message as _, Offset, TopicPartitionList,
@@ -42,14 +43,11 @@ use super::{
     ASKING, header, settings, why,
     witness::{ClientErrors, answers},
 };
-use crate::{
-    bridges::{
-        MARK,
-        inward::{Door, In, InwardMessage},
-        outward::pause,
-        status::{BridgeFailure, BridgeRefusal, Reason, Status},
-    },
-    config::{Bridge, KafkaBridge, KafkaStart, RecordFields, RecordTopic},
+use crate::bridges::{
+    MARK,
+    inward::{Door, In, InwardMessage},
+    outward::pause,
+    status::{BridgeFailure, BridgeRefusal, Reason, Status},
 };
 
 /// Messages that are taken and not committed.

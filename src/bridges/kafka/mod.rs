@@ -6,6 +6,7 @@ mod witness;
 
 use std::time::Duration;
 
+use config::{KafkaBridge, SaslMechanism};
 use rdkafka::{
     ClientConfig,
     error::{KafkaError, RDKafkaErrorCode as Code},
@@ -15,10 +16,7 @@ use super::{
     mqtt::read_secret,
     status::{BridgeFailure, Reason},
 };
-use crate::{
-    config::{KafkaBridge, SaslMechanism},
-    tls,
-};
+use crate::tls;
 
 pub(super) use {inward::KafkaIn, outward::KafkaOut};
 

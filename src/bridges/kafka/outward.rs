@@ -13,6 +13,7 @@ use std::{
 };
 
 use ahash::RandomState;
+use config::{Bridge, KafkaBridge, KafkaCompression};
 use gateway_core::clock;
 use rdkafka::{
     ClientConfig,
@@ -30,14 +31,11 @@ use super::{
     header, settings, why,
     witness::{ClientErrors, answers},
 };
-use crate::{
-    bridges::{
-        MARK, has_mark,
-        outward::{Delivered, Out},
-        status::{BridgeFailure, BridgeRefusal, Reason, Status},
-        work::{BridgeBatch, BridgeItem, Fate},
-    },
-    config::{Bridge, KafkaBridge, KafkaCompression},
+use crate::bridges::{
+    MARK, has_mark,
+    outward::{Delivered, Out},
+    status::{BridgeFailure, BridgeRefusal, Reason, Status},
+    work::{BridgeBatch, BridgeItem, Fate},
 };
 
 /// A producer, and what it tells of its connections.

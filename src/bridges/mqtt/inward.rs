@@ -6,6 +6,7 @@ use std::{collections::VecDeque, future::pending, sync::Arc, time::Duration};
 use broker::Turn;
 use bytes::Bytes;
 use codec::{Ack, Packet, Publish, Subscribe, SubscribeFilter};
+use config::Bridge;
 use gateway_core::{Commit, QoS};
 use tokio::{
     select,
@@ -16,12 +17,9 @@ use super::{
     Dial,
     link::{BrokerLink, STEADY, Wish},
 };
-use crate::{
-    bridges::{
-        inward::{Door, In, InwardMessage},
-        status::{BridgeFailure, BridgeRefusal, Reason, Status},
-    },
-    config::Bridge,
+use crate::bridges::{
+    inward::{Door, In, InwardMessage},
+    status::{BridgeFailure, BridgeRefusal, Reason, Status},
 };
 
 /// Messages that the broker may have sent and that are not acknowledged.

@@ -7,12 +7,10 @@ mod outward;
 
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
+use config::{MqttBridge, MqttLevel};
 use tokio_rustls::TlsConnector;
 
-use crate::{
-    config::{MqttBridge, MqttLevel},
-    tls::{self, ServerName},
-};
+use crate::tls::{self, ServerName};
 
 pub(super) use {inward::MqttIn, outward::MqttOut};
 

@@ -7,6 +7,7 @@ use std::{
 };
 
 use access::backends::intersection;
+use config::{Config, Flags};
 use gateway_core::TopicFilter;
 
 use super::{
@@ -14,7 +15,6 @@ use super::{
     draft::quoted,
     lines::{flag, number, shown, text},
 };
-use crate::config::{Config, Flags};
 
 /// Where what waits is.
 const SESSION: &str =

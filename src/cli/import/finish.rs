@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use crate::config::{Binding, TlsVersion};
+use config::{Binding, TlsVersion};
 
 use super::{
     Imported, Remark,

@@ -2,8 +2,9 @@
 //!
 //! One that cannot be read, or that there is nothing for here, leaves closed what it is about.
 
+use config::TlsVersion;
+
 use super::{lines::OptionLine, listeners::Listener, options::OptionReader};
-use crate::config::TlsVersion;
 
 /// Plugins of Mosquitto that decide about nobody.
 const HARMLESS_PLUGINS: &[&str] = &["mosquitto_persist_sqlite.so", "mosquitto_sparkplug_aware.so"];

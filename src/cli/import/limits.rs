@@ -1,6 +1,6 @@
 //! `[limits]`: what Mosquitto bounds, within the bounds that the gateway has.
 
-use crate::config::Limits;
+use config::Limits;
 
 use super::{Remark, lines::OptionLine, listeners::Listener, options::OptionReader};
 

@@ -2,8 +2,9 @@
 
 use std::{collections::BTreeMap, net::IpAddr};
 
+use config::TlsVersion;
+
 use super::draft::quoted;
-use crate::config::TlsVersion;
 
 /// Who may connect, and what they may do: of all listeners, or of one with `per_listener_settings`.
 #[derive(Default, Clone)]

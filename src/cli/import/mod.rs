@@ -5,6 +5,10 @@
 //! fewer than Mosquitto: a listener whose guard cannot be carried over is a comment, and so is one that Mosquitto would not have
 //! opened, because it does not start with the file.
 
+use config::{Config, Flags};
+
+use super::commands::ImportCommand;
+
 mod bridges;
 mod draft;
 mod finish;
@@ -28,7 +32,6 @@ use std::{
 };
 
 use self::{draft::quoted, options::OptionReader, targets::Target};
-use crate::config::{Config, Flags, ImportCommand};
 
 /// What the rules are called where the user does not say.
 const RULES: &str = "rules.toml";

@@ -2,8 +2,9 @@
 
 use std::path::{Path, PathBuf};
 
+use config::{Config, Flags};
+
 use super::{convert, limits::expiration, lines::OptionLine};
-use crate::config::{Config, Flags};
 
 /// The options of mosquitto.conf(5) of 2.0 and 2.1, with a value that says something.
 const OPTIONS: &str = "\
@@ -335,7 +336,7 @@ fn what_is_left_when_nothing_is_lets_nobody_in() {
     let loaded = starts(&config).expect("a configuration");
     let listeners = loaded.effective_listeners();
     let [(address, listener)] = &listeners[..] else { panic!("{config}") };
-    assert_eq!(loaded.auth_steps(address, listener), [crate::config::AuthStep::Certificate]);
+    assert_eq!(loaded.auth_steps(address, listener), [config::AuthStep::Certificate]);
     assert!(address.is_local() && !listener.kind.is_tls(), "{config}");
 }
 

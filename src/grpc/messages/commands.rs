@@ -3,13 +3,13 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use config::Limits;
 use gateway_core::{Timestamp, clock};
 use tonic::Code;
 
 use super::{answers, convert};
 use crate::{
     commands::{CommandRecord, CommandState, DeviceReply, NoReply, SendStage, Spec, Times},
-    config::Limits,
     grpc::{proto::gateway::v1, status::Error},
 };
 
@@ -26,7 +26,7 @@ pub(in crate::grpc) fn id(id: String) -> Result<Option<String>, Error> {
     if id.is_empty() {
         return Ok(None);
     }
-    if id.len() > MOST_ID || !broker::is_one_level(&id) {
+    if id.len() > MOST_ID || !gateway_core::is_one_level(&id) {
         let problem = format!("is not one level of a topic of at most {MOST_ID} bytes");
         return Err(Error::invalid("command_id", problem));
     }
@@ -102,11 +102,11 @@ pub(in crate::grpc) fn spec(spec: Option<v1::CommandSpec>, limits: &Limits) -> R
     let spec = spec.ok_or_else(|| Error::invalid("spec", "is missing"))?;
     let v1::CommandSpec { device_id, name, payload, properties, qos } = spec;
     convert::check_client_id("spec.device_id", &device_id, limits)?;
-    if !broker::is_one_level(&device_id) {
+    if !gateway_core::is_one_level(&device_id) {
         let problem = "contains /, + or #, and so is not one level of a command's topic";
         return Err(Error::invalid("spec.device_id", problem));
     }
-    if !broker::is_one_level(&name) {
+    if !gateway_core::is_one_level(&name) {
         return Err(Error::invalid("spec.name", "is not one level of a topic: some text without /, + and #"));
     }
     let qos = convert::qos("spec.qos", qos, limits)?;

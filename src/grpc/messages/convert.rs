@@ -5,13 +5,13 @@ use std::{sync::Arc, time::Duration};
 
 use broker::Selector;
 use bytes::Bytes;
+use config::Limits;
 use gateway_core::{
     Message, Origin, Properties, QoS, Timestamp, TopicError, TopicFilter, TopicName, has_wildcard,
     level_count, parse_shared,
 };
 
 use super::{answers, encode};
-use crate::config::Limits;
 use crate::grpc::{
     proto::gateway::v1,
     status::Error,

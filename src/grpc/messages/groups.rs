@@ -3,13 +3,13 @@
 use std::time::Duration;
 
 use broker::{is_event, is_event_message};
+use config::{Groups as Defaults, Limits};
 use gateway_core::{SharedMessage, Timestamp, clock, has_wildcard};
 use groups::{AckResult, Delivery, Gap, GapReason, MemberStatus, PendingState};
 use prost::Message as _;
 
 use super::{answers, consumed::MessageId, convert};
 use crate::{
-    config::{Groups as Defaults, Limits},
     groups::{DeadLetter, Definition, Filter, GroupStatus, Info, KeptOrder, PendingMessage, Start, WhenFull},
     grpc::{proto::gateway::v1, status::Error},
 };

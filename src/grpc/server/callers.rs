@@ -164,7 +164,7 @@ mod tests {
 
     #[test]
     fn callers_who_are_not_asked_are_told_apart_by_their_address() {
-        let backends = Backends::open(&crate::config::Backends::default()).unwrap();
+        let backends = Backends::open(&config::Backends::default()).unwrap();
         let anybody = backends.anybody();
         let at = |text: &str| CallerKey::of(anybody, Some(text.parse().unwrap()));
         assert_eq!(at("192.0.2.1:1"), at("192.0.2.1:2"));

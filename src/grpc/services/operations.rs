@@ -2,6 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
+use config::{Config, Direction};
 use gateway_core::{
     Timestamp, clock,
     metrics::{MetricKind, Row},
@@ -12,7 +13,6 @@ use tonic::{Request, Response, Status};
 use super::security::{over_all, role_to, scope_to, time};
 use crate::{
     bridges::{BridgesStatus, Reachability, Shown},
-    config::{Config, Direction},
     grpc::{
         Context,
         messages::answers,

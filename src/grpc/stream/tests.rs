@@ -1,6 +1,7 @@
 use std::{future::poll_fn, sync::atomic::AtomicUsize, task::Waker};
 
 use broker::{Account, BrokerConfig, Delivered, MemoryKind, Selector, Target};
+use config::{ByteSize, Limits};
 use gateway_core::{
     ClientId, DropReason, Message, Offer, Origin, OriginKind, Outcome, QoS, Receipt, ReceiptState, Timestamp,
 };
@@ -9,12 +10,9 @@ use tokio_stream::StreamExt as _;
 use tonic::Code;
 
 use super::{super::proto::gateway::v1, *};
-use crate::{
-    config::{ByteSize, Limits},
-    grpc::{
-        messages::encode::StreamForm,
-        server::{access::Call, callers::Places, purse::Purse},
-    },
+use crate::grpc::{
+    messages::encode::StreamForm,
+    server::{access::Call, callers::Places, purse::Purse},
 };
 
 const OPTIONS: Offer<'_> = Offer {

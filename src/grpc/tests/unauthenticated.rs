@@ -15,8 +15,7 @@ const GOAWAY: u8 = 7;
 
 /// A server whose callers need a token, of which there is none.
 async fn start_guarded(config: GrpcConfig) -> Running {
-    let backends =
-        crate::config::Backends { tokens: Some("/nonexistent/tokens".into()), ..Default::default() };
+    let backends = config::Backends { tokens: Some("/nonexistent/tokens".into()), ..Default::default() };
     start_for(&backends, None, config, None).await
 }
 

@@ -3,6 +3,9 @@
 use std::{future::Future, io, net::SocketAddr, path::Path, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+#[cfg(feature = "quic")]
+use config::Quic;
+use config::{Address, FileMode, Limits};
 use gateway_core::{Durability, Peer, info_of_peer, log_limits::LineKind, metrics::count, warn_limited};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
@@ -15,14 +18,13 @@ use super::{
     barred,
     unix::{self, SocketFile},
 };
+#[cfg(feature = "quic")]
+use crate::net::quic;
 use crate::net::{
     ShardHandle, Shared,
     shard::{Arrived, IncomingSocket},
 };
-#[cfg(feature = "quic")]
-use crate::{config::Quic, net::quic};
 use crate::{
-    config::{Address, FileMode, Limits},
     door::{self, Door, DoorBounds, DoorRefusal, Lobby, Origins},
     tls::TlsHandle,
 };

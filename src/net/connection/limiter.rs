@@ -6,10 +6,9 @@
 use std::{num::NonZeroU32, time::Duration};
 
 use broker::Parties;
+use config::Limits;
 use gateway_core::{Flow, Timestamp, units::ByteSize};
 use session::OUT_BUFFER;
-
-use crate::config::Limits;
 
 /// The longest pause.
 const LONGEST: f64 = 60.0;
@@ -91,7 +90,8 @@ mod tests {
     use std::{cmp::Reverse, collections::BinaryHeap};
 
     use super::*;
-    use crate::{config::Quotas, net::device::link_tests::shared_with};
+    use crate::net::device::link_tests::shared_with;
+    use config::Quotas;
 
     /// The failure: of many who share a rate the first take it all, or together they take more than it. In virtual time.
     #[test]

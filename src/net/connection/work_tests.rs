@@ -13,11 +13,13 @@ use std::{
 
 use broker::{Charge, CloseReason, MemoryKind, Session, SubscribeRequest};
 use codec::{Packet, Subscribe, SubscribeFilter, Unsubscribe, reason};
+use config::Limits;
 use gateway_core::{Effort, Message, Origin, Protocol, QoS, Timestamp};
 use session::Inbound;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Connection, ending::End};
+use crate::auth::Permissions;
 use crate::net::{
     Shared,
     device::{
@@ -27,7 +29,6 @@ use crate::net::{
     layers::{Layers, layered::Io, socket::Socket},
     shard::ShardLocal,
 };
-use crate::{auth::Permissions, config::Limits};
 
 /// One step may go beyond the account: the largest is a read, whose bytes are paid for before they are handled.
 const STEP: u64 = 100_000;

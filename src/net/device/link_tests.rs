@@ -12,6 +12,7 @@ use std::{
 };
 
 use broker::{Broker, BrokerConfig, CloseReason, ConnectionInfo, OpenRequest, Session, Target, Turn};
+use config::Limits;
 use gateway_core::{ClientId, Message, Offer, Origin, Protocol, QoS, QueueId, Timestamp};
 use session::{Gate, LinkParams};
 use tokio::{
@@ -21,8 +22,8 @@ use tokio::{
 };
 
 use super::{Device, Link, Reception, SocketWriter, flush};
+use crate::auth::AllowAll;
 use crate::net::{Shared, wheel};
-use crate::{auth::AllowAll, config::Limits};
 
 const NOW: Timestamp = Timestamp(1_000);
 

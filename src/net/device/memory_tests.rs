@@ -3,13 +3,13 @@
 use std::sync::Arc;
 
 use broker::{CloseReason, MemoryKind, Session, Target, Turn};
+use config::{ByteSize, Limits, OverflowPolicy};
 use gateway_core::{Message, Offer, Origin, QoS, QueueId, Timestamp};
 
 use super::{
     Device, SocketWriter,
     link_tests::{Wakes, attach, open_as, shared_with, socket},
 };
-use crate::config::{ByteSize, Limits, OverflowPolicy};
 
 const NOW: Timestamp = Timestamp(1_000);
 const BUDGET: usize = 8 << 20;

@@ -22,6 +22,7 @@ use std::{
 };
 
 use broker::{Account, Charge, MemoryKind};
+use config::Quic;
 use quinn::{
     AsyncTimer, AsyncUdpSocket, IdleTimeout, ServerConfig, TokioRuntime, TransportConfig, VarInt,
     crypto::rustls::QuicServerConfig,
@@ -32,7 +33,7 @@ use tokio::{runtime::Handle, sync::Semaphore};
 
 use self::amplification::{AmplificationLimit, LimitedSocket, ProvedAddress};
 pub(in crate::net) use self::duplex::Duplex;
-use crate::{config::Quic, tls::TlsHandle};
+use crate::tls::TlsHandle;
 
 /// What clients have to ask for by ALPN.
 pub(crate) const ALPN: &[u8] = b"mqtt";

@@ -6,6 +6,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use gateway_core::database::Consistency;
 use parking_lot::Mutex;
 use scylla::{
     client::{
@@ -23,11 +24,11 @@ use tokio::{
 };
 
 use super::{
-    Consistency, ScyllaOptions, StoreError,
+    ScyllaOptions, StoreError,
     errors::{self, ErrorKind},
     history::Statements,
     limit::{Limit, Permit},
-    row,
+    options, row,
     schema::{self, TableIds},
     shadows,
     topics::KnownTopics,
@@ -217,7 +218,7 @@ async fn connect(options: &ScyllaOptions) -> Result<Session, StoreError> {
         .connection_timeout(options.connect_timeout)
         .keepalive_interval(KEEPALIVE)
         .keepalive_timeout(KEEPALIVE)
-        .compression(options.compression.algorithm())
+        .compression(options::algorithm(options.compression))
         .tls_context(options.tls.as_ref().map(|tls| TlsContext::Rustls023(Arc::clone(tls))))
         .default_execution_profile_handle(profile.into_handle());
     if !options.username.is_empty() {
@@ -283,7 +284,7 @@ pub(super) async fn prepare(
     let prepared = session.prepare(Statement::new(text)).await;
     let mut statement = prepared.map_err(|e| errors::not_prepared(&e))?;
     statement.set_is_idempotent(true);
-    statement.set_consistency(level.level());
+    statement.set_consistency(options::level(level));
     statement.set_page_size(ROWS);
     Ok(statement)
 }

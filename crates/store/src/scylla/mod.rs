@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use self::cluster::Cluster;
 pub use self::history::ScyllaHistory;
-pub use self::options::{Compression, Consistency, ScyllaOptions, TtlRule};
+pub use self::options::{ScyllaOptions, TtlRule};
 pub use self::shadows::ScyllaShadows;
 use super::{BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, StoreError};
 

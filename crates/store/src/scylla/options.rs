@@ -2,10 +2,13 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use gateway_core::{Timestamp, matches};
+use gateway_core::{
+    Timestamp,
+    database::{Compression, Consistency},
+    matches,
+};
 use rustls::ClientConfig;
 use scylla::{client::Compression as Algorithm, statement::Consistency as Level};
-use serde::{Deserialize, Serialize};
 
 use super::row::{self, BoundRow};
 use crate::LatestValue;
@@ -74,76 +77,27 @@ pub struct TtlRule {
     pub ttl: Duration,
 }
 
-/// How many replicas must answer; which levels a cluster takes for reads and for writes differs.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Consistency {
-    /// Writes only: a note for an absent replica is enough.
-    Any,
-    /// One.
-    One,
-    /// One in the datacenter that is asked.
-    LocalOne,
-    /// Two.
-    Two,
-    /// Three.
-    Three,
-    /// Most.
-    Quorum,
-    /// Most in the datacenter that is asked.
-    LocalQuorum,
-    /// Writes only: most in every datacenter.
-    EachQuorum,
-    /// All.
-    All,
-}
-
-impl Consistency {
-    /// Whether a database takes it for reads.
-    pub fn reads(self) -> bool {
-        !matches!(self, Self::Any | Self::EachQuorum)
-    }
-
-    pub(super) fn level(self) -> Level {
-        match self {
-            Self::Any => Level::Any,
-            Self::One => Level::One,
-            Self::LocalOne => Level::LocalOne,
-            Self::Two => Level::Two,
-            Self::Three => Level::Three,
-            Self::Quorum => Level::Quorum,
-            Self::LocalQuorum => Level::LocalQuorum,
-            Self::EachQuorum => Level::EachQuorum,
-            Self::All => Level::All,
-        }
+/// The driver's word for a consistency.
+pub(super) fn level(consistency: Consistency) -> Level {
+    match consistency {
+        Consistency::Any => Level::Any,
+        Consistency::One => Level::One,
+        Consistency::LocalOne => Level::LocalOne,
+        Consistency::Two => Level::Two,
+        Consistency::Three => Level::Three,
+        Consistency::Quorum => Level::Quorum,
+        Consistency::LocalQuorum => Level::LocalQuorum,
+        Consistency::EachQuorum => Level::EachQuorum,
+        Consistency::All => Level::All,
     }
 }
 
-impl fmt::Display for Consistency {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.serialize(f)
-    }
-}
-
-/// How frames are compressed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Compression {
-    /// Not at all.
-    None,
-    /// LZ4: little work for some gain.
-    Lz4,
-    /// Snappy.
-    Snappy,
-}
-
-impl Compression {
-    pub(super) fn algorithm(self) -> Option<Algorithm> {
-        match self {
-            Self::None => None,
-            Self::Lz4 => Some(Algorithm::Lz4),
-            Self::Snappy => Some(Algorithm::Snappy),
-        }
+/// The driver's algorithm of a compression, or `None` for none.
+pub(super) fn algorithm(compression: Compression) -> Option<Algorithm> {
+    match compression {
+        Compression::None => None,
+        Compression::Lz4 => Some(Algorithm::Lz4),
+        Compression::Snappy => Some(Algorithm::Snappy),
     }
 }
 

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use gateway_core::{ClientId, Timestamp};
+use gateway_core::{ClientId, Timestamp, database::Consistency};
 use scylla::{
     client::session::Session,
     errors::ExecutionError,
@@ -18,7 +18,7 @@ use scylla::{
 };
 
 use super::{
-    Consistency, ScyllaLatest, ScyllaOptions,
+    ScyllaLatest, ScyllaOptions,
     cluster::{Cluster, ClusterSession, prepare},
     errors::{self, damaged},
 };

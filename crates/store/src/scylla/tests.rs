@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::metrics::totals;
+use gateway_core::{database::Compression, metrics::totals};
 use parking_lot::Mutex;
 use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 

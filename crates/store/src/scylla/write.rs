@@ -29,6 +29,7 @@ use super::{
     ScyllaOptions, StoreError,
     cluster::{Cluster, ClusterSession},
     errors::{self, ErrorKind},
+    options,
 };
 
 /// An unlogged batch stays under this, in bytes: where Cassandra begins to warn.
@@ -330,7 +331,7 @@ async fn send(
     }
     let mut batch = Batch::new(BatchType::Unlogged);
     batch.set_is_idempotent(true);
-    batch.set_consistency(options.write_consistency.level());
+    batch.set_consistency(options::level(options.write_consistency));
     batch.set_execution_profile_handle(statement.get_execution_profile_handle().cloned());
     for _ in rows {
         batch.append_statement(statement.clone());

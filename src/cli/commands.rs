@@ -1,92 +1,27 @@
-//! The command line. Flags win over the environment, which wins over the file.
+//! The command line: flags of the configuration, and commands that do something else than run the gateway.
 
-use std::{collections::BTreeMap, path::PathBuf, sync::LazyLock};
+use std::path::PathBuf;
 
 use access::backends::Role;
 use clap::{Args, Parser, Subcommand, ValueEnum};
+use config::Flags;
 use gateway_core::units::ByteSize;
 
-use super::LogFormat;
+use crate::telemetry::version;
 
-/// Command-line flags.
-#[derive(Debug, Clone, Default, Parser)]
-#[allow(rustdoc::broken_intra_doc_links, reason = "the doc comments are the help text: [default: x]")]
+/// The arguments of the program.
+#[derive(Debug, Clone, Parser)]
 #[command(name = "mqtt-server", version = version(), about = "MQTT for devices, gRPC for backends", args_conflicts_with_subcommands = true)]
-pub struct Flags {
-    /// Address of the default MQTT listener: ip:port, [v6]:port or unix:/path. It speaks TLS, or
-    /// plain TCP with --non-tls [default: 127.0.0.1:8883]
-    #[arg(short = 'a', long, value_name = "ADDR", help_heading = "Devices")]
-    pub addr: Option<String>,
-    /// Server certificate chain, PEM [default: server.crt]
-    #[arg(short = 'c', long, value_name = "FILE", help_heading = "Devices")]
-    pub cert: Option<PathBuf>,
-    /// Private key of the certificate, PEM: PKCS#8, PKCS#1 or SEC1 [default: private.key]
-    #[arg(short = 'k', long, value_name = "FILE", help_heading = "Devices")]
-    pub key: Option<PathBuf>,
-    /// The default listener speaks plain TCP
-    #[arg(long, help_heading = "Devices")]
-    pub non_tls: bool,
-    /// Let devices connect that prove nothing about themselves, also from other machines
-    #[arg(long, help_heading = "Devices")]
-    pub allow_anonymous: bool,
-    /// Devices talk to backends only, never to each other
-    #[arg(short = 'n', long, help_heading = "Devices")]
-    pub non_broker: bool,
-
-    /// Address of the gRPC API [default: 127.0.0.1:10000]
-    #[arg(long, value_name = "ADDR", help_heading = "Backends and operators")]
-    pub grpc_addr: Option<String>,
-    /// Address of the page with metrics and health [default: 127.0.0.1:9090]
-    #[arg(long, value_name = "ADDR", help_heading = "Backends and operators")]
-    pub http_addr: Option<String>,
-    /// Allow gRPC and HTTP off the loopback interface although nothing asks who calls, and without TLS
-    #[arg(long, help_heading = "Backends and operators")]
-    pub insecure_grpc: bool,
-
-    /// Directory of all that is kept on disk [default: ./data]
-    #[arg(long, value_name = "DIR", help_heading = "Storage")]
-    pub data_dir: Option<PathBuf>,
-    /// Read the files of all stores page by page before they are used, also those that were closed cleanly, whatever
-    /// time it takes
-    #[arg(long, help_heading = "Storage")]
-    pub verify_store: bool,
-    /// Nodes of a Cassandra or Scylla cluster for latest values, HOST[:PORT][,HOST...]; without it they are kept in
-    /// the data directory
-    #[arg(short = 'd', long, visible_alias = "db_addr", value_name = "NODES", help_heading = "Storage")]
-    pub db_addr: Option<String>,
-    /// Make and upgrade the keyspace and tables of --db-addr [default: true]
-    #[arg(long, value_name = "BOOL", help_heading = "Storage")]
-    pub db_migrate: Option<bool>,
-
-    /// Configuration file, TOML; also MQTT_SERVER_CONFIG
-    #[arg(long, value_name = "FILE", help_heading = "Running")]
-    pub config: Option<PathBuf>,
-    /// Validate the configuration and exit
-    #[arg(long, help_heading = "Running")]
-    pub check: bool,
-    /// For development on this machine, loopback only: makes certificates under certs/, and opens plaintext MQTT
-    /// on port 1883 and WebSocket on port 8083 too, unless they are in use or listeners are configured
-    #[arg(long, help_heading = "Running")]
-    pub dev: bool,
-
-    /// Log at level debug
-    #[arg(long, help_heading = "Logs")]
-    pub debug: bool,
-    /// Log at level trace
-    #[arg(long, conflicts_with = "debug", help_heading = "Logs")]
-    pub trace: bool,
-    /// Form of the log: human on a terminal and JSON elsewhere (auto), or one of them always
-    #[arg(long, value_enum, value_name = "FORMAT", help_heading = "Logs")]
-    pub log_format: Option<LogFormat>,
-
-    /// What to do instead of running the gateway.
+pub(super) struct CommandLine {
+    #[command(flatten)]
+    pub(super) flags: Flags,
     #[command(subcommand)]
-    pub command: Option<Command>,
+    pub(super) command: Option<Command>,
 }
 
 /// What to do instead of running the gateway.
 #[derive(Debug, Clone, Subcommand)]
-pub enum Command {
+pub(super) enum Command {
     /// Looks after a data directory
     #[command(subcommand)]
     Store(StoreCommand),
@@ -107,20 +42,20 @@ pub enum Command {
 
 /// The file to read and the files to write.
 #[derive(Debug, Clone, Args)]
-pub struct ImportCommand {
+pub(super) struct ImportCommand {
     /// The configuration file of Mosquitto
-    pub file: PathBuf,
+    pub(super) file: PathBuf,
     /// File to write; standard output by default. An existing file is never overwritten
     #[arg(long, value_name = "FILE")]
-    pub output: Option<PathBuf>,
+    pub(super) output: Option<PathBuf>,
     /// File for the rules of acl_file; by default rules.toml beside the output. An existing file is never overwritten
     #[arg(long, value_name = "FILE")]
-    pub rules: Option<PathBuf>,
+    pub(super) rules: Option<PathBuf>,
 }
 
 /// What to do with a rules file.
 #[derive(Debug, Clone, Subcommand)]
-pub enum RulesCommand {
+pub(super) enum RulesCommand {
     /// Explains rule by rule what a device may do. Exit code 0 if it is allowed, 1 if it is denied, 2 if the file cannot be used
     Test(Box<RulesTest>),
     /// Says whether a file can be used. Exit code 2 if it cannot
@@ -137,50 +72,50 @@ pub enum RulesCommand {
 
 /// Whose right to what is explained.
 #[derive(Debug, Clone, Args)]
-pub struct RulesTest {
+pub(super) struct RulesTest {
     /// The rules file
     #[arg(long, value_name = "FILE", required_unless_present = "config", conflicts_with = "config")]
-    pub rules: Option<PathBuf>,
+    pub(super) rules: Option<PathBuf>,
     /// Configuration file that names the rules file
     #[arg(long, value_name = "FILE")]
-    pub config: Option<PathBuf>,
+    pub(super) config: Option<PathBuf>,
     /// Client id
     #[arg(long, value_name = "ID")]
-    pub client: String,
+    pub(super) client: String,
     /// User name; without it, --cn and --claim the device is anonymous
     #[arg(long, value_name = "NAME")]
-    pub user: Option<String>,
+    pub(super) user: Option<String>,
     /// Common name of its certificate
     #[arg(long, value_name = "NAME")]
-    pub cn: Option<String>,
+    pub(super) cn: Option<String>,
     /// A group that its token or a hook gives it; may be repeated
     #[arg(long = "group", value_name = "NAME")]
-    pub groups: Vec<String>,
+    pub(super) groups: Vec<String>,
     /// A claim of its token; may be repeated, also for several values of one claim
     #[arg(long = "claim", value_name = "NAME=VALUE", value_parser = claim)]
-    pub claims: Vec<(String, String)>,
+    pub(super) claims: Vec<(String, String)>,
     /// Name of the listener
     #[arg(long, value_name = "NAME", default_value = "default")]
-    pub listener: String,
+    pub(super) listener: String,
     /// QoS of what is published
     #[arg(long, default_value_t = 0, value_parser = clap::value_parser!(u8).range(..=2))]
-    pub qos: u8,
+    pub(super) qos: u8,
     /// What is published is to be retained
     #[arg(long)]
-    pub retain: bool,
+    pub(super) retain: bool,
     /// Bytes of payload, like 1000 or "64 KiB"
     #[arg(long, default_value = "0")]
-    pub size: ByteSize,
+    pub(super) size: ByteSize,
     /// What it wants to do
-    pub action: RulesAction,
+    pub(super) action: RulesAction,
     /// Topic, or filter of a subscription; none for connect
     #[arg(required_if_eq_any([("action", "publish"), ("action", "subscribe")]))]
-    pub topic: Option<String>,
+    pub(super) topic: Option<String>,
 }
 
 /// What a device wants to do.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum RulesAction {
+pub(super) enum RulesAction {
     /// Publish a message to a topic.
     Publish,
     /// Subscribe to a filter.
@@ -196,7 +131,7 @@ fn claim(text: &str) -> Result<(String, String), String> {
 
 /// What to do with a password file. A running gateway reads it again by itself.
 #[derive(Debug, Clone, Subcommand)]
-pub enum PasswdCommand {
+pub(super) enum PasswdCommand {
     /// Adds a user or changes its password, which is asked for, or the first line of standard input
     Add {
         /// The file; made if it is not there
@@ -225,7 +160,7 @@ pub enum PasswdCommand {
 
 /// What to do with a data directory.
 #[derive(Debug, Clone, Subcommand)]
-pub enum StoreCommand {
+pub(super) enum StoreCommand {
     /// Looks at every record and changes nothing; no gateway may be running. Exit code 1 if anything is damaged
     Check {
         /// The data directory
@@ -262,7 +197,7 @@ pub enum StoreCommand {
 /// What to do with the tokens of backends and operators. A gateway that runs with the file takes the change in a few seconds.
 #[derive(Debug, Clone, Subcommand)]
 #[allow(rustdoc::broken_intra_doc_links, reason = "the doc comments are the help text: [default: x]")]
-pub enum TokenCommand {
+pub(super) enum TokenCommand {
     /// Makes a token and shows it, once: the file has its hash only
     Create {
         /// What its holder may do: reader, publisher, consumer, operator or admin
@@ -299,55 +234,4 @@ pub enum TokenCommand {
         #[arg(long)]
         file: PathBuf,
     },
-}
-
-impl Flags {
-    /// The configuration file to read: `--config`, else `MQTT_SERVER_CONFIG`.
-    pub fn config_file(&self, env: &BTreeMap<String, String>) -> Option<PathBuf> {
-        self.config.clone().or_else(|| env.get(super::CONFIG_VARIABLE).map(PathBuf::from))
-    }
-
-    /// The flags that were given, as (flag, configuration key, value).
-    pub(super) fn settings(&self) -> Vec<(&'static str, &'static str, toml::Value)> {
-        let path = |path: &Option<PathBuf>| path.as_ref().map(|p| p.to_string_lossy().into_owned());
-        let texts = [
-            ("--addr", "addr", self.addr.clone()),
-            ("--cert", "cert", path(&self.cert)),
-            ("--key", "key", path(&self.key)),
-            ("--db-addr", "db_addr", self.db_addr.clone()),
-            ("--grpc-addr", "grpc_addr", self.grpc_addr.clone()),
-            ("--http-addr", "http_addr", self.http_addr.clone()),
-            ("--data-dir", "data_dir", path(&self.data_dir)),
-            ("--debug", "log.level", self.debug.then(|| "debug".to_owned())),
-            ("--trace", "log.level", self.trace.then(|| "trace".to_owned())),
-            ("--log-format", "log.format", self.log_format.map(|f| f.as_str().to_owned())),
-        ];
-        let switches = [
-            ("--non-tls", "non_tls", self.non_tls),
-            ("--non-broker", "non_broker", self.non_broker),
-            ("--allow-anonymous", "auth.allow_anonymous", self.allow_anonymous),
-            ("--dev", "dev", self.dev),
-            ("--insecure-grpc", "insecure_grpc", self.insecure_grpc),
-            ("--verify-store", "store.verify", self.verify_store),
-        ];
-        let migrate =
-            self.db_migrate.map(|on| ("--db-migrate", "database.migrate", toml::Value::Boolean(on)));
-        let texts =
-            texts.into_iter().filter_map(|(flag, key, value)| Some((flag, key, toml::Value::String(value?))));
-        let switches = switches
-            .into_iter()
-            .filter(|(_, _, on)| *on)
-            .map(|(flag, key, _)| (flag, key, toml::Value::Boolean(true)));
-        texts.chain(switches).chain(migrate).collect()
-    }
-}
-
-/// Text of `--version`: the package version and, in a release, the git commit. scripts/release.sh and the Dockerfile pass the
-/// commit in `GIT_COMMIT`; a build that asked git would start anew at each commit.
-pub fn version() -> &'static str {
-    static VERSION: LazyLock<String> = LazyLock::new(|| match option_env!("GIT_COMMIT") {
-        Some(commit) if !commit.is_empty() => format!("{} ({commit})", env!("CARGO_PKG_VERSION")),
-        _ => env!("CARGO_PKG_VERSION").to_owned(),
-    });
-    &VERSION
 }

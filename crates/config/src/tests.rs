@@ -5,8 +5,8 @@ use toml::{Table, Value};
 
 use super::*;
 
-const SAMPLE: &str = include_str!("../../docs/mqtt-server.toml");
-const PAGE: &str = include_str!("../../docs/configuration.md");
+const SAMPLE: &str = include_str!("../../../docs/mqtt-server.toml");
+const PAGE: &str = include_str!("../../../docs/configuration.md");
 
 fn flags(line: &str) -> Flags {
     Flags::try_parse_from(std::iter::once("mqtt-server").chain(line.split_whitespace())).unwrap()
@@ -103,7 +103,7 @@ fn the_page_has_every_key_with_its_default() {
 /// Its tables, by kind of bridge.
 #[test]
 fn the_page_on_bridges_has_every_key_with_its_default() {
-    let page = include_str!("../../docs/bridges.md");
+    let page = include_str!("../../../docs/bridges.md");
     let known = load::bridge_schema();
     let mut sections = page.split("| key | default |").skip(1);
     let mut check = |known: &Table| {

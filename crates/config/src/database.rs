@@ -2,8 +2,8 @@
 
 use std::{path::PathBuf, time::Duration};
 
+use gateway_core::database::{Compression, Consistency};
 use serde::{Deserialize, Serialize};
-pub use store::{Compression, Consistency};
 
 use super::{
     Config, ConfigError, Problem, Replication, Secret, Span,

@@ -64,7 +64,7 @@ impl CertificatePair {
 }
 
 /// Where the OCSP response for a certificate is looked for.
-pub(crate) fn ocsp_of(cert: &Path) -> PathBuf {
+pub fn ocsp_of(cert: &Path) -> PathBuf {
     let mut name = OsString::from(cert);
     name.push(".ocsp");
     name.into()

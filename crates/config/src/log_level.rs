@@ -2,15 +2,15 @@
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
-/// The gateway's crates besides `mqtt_server`, as their events name them.
-const CRATES: [&str; 5] = ["broker", "codec", "gateway_core", "session", "store"];
+/// The gateway's crates besides `mqtt_server` that write lines, as their events name them.
+const CRATES: [&str; 3] = ["broker", "gateway_core", "store"];
 
 /// Reads a level. The parser of the library takes any word that it does not know for the name of a module, so that a
 /// misspelt level would silence everything.
 ///
 /// # Errors
 /// Names the part that is neither a level nor `module=level`.
-pub(crate) fn parse(text: &str) -> Result<Targets, String> {
+pub fn parse(text: &str) -> Result<Targets, String> {
     let mut targets = Targets::new();
     for part in text.split(',').map(str::trim) {
         match part.split_once('=') {
@@ -54,9 +54,28 @@ fn is_module(name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use std::{fs, path::Path};
+
+    use toml::Table;
     use tracing::Level;
 
     use super::*;
+
+    /// The failure: `mqtt_server=debug` says nothing of a part that has become a crate.
+    #[test]
+    fn every_crate_that_writes_lines_is_the_gateway_s() {
+        let crates = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
+        let mut writing = Vec::new();
+        for entry in fs::read_dir(crates).unwrap() {
+            let manifest = fs::read_to_string(entry.unwrap().path().join("Cargo.toml")).unwrap();
+            let manifest: Table = manifest.parse().unwrap();
+            if manifest.get("dependencies").is_some_and(|all| all.get("tracing").is_some()) {
+                writing.push(manifest["package"]["name"].as_str().unwrap().replace('-', "_"));
+            }
+        }
+        writing.sort();
+        assert_eq!(writing, CRATES);
+    }
 
     #[test]
     fn words_of_other_programs_are_levels_and_unknown_words_are_not_modules() {

@@ -180,16 +180,11 @@ pub(super) mod socket {
 
     use serde::{Deserialize, Deserializer, Serializer, de};
 
-    pub(in crate::config) fn serialize<S: Serializer>(
-        value: &SocketAddr,
-        serializer: S,
-    ) -> Result<S::Ok, S::Error> {
+    pub(crate) fn serialize<S: Serializer>(value: &SocketAddr, serializer: S) -> Result<S::Ok, S::Error> {
         serializer.collect_str(value)
     }
 
-    pub(in crate::config) fn deserialize<'de, D: Deserializer<'de>>(
-        deserializer: D,
-    ) -> Result<SocketAddr, D::Error> {
+    pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
         let text = String::deserialize(deserializer)?;
         if text.starts_with("unix:") {
             return Err(de::Error::custom("cannot be a Unix socket; write ip:port or [v6]:port"));
@@ -204,14 +199,14 @@ pub(super) mod optional {
 
     use serde::{Deserialize, Deserializer, Serializer, de};
 
-    pub(in crate::config) fn serialize<T: AsText, S: Serializer>(
+    pub(crate) fn serialize<T: AsText, S: Serializer>(
         value: &Option<T>,
         serializer: S,
     ) -> Result<S::Ok, S::Error> {
         serializer.serialize_str(&value.as_ref().map(AsText::text).unwrap_or_default())
     }
 
-    pub(in crate::config) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+    pub(crate) fn deserialize<'de, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
     where
         T: FromStr<Err: Display>,
         D: Deserializer<'de>,
@@ -224,7 +219,7 @@ pub(super) mod optional {
     }
 
     /// Text that reads back as the same value.
-    pub(in crate::config) trait AsText {
+    pub(crate) trait AsText {
         fn text(&self) -> String;
     }
 

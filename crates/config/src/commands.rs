@@ -2,8 +2,7 @@
 
 use std::time::Duration;
 
-use broker::{Levels, ReservedTopics};
-use gateway_core::TopicName;
+use gateway_core::{Levels, ReservedTopics, TopicName};
 use serde::{Deserialize, Serialize};
 
 use super::{ByteSize, Config, Span, validate::Check};

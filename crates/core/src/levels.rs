@@ -1,4 +1,4 @@
-//! Topics of a [`Reserved`](crate::Reserved) part as operators write them: what comes after the client id.
+//! [Reserved topics](crate::ReservedTopics) as operators write them: what comes after the client id.
 
 use crate::is_one_level;
 

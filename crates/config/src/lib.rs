@@ -1,6 +1,6 @@
 //! Configuration: defaults in code, a TOML file over them, the environment over that, flags over all.
 //!
-//! A leaf: knows no other module. Immutable after start.
+//! Immutable after start. Knows the words of `core`, `access` and `shadow`, and nothing that runs: no socket, no broker, no store.
 
 mod address;
 mod auth;
@@ -18,7 +18,7 @@ mod flags;
 mod groups;
 mod grpc_hook;
 mod load;
-pub(crate) mod log_level;
+pub mod log_level;
 mod quic;
 mod record_topic;
 mod remote;
@@ -36,6 +36,7 @@ mod tests;
 
 pub use gateway_core::{
     Quotas,
+    database::{Compression, Consistency},
     limits::{Limits, OverflowPolicy, SharedStrategy},
     units::{ByteSize, Span},
 };
@@ -50,13 +51,10 @@ pub use bridges::{
     WebhookBridge, WhenFull,
 };
 pub use commands::Commands;
-pub use database::{Compression, Consistency, Database, DatabaseTls, TtlRule};
+pub use database::{Database, DatabaseTls, TtlRule};
 pub use environment::kubernetes_variables;
 pub use error::{ConfigError, Problem};
-pub use flags::{
-    Command, Flags, ImportCommand, PasswdCommand, RulesAction, RulesCommand, RulesTest, StoreCommand,
-    TokenCommand, version,
-};
+pub use flags::Flags;
 pub use groups::Groups;
 pub use grpc_hook::{AuthGrpc, HookEvent};
 pub use quic::Quic;
@@ -70,8 +68,7 @@ pub use sections::{
 };
 pub use shadow::Shadow;
 pub use template::Template;
-pub(crate) use tls::ocsp_of;
-pub use tls::{CertificatePair, CipherSuite, Tls, TlsFiles, TlsVersion};
+pub use tls::{CertificatePair, CipherSuite, Tls, TlsFiles, TlsVersion, ocsp_of};
 
 /// Where `--dev` makes its certificates.
 pub const DEV_CERTS_DIR: &str = "certs";
