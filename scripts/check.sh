@@ -8,7 +8,6 @@ choose_features
 step fmt cargo fmt --all --check
 step clippy cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
 step tools cargo clippy --locked -p mqload -p grpcload --all-targets -- -D warnings
-step "features of the store" store_features_check
 step "OTLP export, and neither QUIC nor Kafka" cargo clippy --locked --no-default-features --features otel --lib -- -D warnings
 step protos proto_check
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked "${features[@]}" --no-deps

@@ -77,14 +77,6 @@ choose_features() {
   fi
 }
 
-# The backends of the store are features, which the other checks have all switched on.
-store_features_check() {
-  local features
-  for features in '' lmdb scylla; do
-    cargo clippy --locked -p store --no-default-features --features "$features" --all-targets -- -D warnings || return
-  done
-}
-
 # The protos: their style, and whether they still serve the clients of the last release. buf comes with the packages of
 # tests/interop.
 proto_check() {

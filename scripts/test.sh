@@ -248,7 +248,7 @@ wait_for_cassandra() {
   if [ "$MQTT_SERVER_TEST_CASSANDRA" = none ]; then
     # But for those that are ignored.
     count=$(($(cat tests/database/*.rs | grep -c '^#\[test\]') - $(cat tests/database/*.rs | grep -c '^#\[ignore')))
-    count=$((count + $(grep -c '= options("' crates/store/src/scylla/tests.rs) + 1))
+    count=$((count + $(grep -c '= options("' crates/cassandra/src/tests.rs) + 1))
     skip "$count tests with a real Cassandra" "$(tail -n 1 "$cassandra_log" | grep . || echo "MQTT_SERVER_TEST_CASSANDRA is none")"
   fi
 }
@@ -284,7 +284,6 @@ start_deny_install
 
 step fmt cargo fmt --all --check
 step clippy cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
-step "features of the store" store_features_check
 step protos proto_check
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked "${features[@]}" --no-deps
 step "documentation tests" cargo test --locked "${features[@]}" --doc

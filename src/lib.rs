@@ -24,7 +24,10 @@
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
 //! crates/groups        consumer groups without log, disk and clock: who gets what, and what is settled
 //! crates/shadow        documents of device shadows: what an update makes of them, and what is told about it
-//! crates/store         traits and backends of what outlives the process
+//! crates/store         traits of what outlives the process, their suites and twins in memory
+//! crates/disk          those stores in the data directory: LMDB, and segments of the log
+//! crates/cassandra     those stores in Cassandra or Scylla
+//! crates/values        latest values and history with write-behind, over the traits of their stores
 //! crates/access        who a peer is and what it may do: passwords, tokens, certificates, rules, bans
 //! crates/api           messages and clients of the gRPC API
 //! crates/ctl           `mqtt-server ctl`: that API on a command line, over clients/rust
@@ -33,7 +36,8 @@
 //! clients/rust         the client library: that API for backends in Rust, with lost connections made good
 //! ```
 //!
-//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; groups and access -> core; config -> access, shadow, core; ctl -> client
+//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; disk, cassandra and values -> store;
+//! groups and access -> core; config -> access, shadow, core; ctl -> client
 //! library -> api; shadow and api use nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know
 //! each other, is in `tests/repository/layers.rs`.
 

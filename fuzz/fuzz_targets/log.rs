@@ -2,6 +2,6 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    store::fuzz_log(data);
-    store::fuzz_log_frame(data);
+    disk::fuzz_log(data);
+    disk::fuzz_log_frame(data);
 });

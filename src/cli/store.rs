@@ -6,7 +6,7 @@ use std::{
     process::ExitCode,
 };
 
-use store::tool::{self, StoreReport, ToolProgress};
+use disk::tool::{self, StoreReport, ToolProgress};
 
 use super::commands::StoreCommand;
 

@@ -4,14 +4,12 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use broker::{Broker, EventKinds, GroupFilter, GroupLog, MemoryKind, Selector};
 use config::Config;
+use disk::{DurableOptions, EmbeddedGroupState, EmbeddedLog, LogOptions};
 use gateway_core::{
     GroupId, clock,
     metrics::{Figure, Row, figures},
 };
-use store::{
-    DataDir, DurableOptions, EmbeddedGroupState, EmbeddedLog, GroupState as _, LogOptions,
-    PartitionedLog as _, StoreError, StoreHealth,
-};
+use store::{DataDir, GroupState as _, PartitionedLog as _, StoreError, StoreHealth};
 
 use super::StartError;
 use crate::groups::{

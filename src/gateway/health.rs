@@ -7,17 +7,16 @@ use std::{
 };
 
 use broker::Broker;
+use disk::{EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions};
 use gateway_core::{
     clock,
     metrics::{Row, figures},
 };
-use store::{
-    Condition, EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
-    PublisherStore as _, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth,
-};
+use store::{PublisherStore as _, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth};
 use tokio::sync::watch;
+use values::{Condition, History};
 
-use super::{groups, shadows};
+use super::{groups, history, shadows};
 use crate::{abuse::Bans, bridges::BridgesStatus, commands::Book, groups::Groups, tls::TlsStore};
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
@@ -29,6 +28,8 @@ pub(super) struct StoreWatch {
     /// Stored commands, once there are any.
     pub(super) book: OnceLock<Arc<Book>>,
     pub(super) shadows: Option<shadows::OpenedShadows>,
+    /// History of the topics that have one.
+    pub(super) history: Option<Arc<History>>,
     /// Latest values on this disk: all, or those that the database did not take.
     pub(super) latest: Option<Arc<EmbeddedLatest>>,
     pub(super) set_aside: Vec<PathBuf>,
@@ -152,6 +153,7 @@ impl StoreWatch {
             let sound = u8::from(health == StoreHealth::Sound);
             all.push(figures::STORE_HEALTHY.of([name], sound.into()));
         }
+        all.extend(self.history.iter().flat_map(|history| history::figures(history)));
         if let (Some(engines), Some(groups)) = (&self.engines, self.groups.get()) {
             all.extend(engines.figures(groups));
         }

@@ -2,10 +2,11 @@
 
 use std::sync::Arc;
 
+use cassandra::{ScyllaHistory, ScyllaLatest};
 use config::Config;
 use gateway_core::metrics::{Row, figures};
-use store::{History, HistoryOptions, HistoryRule, LatestOptions, ScyllaHistory, ScyllaLatest};
 use tracing::info;
+use values::{History, HistoryOptions, HistoryRule, LatestOptions};
 
 /// Not yet running; `None` if no topic has a history. `latest` is how latest values go into the same database.
 pub(super) fn open(config: &Config, database: &ScyllaLatest, latest: &LatestOptions) -> Option<Arc<History>> {

@@ -2,12 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cassandra::{ScyllaLatest, ScyllaOptions, ScyllaShadows, TtlRule};
 use config::Config;
-use store::{
-    DataDir, EmbeddedLatest, EmbeddedOptions, History, Latest, LatestOptions, ScyllaLatest, ScyllaOptions,
-    ScyllaShadows, SpillStore, TtlRule, VersionMark, server_id, version_offset,
-};
+use disk::{EmbeddedLatest, EmbeddedOptions};
+use store::{DataDir, SpillStore, VersionMark, server_id, version_offset};
 use tracing::info;
+use values::{History, Latest, LatestOptions};
 
 use super::{StartError, history};
 use crate::tls;

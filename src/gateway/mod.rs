@@ -26,10 +26,11 @@ use std::{
 use broker::{Broker, CloseReason, Turn};
 use config::{Address, Config, ConfigError};
 use gateway_core::clock;
-use store::{ClockMark, Latest, StoreError};
+use store::{ClockMark, StoreError};
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
+use values::Latest;
 
 use health::StoreWatch;
 

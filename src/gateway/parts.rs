@@ -10,9 +10,10 @@ use std::{
 use broker::{Broker, BrokerConfig, JudgeWill, Turn};
 use config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind};
 use gateway_core::clock;
-use store::{ClockMark, DataDir, Latest, MemoryPublisher, PublisherStore, Verify, server_id};
+use store::{ClockMark, DataDir, MemoryPublisher, PublisherStore, Recorder, Verify, server_id};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
+use values::Latest;
 
 use super::{
     Builder, Gateway, StartError, banned, groups,
@@ -162,6 +163,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         groups: OnceLock::new(),
         book: OnceLock::new(),
         shadows: shadows.clone().ok(),
+        history: history.clone(),
         latest: on_disk,
         database: remote.map(|latest| latest.condition()),
         tls: Arc::clone(&tls),
@@ -187,8 +189,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         non_broker: config.non_broker,
         namespace: config.namespace.clone(),
         listener_strategies: config.listener_strategies(),
-        latest: latest.clone(),
-        history: history.clone(),
+        latest: latest.clone().map(|latest| latest as Arc<dyn Recorder>),
+        history: history.clone().map(|history| history as Arc<dyn Recorder>),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         log: engines.as_ref().map(groups::OpenedGroups::for_broker),
         reserved: desk
@@ -257,6 +259,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let hooks = grpc::Hooks {
         traces: trace_clients(),
         latest: latest.clone().map(|latest| latest as Arc<dyn grpc::LatestValues>),
+        history: history.clone(),
         backends: Arc::clone(&backends),
         reloads: Arc::clone(&reloads),
         authority: authority.clone(),

@@ -12,13 +12,13 @@ use gateway_core::{
     log_limits::peer_limits,
     metrics::{Row, figures, totals},
 };
-use store::{ClockMark, Latest};
+use store::ClockMark;
 use tokio::sync::watch;
 use tracing::{error, info, warn};
+use values::Latest;
 
 use super::{
     health::StoreWatch,
-    history,
     sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
@@ -231,7 +231,6 @@ fn figures(broker: &Broker, latest: Option<&Latest>) -> Vec<Row> {
             |what: Counted| figures::TENANT_USAGE.of([party.name(), what.as_str()], party.used(what) as f64);
         Counted::ALL.map(usage)
     }));
-    all.extend(broker.history().into_iter().flat_map(|history| history::figures(history)));
     if let Some(latest) = latest {
         let store = latest.gauges();
         all.push(figures::LATEST_PENDING.is(store.pending_values as f64));

@@ -3,8 +3,10 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use broker::Reserved;
+use cassandra::ScyllaShadows;
 use config::Config;
-use store::{DataDir, DurableOptions, EmbeddedShadows, ScyllaShadows, ShadowStore, StoreHealth};
+use disk::{DurableOptions, EmbeddedShadows};
+use store::{DataDir, ShadowStore, StoreHealth};
 
 use super::StartError;
 use crate::shadow::{DeviceShadows, ShadowOptions, Shadows};

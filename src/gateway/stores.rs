@@ -4,11 +4,11 @@ use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use broker::{Broker, DurabilityRules, Restored, Stores};
 use config::Config;
-use gateway_core::clock;
-use store::{
-    DataDir, DurableOptions, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions,
-    QueueOptions,
+use disk::{
+    DurableOptions, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions,
 };
+use gateway_core::clock;
+use store::DataDir;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 

@@ -35,6 +35,7 @@ use tonic_health::{
     server::{HealthReporter, HealthService},
 };
 use tower_layer::Layer as _;
+use values::History;
 
 use crate::{
     abuse::Bans, auth::Authority, commands::Commands, groups::Groups, shadow::Shadows,
@@ -194,6 +195,8 @@ pub(crate) struct Hooks {
     pub traces: &'static TraceClients,
     /// Latest values; `None` if they are switched off.
     pub latest: Option<Arc<dyn LatestValues>>,
+    /// History of the topics that have one; `None` if it is switched off.
+    pub history: Option<Arc<History>>,
     /// Who may call.
     pub backends: Arc<Backends>,
     /// What can be read again.

@@ -1,7 +1,6 @@
 //! The server without services of its own: connections, TLS, health, shutdown.
 
 use arc_swap::ArcSwap;
-use store::Condition;
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -15,6 +14,7 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus as Answer, health_client::HealthClient,
 };
 use tonic_types::StatusExt as _;
+use values::Condition;
 
 use super::{services::health::SERVICES, *};
 

@@ -59,7 +59,17 @@ pub(super) const LIBRARIES: &[LibraryRule] = &[
 ];
 
 /// First parts of the targets of our own lines, which have limits of their own.
-const OURS: &[&str] = &["mqtt_server", "broker", "gateway_core", "store", AUDIT, super::logs::CLIENT_TRACE];
+const OURS: &[&str] = &[
+    "mqtt_server",
+    "broker",
+    "cassandra",
+    "disk",
+    "gateway_core",
+    "store",
+    "values",
+    AUDIT,
+    super::logs::CLIENT_TRACE,
+];
 
 /// The rules for libraries that `targets` does not name, added to it.
 pub(super) fn with_libraries(targets: Targets) -> Targets {
@@ -239,8 +249,7 @@ mod tests {
         assert_eq!(passed("h2", Level::WARN), 0, "it is one library");
         assert_eq!((passed("h2", Level::ERROR), passed("tonic::transport", Level::WARN)), (5, 5));
         assert_eq!((passed("a_new_one", Level::ERROR), passed("another", Level::ERROR)), (5, 0));
-        for ours in ["mqtt_server::net", "store::embedded", "broker", AUDIT, super::super::logs::CLIENT_TRACE]
-        {
+        for ours in ["mqtt_server::net", "disk::open", "broker", AUDIT, super::super::logs::CLIENT_TRACE] {
             assert_eq!(passed(ours, Level::ERROR), 100, "{ours}");
         }
         assert_eq!(passed("h2", Level::TRACE), 100, "only who is named by the operator has these");

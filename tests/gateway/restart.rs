@@ -4,11 +4,9 @@ use std::{fs, path::Path, time::SystemTime};
 
 use crate::client::{Client, Got, hello, will};
 use codec::{Connect, Packet};
+use disk::{DurableOptions, EmbeddedSessions};
 use gateway_core::{Protocol, QoS, QueueId, Timestamp};
-use store::{
-    DataDir, DurableOptions, EmbeddedSessions, Restore, SessionOp, SessionStore, StoredSession,
-    StoredSubscription,
-};
+use store::{DataDir, Restore, SessionOp, SessionStore, StoredSession, StoredSubscription};
 
 use crate::support::{Server, until};
 use mqtt_server::proto::gateway::v1::{GetLatestRequest, state_client::StateClient};

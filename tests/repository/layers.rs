@@ -54,8 +54,8 @@ const OWNED: &[(&str, &[&str])] = &[
     ("quinn::", &["src/net"]),
     ("hyper::", &["src/auth/remote", "src/bridges", "src/grpc", "src/http", "src/remote"]),
     ("socket2::", &["src/net", "src/gateway"]),
-    ("rustls::", &["src/net", "src/tls", "src/grpc", "crates/store/src/scylla"]),
-    ("heed::", &["crates/store/src/embedded"]),
+    ("rustls::", &["src/net", "src/tls", "src/grpc", "crates/cassandra"]),
+    ("heed::", &["crates/disk"]),
     // Of the gateway's own crates: manifests say it for crates, this for what is not one yet.
     (
         "config::",
@@ -103,8 +103,9 @@ fn root() -> PathBuf {
 }
 
 pub(crate) fn is_tests(path: &str) -> bool {
-    path.split('/')
-        .any(|part| matches!(part, "tests" | "tests.rs" | "suite.rs") || part.ends_with("_tests.rs"))
+    path.split('/').any(|part| {
+        matches!(part, "tests" | "tests.rs" | "suite" | "suite.rs") || part.ends_with("_tests.rs")
+    })
 }
 
 fn sources(folders: &[&str]) -> Vec<Source> {

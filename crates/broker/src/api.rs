@@ -7,6 +7,8 @@ use gateway_core::{
     limits::{Limits, SharedStrategy},
 };
 
+use store::Recorder;
+
 use super::{ConnectionInfo, DurabilityRules, Parties, QueueInfo, RetainedCursor, Session, Stores, Will};
 
 /// Start parameters. The default is a broker in memory, with nothing switched on.
@@ -21,10 +23,10 @@ pub struct BrokerConfig {
     /// Strategy of the shared groups that a listener's clients create, by listener name. The limits decide for
     /// listeners that are not here, and for groups that they list by name.
     pub listener_strategies: BTreeMap<String, SharedStrategy>,
-    /// Latest values; `None` switches them off.
-    pub latest: Option<Arc<store::Latest>>,
-    /// History of the topics that have one; `None` switches it off.
-    pub history: Option<Arc<store::History>>,
+    /// What keeps latest values; `None` switches them off.
+    pub latest: Option<Arc<dyn Recorder>>,
+    /// What keeps the history of the topics that have one; `None` switches it off.
+    pub history: Option<Arc<dyn Recorder>>,
     /// Stores of sessions, queues and retained messages; with `None` all of these end with the process.
     pub stores: Option<Stores>,
     /// The log that messages for consumer groups are appended to; with `None` there are no groups.

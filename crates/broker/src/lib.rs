@@ -54,7 +54,7 @@ use gateway_core::{
     Timestamp,
     limits::{Limits, SharedStrategy},
 };
-use store::{History, Latest};
+use store::Recorder;
 use tokio::sync::broadcast;
 
 use drops::Drops;
@@ -90,8 +90,8 @@ struct Inner {
     non_broker: bool,
     namespace: String,
     listener_strategies: BTreeMap<String, SharedStrategy>,
-    latest: Option<Arc<Latest>>,
-    history: Option<Arc<History>>,
+    latest: Option<Arc<dyn Recorder>>,
+    history: Option<Arc<dyn Recorder>>,
     durable: Option<Durable>,
     durability: DurabilityRules,
     judge_will: Option<Arc<JudgeWill>>,
@@ -234,16 +234,6 @@ impl Broker {
     /// The tenants that are configured by name.
     pub fn tenants(&self) -> impl Iterator<Item = &Arc<Party>> {
         self.inner.parties.tenants()
-    }
-
-    /// Latest values, if on.
-    pub fn latest(&self) -> Option<&Arc<Latest>> {
-        self.inner.latest.as_ref()
-    }
-
-    /// History, if on.
-    pub fn history(&self) -> Option<&Arc<History>> {
-        self.inner.history.as_ref()
     }
 
     /// Bounds in force.

@@ -3,7 +3,7 @@
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The gateway's crates besides `mqtt_server` that write lines, as their events name them.
-const CRATES: [&str; 3] = ["broker", "gateway_core", "store"];
+const CRATES: [&str; 6] = ["broker", "cassandra", "disk", "gateway_core", "store", "values"];
 
 /// Reads a level. The parser of the library takes any word that it does not know for the name of a module, so that a
 /// misspelt level would silence everything.
@@ -87,14 +87,14 @@ mod tests {
         let parts = parse("warning, mqtt_server::net=debug").unwrap();
         assert!(parts.would_enable("mqtt_server::net", &Level::DEBUG));
         assert!(!parts.would_enable("mqtt_server::broker", &Level::INFO));
-        let whole = parse("warn,mqtt_server=info,mqtt_server::store::scylla=debug").unwrap();
-        for ours in ["mqtt_server::net", "broker", "store::embedded"] {
+        let whole = parse("warn,mqtt_server=info,mqtt_server::cassandra::write=debug").unwrap();
+        for ours in ["mqtt_server::net", "broker", "disk::open"] {
             assert!(
                 whole.would_enable(ours, &Level::INFO) && !whole.would_enable(ours, &Level::DEBUG),
                 "{ours}"
             );
         }
-        assert!(whole.would_enable("store::scylla", &Level::DEBUG), "a crate is named as a module");
+        assert!(whole.would_enable("cassandra::write", &Level::DEBUG), "a crate is named as a module");
         assert!(!whole.would_enable("h2", &Level::INFO), "a library");
         assert!(!parse("off").unwrap().would_enable("mqtt_server", &Level::ERROR));
         for text in

@@ -150,6 +150,6 @@ pub(super) fn replace_file(directory: &DataDir, name: &str, content: &str) -> Re
 }
 
 /// Makes created and renamed files of `directory` durable.
-pub(super) fn sync_directory(directory: &Path) -> std::io::Result<()> {
+pub fn sync_directory(directory: &Path) -> std::io::Result<()> {
     File::open(directory)?.sync_all()
 }

@@ -8,7 +8,7 @@ use super::{LatestPage, LatestQuery, LatestValue, StoreError};
 pub(super) const MAX_PAGE: usize = 10_000;
 
 /// A page ends when its payloads reach this many bytes.
-pub(super) const PAGE_BYTES: usize = 8 << 20;
+pub const PAGE_BYTES: usize = 8 << 20;
 
 /// The last (device, topic) a page covers. As text: the device's length, `:`, device and topic.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]

@@ -24,19 +24,19 @@ pub fn version_offset(server_id: &str) -> u64 {
 
 /// Gives out versions: max(wall clock + offset, last + 1).
 #[derive(Debug)]
-pub(crate) struct VersionClock {
+pub struct VersionClock {
     last: AtomicU64,
     offset: u64,
 }
 
 impl VersionClock {
     /// A clock whose versions are all above `start`; see [`version_offset`].
-    pub(crate) fn new(start: u64, offset: u64) -> Self {
+    pub fn new(start: u64, offset: u64) -> Self {
         Self { last: AtomicU64::new(start), offset }
     }
 
     /// The next version at wall time `now`.
-    pub(crate) fn next(&self, now: Timestamp) -> u64 {
+    pub fn next(&self, now: Timestamp) -> u64 {
         let wall = now.0.saturating_mul(1000).saturating_add(self.offset);
         let mut last = self.last.load(Relaxed);
         loop {
@@ -49,7 +49,7 @@ impl VersionClock {
     }
 
     /// The last version given out.
-    pub(crate) fn last(&self) -> u64 {
+    pub fn last(&self) -> u64 {
         self.last.load(Relaxed)
     }
 }

@@ -28,7 +28,7 @@ pub(in crate::grpc) async fn latest(context: &Context, device: &str, filter: &st
 /// Deletes latest values as [`latest`] does, and the history of their topics, which goes first, since only the latest
 /// values say which topics a device has. Stopped half way, it has done some topics completely.
 pub(in crate::grpc) async fn latest_and_history(context: &Context, device: &str) -> Result<u64, Error> {
-    let (Some(values), Some(history)) = (&context.hooks.latest, context.broker.history()) else {
+    let (Some(values), Some(history)) = (&context.hooks.latest, &context.hooks.history) else {
         return latest(context, device, "#").await;
     };
     let mut query = LatestQuery { devices: vec![device.to_owned()], limit: TOPICS, ..LatestQuery::default() };

@@ -3,9 +3,9 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use store::Condition;
 use tokio::{sync::watch, time::sleep};
 use tonic_health::{ServingStatus, server::HealthReporter};
+use values::Condition;
 
 const STATE: &str = "gateway.v1.State";
 const GROUPS: &str = "gateway.v1.Groups";

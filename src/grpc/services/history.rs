@@ -1,8 +1,8 @@
 //! `gateway.v1.State/ListHistory`: what a device has sent on a topic, page by page.
 
-use broker::Broker;
-use gateway_core::{Timestamp, clock};
+use gateway_core::{Timestamp, clock, limits::Limits};
 use store::{HistoryPlace, HistoryQuery};
+use values::History;
 
 use crate::grpc::{
     messages::{
@@ -16,10 +16,10 @@ use crate::grpc::{
 
 /// One page. Reads only.
 pub(in crate::grpc) async fn page(
-    broker: &Broker,
+    limits: &Limits,
+    history: Option<&History>,
     mut request: v1::ListHistoryRequest,
 ) -> Result<v1::ListHistoryResponse, Error> {
-    let limits = broker.limits();
     let (limit, token) = (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
     request.page_size = 0;
     let pages = Pages::of("ListHistory", &request);
@@ -41,7 +41,7 @@ pub(in crate::grpc) async fn page(
         limit,
         page_token,
     };
-    let history = broker.history().ok_or(Error::HistoryOff)?;
+    let history = history.ok_or(Error::HistoryOff)?;
     let page = history.page(query, clock::to_wall(now())).await?;
     let places: Vec<_> = page.values.iter().map(|value| HistoryPlace::beyond(value, oldest_first)).collect();
     let (values, cut) = fit(page.values.into_iter().map(answers::latest_value), PAGE_BYTES);
@@ -55,25 +55,34 @@ pub(in crate::grpc) async fn page(
 mod tests {
     use std::sync::{Arc, atomic::Ordering::SeqCst};
 
-    use broker::{BrokerConfig, Turn};
+    use broker::{Broker, BrokerConfig, Turn};
     use gateway_core::{ClientId, Message, Origin, OriginKind};
-    use store::{History, HistoryOptions, HistoryRule, MemoryHistory};
+    use store::{MemoryHistory, Recorder};
+    use values::{HistoryOptions, HistoryRule};
 
     use super::*;
 
-    fn setup(on: bool) -> (Arc<MemoryHistory>, Broker) {
+    fn setup() -> (Arc<MemoryHistory>, Arc<History>, Broker) {
         let store = Arc::new(MemoryHistory::default());
         let rule = HistoryRule { filter: "kept/#".to_owned(), ttl: std::time::Duration::from_secs(3_600) };
         let options = HistoryOptions { rules: vec![rule], ..HistoryOptions::default() };
+        let history = History::new(Arc::clone(&store) as _, options);
         let broker = Broker::new(BrokerConfig {
             namespace: "devices/{client_id}/#".to_owned(),
-            history: on.then(|| History::new(Arc::clone(&store) as _, options)),
+            history: Some(Arc::clone(&history) as Arc<dyn Recorder>),
             ..BrokerConfig::default()
         });
-        (store, broker)
+        (store, history, broker)
     }
 
-    async fn publish(broker: &Broker, payloads: &[Vec<u8>]) {
+    async fn ask(
+        history: &History,
+        request: v1::ListHistoryRequest,
+    ) -> Result<v1::ListHistoryResponse, Error> {
+        page(&Limits::default(), Some(history), request).await
+    }
+
+    fn publish(broker: &Broker, payloads: &[Vec<u8>]) {
         let device = ClientId::new("d");
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
         let mut turn = Turn::default();
@@ -81,7 +90,6 @@ mod tests {
             broker.publish(&Message::new("kept/a", payload, now(), origin), &mut turn);
             broker.publish(&Message::new("other", payload, now(), origin), &mut turn);
         }
-        broker.history().unwrap().flush().await.unwrap();
     }
 
     fn request() -> v1::ListHistoryRequest {
@@ -93,10 +101,10 @@ mod tests {
     }
 
     /// First bytes of all payloads, page by page.
-    async fn pages(broker: &Broker, mut request: v1::ListHistoryRequest) -> Vec<Vec<u8>> {
+    async fn pages(history: &History, mut request: v1::ListHistoryRequest) -> Vec<Vec<u8>> {
         let mut pages = Vec::new();
         loop {
-            let response = page(broker, request.clone()).await.unwrap();
+            let response = ask(history, request.clone()).await.unwrap();
             let size: usize = response.values.iter().map(|value| value.payload.len()).sum();
             assert!(size <= PAGE_BYTES || response.values.len() == 1);
             pages.push(response.values.iter().map(|value| value.payload[0]).collect());
@@ -109,19 +117,19 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_device_published_comes_page_by_page_whatever_its_size() {
-        let (_, broker) = setup(true);
-        publish(&broker, &[vec![1], vec![2], vec![3; 2 << 20], vec![4; 2 << 20], vec![5; 3 << 20], vec![6]])
-            .await;
-        assert_eq!(pages(&broker, request()).await.concat(), [6, 5, 4, 3, 2, 1]);
+        let (_, history, broker) = setup();
+        publish(&broker, &[vec![1], vec![2], vec![3; 2 << 20], vec![4; 2 << 20], vec![5; 3 << 20], vec![6]]);
+        history.flush().await.unwrap();
+        assert_eq!(pages(&history, request()).await.concat(), [6, 5, 4, 3, 2, 1]);
         let oldest = v1::ListHistoryRequest { oldest_first: true, page_size: 2, ..request() };
-        assert_eq!(pages(&broker, oldest).await[..3], [vec![1, 2], vec![3], vec![4]]);
+        assert_eq!(pages(&history, oldest).await[..3], [vec![1, 2], vec![3], vec![4]]);
         let other = v1::ListHistoryRequest { topic: "other".to_owned(), ..request() };
-        assert_eq!(pages(&broker, other).await.concat(), [0_u8; 0], "a topic without a rule has no history");
+        assert_eq!(pages(&history, other).await.concat(), [0_u8; 0], "a topic without a rule has no history");
     }
 
     #[tokio::test]
     async fn bad_requests_name_the_field_and_no_history_is_not_an_empty_one() {
-        let (store, broker) = setup(true);
+        let (store, history, _) = setup();
         let field = |error: Error| match error {
             Error::Invalid { field, .. } => field,
             other => panic!("{other}"),
@@ -133,12 +141,12 @@ mod tests {
             (v1::ListHistoryRequest { start_time: five, end_time: five, ..request() }, "end_time"),
             (v1::ListHistoryRequest { page_size: 1_001, ..request() }, "page_size"),
         ] {
-            assert_eq!(field(page(&broker, bad).await.unwrap_err()), name);
+            assert_eq!(field(ask(&history, bad).await.unwrap_err()), name);
         }
         let foreign = v1::ListHistoryRequest { page_token: "x".to_owned(), ..request() };
-        assert_eq!(page(&broker, foreign).await, Err(Error::PageTokenInvalid));
+        assert_eq!(ask(&history, foreign).await, Err(Error::PageTokenInvalid));
         store.away.store(true, SeqCst);
-        assert_eq!(page(&broker, request()).await, Err(Error::StoreUnavailable));
-        assert_eq!(page(&setup(false).1, request()).await, Err(Error::HistoryOff));
+        assert_eq!(ask(&history, request()).await, Err(Error::StoreUnavailable));
+        assert_eq!(page(&Limits::default(), None, request()).await, Err(Error::HistoryOff));
     }
 }

@@ -7,9 +7,10 @@ use broker::{RetainError, Selector};
 use bytes::Bytes;
 use gateway_core::{Message, Origin, SharedMessage, Timestamp, has_wildcard, matches};
 use prost::Message as _;
-use store::{BoxFuture, Condition, Latest, LatestPage, LatestQuery, LatestValue, StoreError};
+use store::{BoxFuture, LatestPage, LatestQuery, LatestValue, StoreError};
 use tokio::{sync::watch, task::JoinSet};
 use tonic::{Request, Response, Status, metadata::MetadataMap};
+use values::{Condition, Latest};
 
 use super::{delete, history};
 use crate::grpc::{
@@ -391,7 +392,8 @@ impl State for StateService {
         let (metadata, _, request) = request.into_parts();
         call.check_topic("topic", &request.topic)?;
         call.check_device("device_id", &request.device_id)?;
-        let page = history::page(&self.context.broker, request);
+        let page =
+            history::page(self.context.broker.limits(), self.context.hooks.history.as_deref(), request);
         Ok(Response::new(self.within(&metadata, page).await?))
     }
 

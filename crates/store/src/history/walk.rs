@@ -11,7 +11,7 @@ use super::super::{LatestValue, StoreError};
 /// A message of 256 bytes is a row of about 400. One a second makes 21,600 rows and 9 MB in six hours, ten a second
 /// 216,000 rows and 86 MB: within the 100 MB up to which partitions are moderate. A day would be 345 MB then. And a
 /// year of a topic that is almost silent is 1,461 buckets, which six calls look through.
-pub(crate) const BUCKET_MS: u64 = 6 * 60 * 60 * 1000;
+pub const BUCKET_MS: u64 = 6 * 60 * 60 * 1000;
 
 /// Buckets looked at for one page.
 pub(crate) const PAGE_BUCKETS: usize = 256;
@@ -96,7 +96,7 @@ impl fmt::Display for HistoryPlace {
 }
 
 /// Start of the bucket of what was received at `received`.
-pub(crate) fn bucket(received: u64) -> u64 {
+pub fn bucket(received: u64) -> u64 {
     received - received % BUCKET_MS
 }
 

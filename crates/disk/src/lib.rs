@@ -1,0 +1,59 @@
+//! What the gateway keeps in its data directory: one LMDB environment (folder) for each of the stores, and the log of consumer
+//! groups in segment files. The traits are of `store`; nothing here knows the protocol.
+//!
+//! ```text
+//! open environment reserve         opening, growing, room for removals on a full disk
+//! check verify marker format       damage: files read page by page, and which were closed cleanly
+//! committer waiting pending        one writer thread per environment, group commit
+//! answered readers                 changes that are answered one by one; reads on the blocking pool
+//! fields keys message record       records and their keys
+//! latest sessions queues retained publisher shadows   tables and writers; `queues` has readers of its own
+//! groups log                       state of consumer groups, and their log in segment files
+//! tool                             check, compact, back up, export, import
+//! ```
+
+mod answered;
+mod check;
+mod committer;
+mod environment;
+mod fields;
+mod format;
+mod groups;
+mod keys;
+mod latest;
+mod log;
+mod marker;
+mod message;
+mod open;
+mod options;
+mod pending;
+mod publisher;
+mod queues;
+mod readers;
+mod record;
+mod reserve;
+mod retained;
+mod sessions;
+mod shadows;
+pub mod tool;
+mod verify;
+#[cfg(test)]
+mod verify_tests;
+mod waiting;
+
+use store::StoreError;
+
+pub use environment::CommitHook;
+pub use groups::EmbeddedGroupState;
+pub use latest::{EmbeddedLatest, EmbeddedOptions};
+pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep, fuzz_log, fuzz_log_frame};
+pub use options::DurableOptions;
+pub use publisher::EmbeddedPublisher;
+pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
+pub use retained::EmbeddedRetained;
+pub use sessions::EmbeddedSessions;
+pub use shadows::EmbeddedShadows;
+
+fn closed() -> StoreError {
+    StoreError::Unavailable("the store is closed".to_owned())
+}

@@ -1,0 +1,148 @@
+//! What the log costs: `cargo test --release -p disk log::bench -- --ignored --nocapture`.
+#![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement")]
+
+use std::{fs, time::Instant};
+
+use gateway_core::{ClientId, Message, Origin, OriginKind, QoS};
+
+use super::*;
+
+const MESSAGES: u64 = 1_000_000;
+
+fn message(n: u64) -> (Partition, Arc<SharedMessage>) {
+    let device = ClientId::new(&format!("device-{:05}", n % 1000));
+    let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
+    let topic = format!("fleet/{:010}", n % 1000);
+    let mut message = Message::new(&topic, &[b'x'; 256], Timestamp(1_700_000_000_000 + n), origin);
+    message.qos = QoS::AtLeastOnce;
+    (Partition::of(Some(device.as_str()), &topic), Arc::clone(message.share()))
+}
+
+/// User and system time of this process in microseconds.
+fn cpu() -> u64 {
+    let stat = fs::read_to_string("/proc/self/stat").unwrap();
+    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
+    (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()) * 10_000
+}
+
+fn report(what: &str, messages: u64, began: Instant, cpu_before: u64) {
+    let (wall, cpu) = (began.elapsed().as_secs_f64(), cpu() - cpu_before);
+    println!("{what}: {:.0}/s, {:.2} us of CPU each", messages as f64 / wall, cpu as f64 / messages as f64);
+}
+
+fn open(dir: &std::path::Path) -> EmbeddedLog {
+    EmbeddedLog::open(&DataDir::open(dir).unwrap(), &LogOptions::default()).unwrap()
+}
+
+/// Appends `messages`, of which `window` may wait for the disk. `each` is called with every group that was written.
+fn append(
+    log: &EmbeddedLog,
+    messages: &[(Partition, Arc<SharedMessage>)],
+    window: usize,
+    mut each: impl FnMut(),
+) {
+    let groups: Arc<[GroupId]> = Arc::from([GroupId(1)]);
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let mut open = VecDeque::new();
+    for some in messages.chunks((window / 2).max(1)) {
+        let commit = Commit::new();
+        for (partition, message) in some {
+            log.append(*partition, &groups, message, Some(commit.part())).unwrap();
+        }
+        commit.done();
+        open.push_back(commit);
+        if open.len() == 2 {
+            runtime.block_on(open.pop_front().unwrap().wait()).unwrap();
+            each();
+        }
+    }
+    for commit in open {
+        runtime.block_on(commit.wait()).unwrap();
+    }
+    each();
+}
+
+/// Reads all that is new of every partition, and trims it.
+fn consume(log: &EmbeddedLog, places: &mut [u64]) -> u64 {
+    let limit = ReadLimit { records: 1000, bytes: usize::MAX };
+    let mut read = 0;
+    for partition in Partition::all() {
+        let place = &mut places[usize::from(partition.0)];
+        loop {
+            let Reading::Now(slice) = log.read(partition, *place, limit) else { panic!("not in memory") };
+            *place = slice.next;
+            if slice.records.is_empty() {
+                break;
+            }
+            read += slice.records.len() as u64;
+        }
+        log.trim(partition, *place);
+    }
+    read
+}
+
+#[test]
+#[ignore = "a measurement, for release builds"]
+fn append_read_and_trim() {
+    for window in [20_000, 2_000] {
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let log = open(dir.path());
+        let messages: Vec<_> = (0..MESSAGES).map(message).collect();
+        let (began, used) = (Instant::now(), cpu());
+        append(&log, &messages, window, || ());
+        report(&format!("append, window {window}"), MESSAGES, began, used);
+        drop(log);
+        let dir = tempfile::tempdir_in(".").unwrap();
+        let log = open(dir.path());
+        let (mut places, mut read) = ([0; PARTITIONS], 0);
+        let (began, used) = (Instant::now(), cpu());
+        append(&log, &messages, window, || read += consume(&log, &mut places));
+        assert_eq!(read, MESSAGES);
+        report(&format!("append, read from memory, trim, window {window}"), MESSAGES, began, used);
+    }
+}
+
+#[test]
+#[ignore = "a measurement, for release builds"]
+fn start_read_and_trim_of_a_large_log() {
+    let gib = std::env::var("LOG_GIB").ok().and_then(|text| text.parse().ok()).unwrap_or(4_u64);
+    let dir = tempfile::tempdir_in(".").unwrap();
+    let log = open(dir.path());
+    let messages: Vec<_> = (0..200_000).map(message).collect();
+    let (began, used, mut appended) = (Instant::now(), cpu(), 0);
+    while log.bytes() < gib << 30 {
+        append(&log, &messages, 40_000, || ());
+        appended += messages.len() as u64;
+    }
+    report(&format!("{gib} GiB appended"), appended, began, used);
+    drop(log);
+    let began = Instant::now();
+    let log = open(dir.path());
+    println!("start: {:?}, memory {:?}", began.elapsed(), log.memory());
+    let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
+    let (began, used, mut read) = (Instant::now(), cpu(), 0);
+    for partition in Partition::all().take(16) {
+        let (mut place, end) = (0, log.bounds(partition).end);
+        while place < end {
+            let limit = ReadLimit { records: 1000, bytes: usize::MAX };
+            let slice = match log.read(partition, place, limit) {
+                Reading::Now(slice) => slice,
+                Reading::Later(slice) => runtime.block_on(slice).unwrap(),
+            };
+            place = slice.next;
+            read += slice.records.len() as u64;
+        }
+    }
+    report("16 of 256 partitions read from the disk", read, began, used);
+    for partition in Partition::all() {
+        log.trim(partition, log.bounds(partition).end);
+    }
+    let (mut longest, mut commits) = (Duration::ZERO, 0);
+    while log.bytes() > 256 << 20 {
+        let began = Instant::now();
+        append(&log, &messages[..100], 200, || ());
+        longest = longest.max(began.elapsed());
+        commits += 1;
+    }
+    println!("trimmed during {commits} commits, the longest took {longest:?}");
+}

@@ -1,0 +1,8 @@
+//! What every backend of a trait must do: each runs all of its suite in its own tests.
+#![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "tests of other crates")]
+
+pub mod group_state;
+pub mod history;
+pub mod latest;
+pub mod log;
+pub mod shadows;

@@ -1,0 +1,80 @@
+//! Whether the store takes values, and one line in the log for each change of that.
+
+use std::sync::Arc;
+
+use tokio::{sync::watch, time::Instant};
+
+use store::StoreError;
+
+/// How the store is, as the last contact showed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Condition {
+    /// It was not asked yet.
+    Unknown,
+    /// It takes values.
+    Up,
+    /// It does not.
+    Down {
+        /// Why; for operators, on one line.
+        reason: Arc<str>,
+        /// Since when.
+        since: Instant,
+    },
+}
+
+impl Condition {
+    /// Why values do not go to the store; `None` if they do.
+    pub fn trouble(&self) -> Option<&str> {
+        match self {
+            Self::Unknown => Some("not reached yet"),
+            Self::Up => None,
+            Self::Down { reason, .. } => Some(reason),
+        }
+    }
+}
+
+/// The [`Condition`], for those who wait for it to change.
+pub(super) struct ConditionWatch(watch::Sender<Condition>);
+
+impl ConditionWatch {
+    /// `remote`: nothing is known before the first contact.
+    pub(super) fn new(remote: bool) -> Self {
+        Self(watch::Sender::new(if remote { Condition::Unknown } else { Condition::Up }))
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Condition> {
+        self.0.subscribe()
+    }
+
+    pub(super) fn is_up(&self) -> bool {
+        *self.0.borrow() == Condition::Up
+    }
+
+    pub(super) fn is_down(&self) -> bool {
+        matches!(*self.0.borrow(), Condition::Down { .. })
+    }
+
+    /// A contact failed; `waiting` values are in memory.
+    pub(super) fn failed(&self, error: &StoreError, waiting: usize) {
+        if self.is_down() {
+            tracing::debug!(%error, waiting, "latest values still cannot be written");
+            return;
+        }
+        tracing::warn!(%error, waiting, "latest values cannot be written, they wait in memory");
+        let reason = error.to_string().replace(['\r', '\n'], " ").into();
+        self.0.send_replace(Condition::Down { reason, since: Instant::now() });
+    }
+
+    /// All that waited, `waiting` values, was written, or a sign of life came.
+    pub(super) fn succeeded(&self, waiting: usize) {
+        if self.is_up() {
+            return;
+        }
+        match self.0.send_replace(Condition::Up) {
+            Condition::Down { since, .. } => {
+                tracing::info!(waiting, after = ?since.elapsed(), "latest values are written again");
+            }
+            _ => tracing::info!("the store of latest values answers"),
+        }
+    }
+}

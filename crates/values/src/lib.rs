@@ -1,0 +1,20 @@
+//! Latest values and history with write-behind: recorded in memory by the shards, written to the store in batches. Which store
+//! that is only its opener knows.
+//!
+//! ```text
+//! latest stripe   the newest value of every topic of every device, over the trait `LatestStore`
+//! history         every message of some topics, over the trait `HistoryStore`
+//! ```
+
+mod history;
+mod latest;
+#[cfg(test)]
+mod spill_tests;
+mod stripe;
+#[cfg(any(test, feature = "test-util"))]
+pub mod suite;
+#[cfg(test)]
+mod tests;
+
+pub use history::{History, HistoryGauges, HistoryOptions, HistoryRule};
+pub use latest::{Condition, Latest, LatestGauges, LatestOptions, ReadWatch};
