@@ -12,6 +12,7 @@ import pytest
 
 import mqtt_gateway as gateway
 from mqtt_gateway import v1
+from mqtt_gateway.consume import Consumer, Handler
 from world import World
 
 LIMIT = 60.0
@@ -247,3 +248,53 @@ async def test_work_longer_than_the_lease_is_done_once(world: World) -> None:
         await consumer.drain()
         await task
         assert seen == [1]
+
+
+def unconnected(client: gateway.Client, handler: Handler, monkeypatch: pytest.MonkeyPatch) -> Consumer:
+    """A member that is given its messages by the test, and gathers acknowledgements for as long as the test lasts."""
+    monkeypatch.setattr("mqtt_gateway.consume.GATHER", LIMIT)
+    return client.consume("none", handler, concurrency=4, max_outstanding=100)
+
+
+def arrive(consumer: Consumer, first: int, count: int) -> None:
+    for number in range(first, first + count):
+        message = v1.ReceivedMessage(device_id=f"d{number}")
+        consumed = v1.ConsumedMessage(delivery_id=number, message_id=f"m{number}", attempt=1, message=message)
+        consumer._take(v1.ConsumeItem(message=consumed))
+    consumer._pump()
+
+
+async def test_acknowledgements_share_requests(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure: a member that is faster than what comes acknowledged each message with a request of its own."""
+
+    async def handle(_: gateway.Delivery) -> None:
+        pass
+
+    async with connected(world) as client:
+        consumer = unconnected(client, handle, monkeypatch)
+        arrive(consumer, 1, 1)
+        await until("the first goes at once", consumer._say.is_set)
+        consumer._say.clear()
+        consumer._acks.clear()
+        consumer._acknowledged_at = asyncio.get_running_loop().time()
+        arrive(consumer, 2, 24)
+        await until("all are handled", lambda: consumer.handled == 25)
+        assert not consumer._say.is_set() and len(consumer._acks) == 24
+        arrive(consumer, 26, 1)
+        await until("a quarter of what may be outstanding", consumer._say.is_set)
+        consumer._gather_no_more()
+
+
+async def test_handlers_that_do_not_wait_share_tasks(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The failure: a task for each message cost more than the message."""
+    tasks = set()
+
+    async def handle(_: gateway.Delivery) -> None:
+        tasks.add(asyncio.current_task())
+
+    async with connected(world) as client:
+        consumer = unconnected(client, handle, monkeypatch)
+        arrive(consumer, 1, 90)
+        await until("all are handled", lambda: consumer.handled == 90)
+        assert len(tasks) <= 4
+        consumer._gather_no_more()

@@ -261,7 +261,8 @@ class Client:
         on_gap: Callable[[Gap], None] | None = None,
     ) -> Consumer:
         """A member of `group`, which calls `handler` with each message and acknowledges those for which it returned. See
-        Consumer, whose `run` does it."""
+        Consumer, whose `run` does it. Handlers that run one after the other may share a task: a context variable that one sets
+        stays set for the next."""
 
         def gap(told: v1.Gap) -> None:
             if on_gap is not None:

@@ -43,8 +43,10 @@ _log = logging.getLogger("mqtt_gateway")
 MOST_IDS = 10_000
 #: Seconds for which a key stays blocked whose message does not come again, as when it became a dead letter after all.
 BLOCKED = 5.0
-#: Seconds for which acknowledgements wait for others while there is work, to go in one request.
+#: Least seconds from one request with acknowledgements to the next, unless there are many: what comes meanwhile shares it.
 GATHER = 0.003
+#: Handlers that one worker runs before others have their turn, though none of them waited.
+AT_A_TIME = 64
 #: Seconds for which an acknowledgement that nobody confirmed is remembered after the stream ended.
 REMEMBERED = 120.0
 #: Most acknowledgements that are remembered.
@@ -164,7 +166,7 @@ class Consumer:
         self._deliveries: dict[int, _Work] = {}
         self._keys: dict[Hashable, _Key] = {}
         self._ready: deque[_Key] = deque()
-        self._running = 0
+        self._workers: set[asyncio.Task[None]] = set()
         # Acknowledged, by delivery id, until confirmed; and by message id, with the time until when it is remembered.
         self._unconfirmed: dict[int, str] = {}
         self._done: OrderedDict[str, float] = OrderedDict()
@@ -177,6 +179,7 @@ class Consumer:
         self._say = asyncio.Event()
         # While acknowledgements are gathered.
         self._gathering: asyncio.TimerHandle | None = None
+        self._acknowledged_at = 0.0
         self._gather_most = max(1, min(MOST_IDS, max_outstanding // 4))
         self._drain_sent = False
         self._drain_from = 0.0
@@ -226,10 +229,11 @@ class Consumer:
                     await self._learn(5.0)
         finally:
             ticker.cancel()
-            tasks = [work.task for work in self._works.values() if work.task is not None]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            self._giving_up = True
+            workers = list(self._workers)
+            for worker in workers:
+                worker.cancel()
+            await asyncio.gather(*workers, return_exceptions=True)
             self._ended.set()
 
     async def _learn(self, timeout: float = 30.0) -> None:
@@ -280,6 +284,8 @@ class Consumer:
                 await self._say.wait()
                 self._say.clear()
                 self._gather_no_more()
+                if self._acks:
+                    self._acknowledged_at = asyncio.get_running_loop().time()
                 while self._acks:
                     ids, self._acks = self._acks[:MOST_IDS], self._acks[MOST_IDS:]
                     await stream.write(v1.ConsumeRequest(ack=_ranges(ids)))
@@ -393,19 +399,38 @@ class Consumer:
             self._ready.append(key)
 
     def _pump(self) -> None:
-        """Starts as much work as may run at once."""
-        while self._ready and self._running < self._concurrency and not self._giving_up:
-            key = self._ready.popleft()
-            key.offered = False
-            if not key.queue or key.running is not None or key.blocked is not None:
-                continue
-            work = key.queue.popleft()
-            key.running = work
-            self._running += 1
-            work.task = asyncio.create_task(self._work(work, key))
+        """Starts workers for what may begin, as many as may run at once."""
+        if self._giving_up:
+            return
+        for _ in range(min(len(self._ready), self._concurrency - len(self._workers))):
+            worker = asyncio.create_task(self._work_through())
+            self._workers.add(worker)
 
-    async def _work(self, work: _Work, key: _Key) -> None:
-        """Runs the handler, and says what became of it."""
+    async def _work_through(self) -> None:
+        """Runs one handler after the other as long as there is something to begin. A task for each message would cost more than
+        the message."""
+        worker = asyncio.current_task()
+        assert worker is not None
+        try:
+            begun = 0
+            while self._ready and not self._giving_up:
+                key = self._ready.popleft()
+                key.offered = False
+                if not key.queue or key.running is not None or key.blocked is not None:
+                    continue
+                work = key.queue.popleft()
+                key.running, work.task = work, worker
+                if await self._work(work, key):
+                    return
+                begun += 1
+                if begun % AT_A_TIME == 0:
+                    await asyncio.sleep(0)
+        finally:
+            self._workers.discard(worker)
+            self._pump()
+
+    async def _work(self, work: _Work, key: _Key) -> bool:
+        """Runs the handler, and says what became of it. Returns whether it was cancelled."""
         failure: BaseException | None = None
         try:
             await self._handler(work.delivery)
@@ -417,7 +442,6 @@ class Consumer:
         except Exception as error:  # What a handler raises is its own affair: the message comes again.
             _log.exception("group %s: the handler failed, the message comes again", self.group)
             failure = error
-        self._running -= 1
         key.running = None
         self._works.pop(work.delivery.message_id, None)
         if work.delivery_id is not None:
@@ -431,18 +455,25 @@ class Consumer:
             self._give_back(work, key, failure)
         elif work.delivery.message_id in self._named:
             self._late[work.delivery.message_id] = work, failure
-        self._offer(key)
-        self._tidy(work.key, key)
-        self._pump()
+        if key.queue:
+            self._offer(key)
+        else:
+            self._tidy(work.key, key)
+        return isinstance(failure, asyncio.CancelledError)
 
     def _acknowledge(self, delivery_id: int, message_id: str) -> None:
         self._acks.append(delivery_id)
         self._unconfirmed[delivery_id] = message_id
         self._done[message_id] = float("inf")
-        if not self._works or len(self._acks) >= self._gather_most:
+        if len(self._acks) >= self._gather_most:
             self._say.set()
         elif self._gathering is None:
-            self._gathering = asyncio.get_running_loop().call_later(GATHER, self._say.set)
+            loop = asyncio.get_running_loop()
+            wait = self._acknowledged_at + GATHER - loop.time()
+            if wait > 0:
+                self._gathering = loop.call_later(wait, self._say.set)
+            else:
+                self._say.set()
 
     def _gather_no_more(self) -> None:
         if self._gathering is not None:
