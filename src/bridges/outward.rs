@@ -28,7 +28,7 @@ use crate::groups::{Definition, Filter, GroupError, Groups, Joining, KeptOrder, 
 /// The other side of a bridge that leads out.
 pub(super) trait Out: Send {
     /// Brings open messages of `work` to the other side, in order, and says of each what became of it. Ends within the deadline of
-    /// the bridge. Cancelled, or failed, it is followed by [`Self::reset`].
+    /// the bridge, which a connection has for itself. Cancelled, or failed, it is followed by [`Self::reset`].
     ///
     /// # Errors
     /// The other side has failed; what is open is tried again after a pause.

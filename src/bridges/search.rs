@@ -115,6 +115,7 @@ impl PoisonSearch {
     /// has come to an end, or another message is tried.
     pub(super) fn failed(&mut self, sent: &[usize], work: &mut BridgeBatch, failure: &BridgeFailure) -> bool {
         work.attempt_failed(sent);
+        let was_careful = self.is_careful();
         let &[at] = sent else {
             self.most = 1;
             if failure.reason == Reason::Deadline {
@@ -137,7 +138,8 @@ impl PoisonSearch {
         let suspect =
             self.suspect.get_or_insert(Suspect { place, strikes: 0, probes: 0, stage: Stage::Alone });
         suspect.strikes += 1;
-        if suspect.stage == Stage::Last || failure.names_message {
+        // Unless the connection was asked before, the reason may be about a message that nobody acknowledges, sent before this one.
+        if suspect.stage == Stage::Last || (failure.names_message && was_careful) {
             work.set(at, Fate::Refused(refusal_of(failure.reason), failure.detail.clone()));
             self.suspect = None;
             return true;
@@ -190,5 +192,85 @@ fn refusal_of(reason: Reason) -> BridgeRefusal {
         Reason::Closed => BridgeRefusal::Closed,
         Reason::Deadline => BridgeRefusal::Deadline,
         _ => BridgeRefusal::Failed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use bytes::Bytes;
+    use gateway_core::{ClientId, LogRecord, OriginKind, QoS, SharedMessage, Timestamp};
+    use groups::Delivery;
+
+    use super::*;
+
+    /// One message each of so many devices.
+    fn work(count: u64) -> BridgeBatch {
+        let delivery = |id: u64| {
+            let message = SharedMessage {
+                topic: Arc::from("t"),
+                payload: Bytes::new(),
+                qos: QoS::AtMostOnce,
+                retain: false,
+                properties: None,
+                expires: None,
+                received: Timestamp(0),
+                kind: OriginKind::Device,
+                client_id: Some(ClientId::new(&format!("d{id}"))),
+                slot: 0,
+                receipt: None,
+                direct: false,
+            };
+            let record = LogRecord { offset: id, groups: Arc::default(), message: Arc::new(message) };
+            let ack_id = "0".repeat(28).parse().unwrap();
+            Delivery { id, attempt: 1, deadline: Timestamp(0), partition: Partition(0), record, ack_id }
+        };
+        let mut work = BridgeBatch::default();
+        work.add((0..count).map(delivery).collect());
+        work
+    }
+
+    fn about_a_message() -> BridgeFailure {
+        BridgeFailure { names_message: true, ..BridgeFailure::new(Reason::Closed, "code 0x95") }
+    }
+
+    /// The failure: at QoS 0 the reason is about the message before, which counts as delivered since it was written.
+    #[test]
+    fn a_reason_about_a_message_is_about_one_that_was_alone_on_a_tried_connection() {
+        let (mut search, mut work) = (PoisonSearch::default(), work(1));
+        let sent = search.next(&work);
+        assert!(!search.is_careful());
+        assert!(!search.failed(&sent, &mut work, &about_a_message()));
+        assert_eq!(work.open(), [0], "it is tried again");
+        let sent = search.next(&work);
+        assert!(search.is_careful());
+        assert!(search.failed(&sent, &mut work, &about_a_message()));
+        assert!(work.open().is_empty());
+    }
+
+    /// The failure: a message that had bad luck is refused, since the other side took another one once.
+    #[test]
+    fn a_message_is_refused_only_if_it_fails_right_after_another_was_taken() {
+        let (mut search, mut work) = (PoisonSearch::default(), work(3));
+        let late = || BridgeFailure::late();
+        let sent = search.next(&work);
+        search.failed(&sent, &mut work, &late());
+        for _ in 0..STRIKES {
+            assert_eq!(search.next(&work), [0]);
+            search.failed(&[0], &mut work, &late());
+        }
+        assert_eq!(search.next(&work), [1], "another one");
+        search.failed(&[1], &mut work, &late());
+        assert_eq!(search.next(&work), [0], "nothing is taken: no verdict");
+        search.failed(&[0], &mut work, &late());
+        let other = search.next(&work);
+        assert_ne!(other, [0]);
+        work.set(other[0], Fate::Done);
+        search.succeeded(&other, &work);
+        assert_eq!(search.next(&work), [0]);
+        work.set(0, Fate::Done);
+        search.succeeded(&[0], &work);
+        assert_eq!(work.open().len(), 1, "it was innocent");
     }
 }

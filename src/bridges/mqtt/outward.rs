@@ -50,8 +50,7 @@ impl Out for MqttOut {
         let part = self.search.next(work);
         // Messages that are written and not acknowledged.
         let mut sent = Vec::new();
-        let sending = timeout(self.dial.deadline, self.send(work, &part, &mut sent)).await;
-        let Err(failure) = sending.unwrap_or_else(|_| Err(BridgeFailure::late())) else {
+        let Err(failure) = self.send(work, &part, &mut sent).await else {
             self.search.succeeded(&part, work);
             return Ok(Delivered::of(work));
         };
@@ -98,6 +97,18 @@ impl Out for MqttOut {
 }
 
 impl MqttOut {
+    /// Returns a connection; one that answers if `is_careful`, so that an end without a message is not blamed on one.
+    async fn reach(&mut self, is_careful: bool) -> Result<BrokerLink, BridgeFailure> {
+        let mut link = match self.link.take() {
+            Some(link) => link,
+            None => BrokerLink::open(&self.dial, WISH).await?,
+        };
+        if is_careful {
+            link.ping().await?;
+        }
+        Ok(link)
+    }
+
     /// Sends these messages, and notes in `sent` those that the broker has to answer for.
     async fn send(
         &mut self,
@@ -105,20 +116,20 @@ impl MqttOut {
         part: &[usize],
         sent: &mut Vec<usize>,
     ) -> Result<(), BridgeFailure> {
-        let mut link = match self.link.take() {
-            Some(link) => link,
-            None => BrokerLink::open(&self.dial, WISH).await?,
-        };
+        let late = |_| BridgeFailure::late();
+        let deadline = self.dial.deadline;
         let is_careful = self.search.is_careful();
-        if is_careful {
-            // A connection that ends without a message is not to be blamed on one.
-            link.ping().await?;
-        }
-        self.exchange(&mut link, work, part, sent).await?;
-        if is_careful && self.dial.config.qos == 0 && !sent.is_empty() {
-            // There is no PUBACK: the broker answers a ping after it has read the message.
-            link.ping().await?;
-        }
+        // Messages have the whole deadline, however long the connection took: it is not to be blamed on them.
+        let mut link = timeout(deadline, self.reach(is_careful)).await.map_err(late)??;
+        let exchange = async {
+            self.exchange(&mut link, work, part, sent).await?;
+            if is_careful && self.dial.config.qos == 0 && !sent.is_empty() {
+                // There is no PUBACK: the broker answers a ping after it has read the message.
+                link.ping().await?;
+            }
+            Ok(())
+        };
+        timeout(deadline, exchange).await.map_err(late)??;
         if self.dial.config.qos == 0 {
             sent.drain(..).for_each(|at| work.set(at, Fate::Done));
         }
