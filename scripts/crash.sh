@@ -5,16 +5,17 @@
 #   scripts/crash.sh ROUNDS      so many kills and so many power cuts in tests/crash, and so many runs of
 #                                `mqload offline --crash-at` against one data directory
 #   scripts/crash.sh ROUNDS mqload | tests     one of the two
-#   scripts/crash.sh ROUNDS groups             so many kills of the gateway, of members of a consumer group in Python, Go and
-#                                              Rust, or of both, while devices publish (scripts/groups); only when asked for.
-#                                              Needs what scripts/test.sh installs into .venv; without Go two languages do
+#   scripts/crash.sh ROUNDS groups             so many kills of the gateway, of members of a consumer group, or of both, while
+#                                              devices publish (scripts/groups); only when asked for. Members are of Python, Go and
+#                                              Rust by the API, and of all client libraries. Needs what scripts/test.sh installs;
+#                                              without Go, or npm, the others do
 #
 #   scripts/crash.sh ROUNDS commands           so many kills of the gateway while backends start and cancel commands and devices
 #                                              answer them (scripts/commands); only when asked for. Needs .venv, too
 #
-#   scripts/crash.sh ROUNDS bridges            so many kills of the gateway, of Kafka, and of both, in turn, while devices publish
-#                                              and a bridge carries it (scripts/bridges); only when asked for. Builds the feature
-#                                              kafka, and needs what scripts/kafka.sh says
+#   scripts/crash.sh ROUNDS bridges            so many kills of the gateway, of the other side, and of both, in turn, while devices
+#                                              publish and a bridge carries it (scripts/bridges): for each kind of bridge; only when
+#                                              asked for. Builds the feature kafka, and needs what scripts/kafka.sh says
 #
 # Environment: PROFILE=release (or debug), SKIP_BUILD=1 (take the binaries that are there), SEED (repeats the choices,
 # as far as timing allows), CRASH_BINARY=PATH (another build of the server).
@@ -155,25 +156,37 @@ run_commands() {
 
 run_groups() {
   build_python || return 1
-  local members=("python=$root/.venv/bin/python $root/scripts/groups/member.py" "rust=$root/target/release/grpcload member")
+  local python=$root/.venv/bin/python rust=$root/target/release/grpcload
+  local members=("python=$python $root/scripts/groups/member.py" "rust=$rust member"
+    "python-library=$python $root/scripts/groups/library.py" "rust-library=$rust library")
+  (cd clients/python && "$python" generate.py)
   if build_go_member; then
-    members+=("go=$work/member")
+    members+=("go=$work/member" "go-library=$work/member library")
   else
-    skip "the member in Go" "Go, or its packages, could not be had"
+    skip "the members in Go" "Go, or its packages, could not be had"
+  fi
+  if (cd clients/typescript && npm run --silent build) >"$work/npm.log" 2>&1; then
+    members+=("typescript-library=node $root/scripts/groups/library.mjs")
+  else
+    skip "the member in TypeScript" "npm, or what it installs, could not be had"
   fi
   PYTHONPATH=$work/python:scripts .venv/bin/python scripts/groups/world.py "$binary" "$work/world" "$rounds" "$seed" \
     "${members[@]}" || { tail -n 20 "$work"/world/*.log >&2; return 1; }
 }
 
 run_bridges() {
-  local code=0
-  mkdir -p "$work/world"
-  PYTHONPATH=scripts python3 scripts/bridges/world.py "$binary" "$work/world" "$rounds" "$seed" || code=$?
-  case $code in
-    0) ;;
-    3) skip "the bridge to Kafka" "Java, Maven or Kafka's jars could not be had" ;;
-    *) tail -n 20 "$work"/world/*.log >&2; return 1 ;;
-  esac
+  local kind code failed=0
+  for kind in mqtt webhook kafka; do
+    code=0
+    mkdir -p "$work/$kind"
+    PYTHONPATH=scripts python3 scripts/bridges/world.py "$binary" "$work/$kind" "$rounds" "$seed" "$kind" || code=$?
+    case $code in
+      0) ;;
+      3) skip "the bridge to Kafka" "Java, Maven or Kafka's jars could not be had" ;;
+      *) tail -n 20 "$work/$kind"/*.log >&2; failed=1 ;;
+    esac
+  done
+  return $failed
 }
 
 result=0

@@ -29,7 +29,7 @@ from gateway.v1 import groups_pb2_grpc as rpc
 server, work, rounds, seed, *commands = sys.argv[1:]
 rounds, rng = int(rounds), random.Random(int(seed))
 GROUP = "world"
-DEVICES = 12
+DEVICES = 40  # some for each member
 WINDOW = 40
 SETTLE = 120.0  # seconds in which everything must be settled after the last kill
 
@@ -96,7 +96,7 @@ class Device(threading.Thread):
                 if struct.unpack(">H", packet[2:])[0] != expected:
                     sys.exit(f"{self.name}: PUBACK out of order")
                 self.acknowledged += 1
-                time.sleep(0.0005)
+                time.sleep(0.005)
 
     def stop(self):
         self.last = self.acknowledged + WINDOW
@@ -111,7 +111,8 @@ def lag():
 def tear():
     """Leaves half a record behind the newest file of the log."""
     folder = os.path.join(work, "data", "log")
-    newest = max((os.path.join(folder, name) for name in os.listdir(folder)), key=os.path.getmtime)
+    segments = [os.path.join(folder, name) for name in os.listdir(folder) if name.endswith(".log")]
+    newest = max(segments, key=os.path.getmtime)
     with open(newest, "ab") as file:
         file.write(rng.randbytes(rng.randrange(1, 3000)))
     return newest

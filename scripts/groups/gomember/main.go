@@ -81,18 +81,30 @@ func consume(address, group, member string, out *bufio.Writer) error {
 }
 
 func main() {
-	if len(os.Args) != 5 {
-		log.Fatal("usage: gomember ADDRESS GROUP MEMBER_ID FILE")
+	args := os.Args[1:]
+	byLibrary := len(args) == 5 && args[0] == "library"
+	if byLibrary {
+		args = args[1:]
 	}
-	file, err := os.OpenFile(os.Args[4], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
+	if len(args) != 4 {
+		log.Fatal("usage: gomember [library] ADDRESS GROUP MEMBER_ID FILE")
+	}
+	file, err := os.OpenFile(args[3], os.O_APPEND|os.O_CREATE|os.O_WRONLY, 0o644)
 	if err != nil {
 		log.Fatal(err)
 	}
 	out := bufio.NewWriter(file)
 	// What was killed may have left half a line.
 	fmt.Fprintln(out)
+	if err := out.Flush(); err != nil {
+		log.Fatal(err)
+	}
 	for {
-		log.Print(consume(os.Args[1], os.Args[2], os.Args[3], out))
+		if byLibrary {
+			log.Print(library(args[0], args[1], args[2], file))
+		} else {
+			log.Print(consume(args[0], args[1], args[2], out))
+		}
 		time.Sleep(200 * time.Millisecond)
 	}
 }

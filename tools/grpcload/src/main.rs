@@ -4,6 +4,7 @@
 mod consume;
 mod fetch;
 mod hold;
+mod library;
 mod member;
 mod procstat;
 mod seen;
@@ -66,6 +67,8 @@ enum Command {
     Fetch(fetch::Fetch),
     /// Write down what a member of a group gets, for scripts/groups/world.py
     Member(member::Member),
+    /// Do the same through the client library
+    Library(member::Member),
     /// Send commands to a fleet of devices that answer them
     Send(send::Send),
     /// Start stored commands, and list them
@@ -166,6 +169,7 @@ fn main() {
                 Command::Consume(args) => consume::run(&args).await,
                 Command::Fetch(args) => fetch::run(&args).await,
                 Command::Member(args) => member::run(&args).await,
+                Command::Library(args) => library::run(&args).await,
                 Command::Send(args) => send::run(&args).await,
                 Command::Stored(args) => stored::run(&args).await,
                 Command::Shadows(args) => shadows::run(&args).await,

@@ -23,11 +23,11 @@ use crate::{
 #[derive(Args)]
 pub struct Member {
     /// The gateway, host and port
-    address: String,
-    group: String,
-    member_id: String,
+    pub address: String,
+    pub group: String,
+    pub member_id: String,
     /// Where to write
-    file: String,
+    pub file: String,
 }
 
 /// Never ends: streams are opened again until the process is killed.
@@ -91,6 +91,7 @@ async fn consume(args: &Member, out: &mut BufWriter<File>) -> Result<(), Failure
     Ok(())
 }
 
-fn now() -> u128 {
+/// Nanoseconds since 1970.
+pub fn now() -> u128 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_nanos())
 }
