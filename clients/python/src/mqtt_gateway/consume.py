@@ -64,7 +64,7 @@ class GiveBack(Exception):
         self.reason, self.delay, self.dead_letter = reason, delay, dead_letter
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class Delivery:
     """What a handler gets: a message, or an event where the group has those."""
 
@@ -96,7 +96,7 @@ class Delivery:
 Handler = Callable[[Delivery], Awaitable[None]]
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Work:
     delivery: Delivery
     key: Hashable
@@ -109,7 +109,7 @@ class _Work:
     task: asyncio.Task[None] | None = None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, slots=True)
 class _Key:
     """What is held of one key, in order."""
 
@@ -350,27 +350,31 @@ class Consumer:
                 self._give_back(work, self._keys.setdefault(work.key, _Key()), failure)
 
     def _arrived(self, consumed: v1.ConsumedMessage) -> None:
-        now = time.monotonic()
-        message = consumed.message if consumed.HasField("message") else None
-        event = consumed.event if consumed.HasField("event") else None
-        if consumed.message_id in self._done:
-            self._acknowledge(consumed.delivery_id, consumed.message_id)
+        # Each look at a field makes a value of it anew.
+        message_id, delivery_id = consumed.message_id, consumed.delivery_id
+        if message_id in self._done:
+            self._acknowledge(delivery_id, message_id)
             return
+        now = time.monotonic()
         # The group's, and not the time in the message: that is by the clock of the gateway.
         lease = self._ack_deadline
-        work = self._works.get(consumed.message_id)
+        work = self._works.get(message_id)
         if work is not None:
             # Running since an earlier delivery.
-            work.delivery_id, work.lease, work.extend_at = consumed.delivery_id, lease, now + lease / 2
+            work.delivery_id, work.lease, work.extend_at = delivery_id, lease, now + lease / 2
             work.delivery.attempt = consumed.attempt
-            self._deliveries[consumed.delivery_id] = work
+            self._deliveries[delivery_id] = work
             return
-        delivery = Delivery(consumed.message_id, consumed.attempt, message, event)
-        work = _Work(delivery, self._key(delivery), consumed.delivery_id, lease, now + lease / 2, now)
-        self._works[consumed.message_id] = work
-        self._deliveries[consumed.delivery_id] = work
-        key = self._keys.setdefault(work.key, _Key())
-        if key.blocked == consumed.message_id:
+        message = consumed.message if consumed.HasField("message") else None
+        event = consumed.event if message is None and consumed.HasField("event") else None
+        delivery = Delivery(message_id, consumed.attempt, message, event)
+        name = self._key(delivery)
+        work = _Work(delivery, name, delivery_id, lease, now + lease / 2, now)
+        self._works[message_id] = self._deliveries[delivery_id] = work
+        key = self._keys.get(name)
+        if key is None:
+            key = self._keys[name] = _Key()
+        if key.blocked == message_id:
             key.blocked = None
             key.queue.appendleft(work)
         else:
@@ -443,18 +447,19 @@ class Consumer:
             _log.exception("group %s: the handler failed, the message comes again", self.group)
             failure = error
         key.running = None
-        self._works.pop(work.delivery.message_id, None)
-        if work.delivery_id is not None:
-            self._deliveries.pop(work.delivery_id, None)
+        message_id, delivery_id = work.delivery.message_id, work.delivery_id
+        self._works.pop(message_id, None)
+        if delivery_id is not None:
+            self._deliveries.pop(delivery_id, None)
         if failure is None:
-            if work.delivery_id is None:
-                self._remember(work.delivery.message_id)
+            if delivery_id is None:
+                self._remember(message_id)
             else:
-                self._acknowledge(work.delivery_id, work.delivery.message_id)
-        elif work.delivery_id is not None:
+                self._acknowledge(delivery_id, message_id)
+        elif delivery_id is not None:
             self._give_back(work, key, failure)
-        elif work.delivery.message_id in self._named:
-            self._late[work.delivery.message_id] = work, failure
+        elif message_id in self._named:
+            self._late[message_id] = work, failure
         if key.queue:
             self._offer(key)
         else:
@@ -467,7 +472,7 @@ class Consumer:
         self._done[message_id] = float("inf")
         if len(self._acks) >= self._gather_most:
             self._say.set()
-        elif self._gathering is None:
+        elif self._gathering is None and not self._say.is_set():
             loop = asyncio.get_running_loop()
             wait = self._acknowledged_at + GATHER - loop.time()
             if wait > 0:
@@ -582,11 +587,16 @@ def _cut(text: str) -> str:
 def _ranges(ids: Iterable[int]) -> v1.Ack:
     """The same as ranges, in order."""
     ack = v1.Ack()
+    first = last = 0
     for delivery_id in sorted(ids):
-        if ack.ranges and ack.ranges[-1].last + 1 == delivery_id:
-            ack.ranges[-1].last = delivery_id
-        else:
-            ack.ranges.add(first=delivery_id, last=delivery_id)
+        if delivery_id == last + 1 and first:
+            last = delivery_id
+            continue
+        if first:
+            ack.ranges.add(first=first, last=last)
+        first = last = delivery_id
+    if first:
+        ack.ranges.add(first=first, last=last)
     return ack
 
 
