@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # What consumer groups promise, measured against the bounds: scripts/groups.sh [ITEM...]
 #
-#   scripts/groups.sh                    all of restart, stalled, poisoned, fetch, puback: about six minutes
+#   scripts/groups.sh                    all of restart, stalled, poisoned, fetch, quiet, puback: about eight minutes
 #   scripts/groups.sh restart fetch      these; scripts/groups/measure.py says what each is
 #
 # Builds the gateway and the load generators in release mode; needs what scripts/test.sh installs into .venv. Nothing else should

@@ -8,6 +8,8 @@ stalled    a member takes nothing while devices publish 20,000 a second for a mi
            another group, and then all of it in order
 poisoned   one device's messages are always given back: latency of all other devices, and of those in its partition
 fetch      Fetch of 1,000 messages, and the Acknowledge of them
+quiet      a busy group at full speed, beside 100 others that have acknowledged everything and beside none, in turns: the
+           gateway's CPU for each message, the log, refusals
 puback     PUBACK for topics that a group wants, against topics that a persistent session wants, in turns
 
 PYTHONPATH has the modules generated from the protos. ROUNDS and SCALE (1; fewer messages for a trial) are of the environment.
@@ -32,6 +34,7 @@ from gateway.v1 import groups_pb2_grpc as rpc
 SERVER, MQLOAD, GRPCLOAD, WORK, *ITEMS = sys.argv[1:]
 ROUNDS = int(os.environ.get("ROUNDS", "5"))
 SCALE = float(os.environ.get("SCALE", "1"))
+SEGMENT = 64  # MiB of a file of the log
 missed = []
 
 
@@ -43,6 +46,7 @@ class Gateway(gateway_process.Gateway):
         shutil.rmtree(directory, ignore_errors=True)
         os.makedirs(directory)
         super().__init__(SERVER, directory, LATEST__ENABLED="false", SYS__ENABLED="false",
+                         GROUPS__MAX_GROUPS="200",
                          LIMITS__OFFLINE_MESSAGES="100000000", LIMITS__OFFLINE_BYTES="4 GiB")
         self.start()
 
@@ -56,9 +60,9 @@ class Gateway(gateway_process.Gateway):
             lines = dict(line.split(":", 1) for line in status)
         return tuple(int(lines[name].split()[0]) * 1024 for name in ("VmRSS", "RssAnon"))
 
-    def group(self, name, **fields):
+    def group(self, name, topics=("#",), **fields):
         with grpc.insecure_channel(self.address) as channel:
-            filter = g.Filter(topic_filters=["#"])
+            filter = g.Filter(topic_filters=topics)
             rpc.GroupsStub(channel).CreateGroup(g.CreateGroupRequest(group=g.Group(name=name, filter=filter, **fields)))
 
     def status(self, name):
@@ -217,6 +221,39 @@ def fetch():
             fewer=row["fewer"])
 
 
+def quiet():
+    rows = {"none": [], "100": []}
+    spare, refused = [], 0
+    for _ in range(ROUNDS):
+        for name, others in (("none", 0), ("100", 100)):
+            gateway = Gateway("quiet")
+            gateway.group("busy", topics=("mqload/#",))
+            for number in range(others):
+                gateway.group(f"quiet-{number}", topics=("other/#",), when_full=g.WHEN_FULL_DROP_OLDEST)
+            report(gateway.mqload("-P", 1, "-w", 1, "-n", 1, "--prefix", "other"))
+            with grpc.insecure_channel(gateway.address) as channel:
+                consumer = rpc.ConsumerStub(channel)
+                for number in range(others):
+                    group = f"quiet-{number}"
+                    got = consumer.Fetch(g.FetchRequest(group=group, member_id="m", max_messages=10)).messages
+                    consumer.Acknowledge(g.AcknowledgeRequest(group=group, ack_ids=[each.ack_id for each in got]))
+            member = gateway.grpcload("consume", "--group", "busy", "--warmup", 1, "-d", 60)
+            run = report(gateway.mqload("-P", 100, "-w", 100, "-d", scaled(10), "--warmup", 2, "--prefix", "mqload",
+                                        "--size", 256, "--pid", gateway.process.pid))
+            rows[name].append(run["broker_cpu_us_per_published"])
+            refused += run["exit"] != 0
+            log = os.path.join(gateway.directory, "data", "log")
+            size = sum(os.path.getsize(os.path.join(log, file)) for file in os.listdir(log))
+            spare.append(round((size - gateway.status("busy").lag_bytes) / 2**20, 1))
+            member.kill()
+            gateway.end()
+    medians = {name: statistics.median(row) for name, row in rows.items()}
+    ratio = medians["100"] / medians["none"]
+    told("quiet: CPU", "1.05x", ratio <= 1.05, of_none=round(ratio, 3), none_us=rows["none"], beside_100_us=rows["100"])
+    told("quiet: log", "two segments above what is not acknowledged", max(spare) <= 2 * SEGMENT, above_it_MiB=spare)
+    told("quiet: refused", "none", refused == 0, runs_with_refusals=refused)
+
+
 def session(gateway, name):
     """A persistent session that wants everything and is away."""
     with socket.create_connection(("127.0.0.1", gateway.mqtt), 5) as link:
@@ -247,7 +284,7 @@ def puback():
              group_p50_us=rows["group"], session_p50_us=rows["session"])
 
 
-for item in ITEMS or ("restart", "stalled", "poisoned", "fetch", "puback"):
-    {"restart": restart, "stalled": stalled, "poisoned": poisoned, "fetch": fetch, "puback": puback}[item]()
+for item in ITEMS or ("restart", "stalled", "poisoned", "fetch", "quiet", "puback"):
+    {"restart": restart, "stalled": stalled, "poisoned": poisoned, "fetch": fetch, "quiet": quiet, "puback": puback}[item]()
 if missed:
     sys.exit("missed: " + ", ".join(missed))
