@@ -1,8 +1,10 @@
 //! Cassandra stops, dies, refuses, forgets. Each fault is made under load, and lasts until the gateway says so.
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tonic::Code;
 use tonic_health::pb::health_check_response::ServingStatus;
+use tonic_types::StatusExt as _;
 
 use crate::{
     cassandra::{self, Cassandra},
@@ -25,6 +27,22 @@ fn devices_notice_nothing(gateway: &Gateway, load: &Load) {
     // Many times what may wait: kept only as the last value of each key.
     load.goes_on_for_bytes(3 * MAX_PENDING);
     gateway.keeps_within_its_bound();
+}
+
+/// The failure: each read that needs the database waits for its own time-out of 2 s, though the gateway knows.
+#[expect(clippy::disallowed_methods, reason = "the gateway's time-out is one of the real clock")]
+fn reads_are_refused_at_once(gateway: &Gateway) {
+    const READS: u32 = 100;
+    let read = || gateway.get("none", Some("nobody")).expect_err("only the database could know");
+    // The first may be the one that finds it out.
+    read();
+    let begin = Instant::now();
+    for _ in 0..READS {
+        let refused = read();
+        let reason = refused.get_details_error_info().expect("ErrorInfo").reason;
+        assert_eq!((refused.code(), reason.as_str()), (Code::Unavailable, "STORE_UNAVAILABLE"), "{refused}");
+    }
+    assert!(begin.elapsed() < Duration::from_secs(READS.into()), "half of what waiting would take");
 }
 
 /// The log has one line for each change of state, not for each failure.
@@ -54,6 +72,7 @@ fn a_database_that_stands_still_costs_no_value_and_no_acknowledgement() {
     });
     cassandra.pause();
     devices_notice_nothing(&gateway, &load);
+    reads_are_refused_at_once(&gateway);
     std::thread::sleep(fault());
     load.goes_on();
     gateway.keeps_within_its_bound();
@@ -74,6 +93,7 @@ fn a_database_killed_or_absent_at_start_gets_every_value_later() {
     load.goes_on();
     cassandra.kill();
     devices_notice_nothing(&gateway, &load);
+    reads_are_refused_at_once(&gateway);
     // Cassandra itself may forget what it took within its last moment. Every key is sent once more.
     load.goes_on();
     let sent = load.finish();
