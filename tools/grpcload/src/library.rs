@@ -27,7 +27,10 @@ pub async fn run(args: &Member) -> Result<i32, Failure> {
                 let chance = delivery.delivery_id.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
                 match chance % 100 {
                     0 => {
-                        return Err(GiveBack { reason: "one in a hundred".to_owned(), ..GiveBack::default() });
+                        return Err(GiveBack {
+                            reason: "one in a hundred".to_owned(),
+                            ..GiveBack::default()
+                        });
                     }
                     1 => tokio::time::sleep(Duration::from_millis(2)).await,
                     _ => {}
