@@ -277,11 +277,11 @@ async def test_acknowledgements_share_requests(world: World, monkeypatch: pytest
         consumer._say.clear()
         consumer._acks.clear()
         consumer._acknowledged_at = asyncio.get_running_loop().time()
-        arrive(consumer, 2, 24)
-        await until("all are handled", lambda: consumer.handled == 25)
-        assert not consumer._say.is_set() and len(consumer._acks) == 24
-        arrive(consumer, 26, 1)
-        await until("a quarter of what may be outstanding", consumer._say.is_set)
+        arrive(consumer, 2, 49)
+        await until("all are handled", lambda: consumer.handled == 50)
+        assert not consumer._say.is_set() and len(consumer._acks) == 49
+        arrive(consumer, 51, 1)
+        await until("half of what may be outstanding", consumer._say.is_set)
         consumer._gather_no_more()
 
 

@@ -180,7 +180,7 @@ class Consumer:
         # While acknowledgements are gathered.
         self._gathering: asyncio.TimerHandle | None = None
         self._acknowledged_at = 0.0
-        self._gather_most = max(1, min(MOST_IDS, max_outstanding // 4))
+        self._gather_most = max(1, min(MOST_IDS, max_outstanding // 2))
         self._drain_sent = False
         self._drain_from = 0.0
         self._giving_up = False
