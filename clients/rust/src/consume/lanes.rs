@@ -295,6 +295,11 @@ impl Lanes {
         }
     }
 
+    /// How many deliveries there are to acknowledge.
+    pub(super) fn acknowledgements(&self) -> usize {
+        self.acknowledgements.len()
+    }
+
     /// Deliveries to acknowledge, at most `most`.
     pub(super) fn acknowledge(&mut self, most: usize) -> Vec<u64> {
         let count = self.acknowledgements.len().min(most);

@@ -29,6 +29,8 @@ pub type Delivery = ConsumedMessage;
 const REQUESTS: usize = 16;
 /// Most ids in one request.
 const IDS: usize = 10_000;
+/// Least time from one request with acknowledgements to the next, unless there are many: what comes meanwhile shares it.
+const GATHER: Duration = Duration::from_millis(3);
 /// How often it is looked for deadlines that are to be moved. The shortest `ack_deadline` is 1 s, and half of it is waited.
 const LOOK: Duration = Duration::from_millis(250);
 /// The longest deadline that the gateway takes.
@@ -322,6 +324,10 @@ struct MemberWork {
     /// The deadline that messages get while they are worked on.
     keep: Duration,
     stop_at: Option<Instant>,
+    /// Acknowledgements that are not gathered any longer.
+    many: usize,
+    /// Time from which fewer may go.
+    gather_until: Instant,
     /// Waits for the connection.
     actions: VecDeque<Action>,
 }
@@ -342,6 +348,8 @@ impl MemberWork {
             late: std::collections::HashMap::new(),
             keep: Duration::ZERO,
             stop_at: None,
+            many: (options.outstanding / 2).max(1) as usize,
+            gather_until: Instant::now(),
             actions: VecDeque::new(),
         }
     }
@@ -392,8 +400,9 @@ impl MemberWork {
                 let task = self.tasks.spawn(async move { (name, running.await) });
                 self.names.insert(task.id(), name);
             }
-            self.gather_acknowledgements();
+            self.gather_acknowledgements(Instant::now());
             let say = member.say.clone();
+            let gather_until = (self.lanes.acknowledgements() > 0).then_some(self.gather_until);
             let (stop_at, waiting) = (self.stop_at, !self.actions.is_empty());
             let blocked_until = self.lanes.blocked_until();
             // Not while the connection takes nothing: what is to be said would pile up.
@@ -432,6 +441,7 @@ impl MemberWork {
                 () = sleep_until(blocked_until.unwrap_or_else(Instant::now)), if blocked_until.is_some() => {
                     self.lanes.unblock(Instant::now());
                 }
+                () = sleep_until(gather_until.unwrap_or_else(Instant::now)), if gather_until.is_some() => {}
                 () = stop.as_mut(), if stop_at.is_none() => {
                     self.stop_at = Some(Instant::now() + options.drain.max(HEAR));
                     self.actions.push_back(Action::Drain(Drain {}));
@@ -519,9 +529,13 @@ impl MemberWork {
         self.actions.push_back(Action::Nack(Nack { which, delay, reason, dead_letter }));
     }
 
-    fn gather_acknowledgements(&mut self) {
+    fn gather_acknowledgements(&mut self, now: Instant) {
+        if now < self.gather_until && self.lanes.acknowledgements() < self.many {
+            return;
+        }
         let delivery_ids = self.lanes.acknowledge(IDS);
         if !delivery_ids.is_empty() {
+            self.gather_until = now + GATHER;
             self.actions.push_back(Action::Ack(Ack { delivery_ids, ..Ack::default() }));
         }
     }
@@ -559,15 +573,12 @@ mod tests {
 
     use super::*;
 
-    /// The failure: one request for each message, where handlers take no time, cost the gateway more than the messages did.
-    #[tokio::test]
-    async fn handlers_that_have_ended_share_a_request() {
-        let mut work = MemberWork::new(&Options::of("g"));
-        for delivery_id in 1..=5 {
+    /// So many messages are handled, each of another device; handler 4 gives back.
+    async fn handle(work: &mut MemberWork, ids: std::ops::RangeInclusive<u64>) {
+        for delivery_id in ids {
             let device_id = format!("d{delivery_id}");
-            let content = Content::Message(ReceivedMessage { device_id, ..ReceivedMessage::default() });
+            let content = Some(Content::Message(ReceivedMessage { device_id, ..ReceivedMessage::default() }));
             let message_id = format!("m{delivery_id}");
-            let content = Some(content);
             let message = ConsumedMessage { delivery_id, message_id, content, ..ConsumedMessage::default() };
             work.take(Item::Message(message));
         }
@@ -579,13 +590,31 @@ mod tests {
         // All have a turn before this task has its next.
         tokio::task::yield_now().await;
         work.finished().await;
-        work.gather_acknowledgements();
         assert!(work.tasks.is_empty() && work.names.is_empty());
+    }
+
+    /// The failure: one request for each message, where handlers take no time, cost the gateway more than the messages did.
+    #[tokio::test]
+    async fn acknowledgements_share_requests() {
+        let mut work = MemberWork::new(&Options::of("g").outstanding(20));
+        let begin = work.gather_until;
+        handle(&mut work, 1..=5).await;
+        work.gather_acknowledgements(begin);
         let [Action::Nack(nack), Action::Ack(ack)] = work.actions.make_contiguous() else {
             panic!("{:?}", work.actions)
         };
         assert_eq!(nack.which.as_ref().unwrap().delivery_ids, [4]);
         ack.delivery_ids.sort_unstable();
         assert_eq!(ack.delivery_ids, [1, 2, 3, 5]);
+        work.actions.clear();
+        handle(&mut work, 6..=6).await;
+        work.gather_acknowledgements(begin);
+        assert!(work.actions.is_empty(), "the last has just gone");
+        handle(&mut work, 7..=15).await;
+        work.gather_acknowledgements(begin);
+        assert_eq!(work.actions.len(), 1, "half of what may be outstanding");
+        handle(&mut work, 16..=16).await;
+        work.gather_acknowledgements(begin + GATHER);
+        assert_eq!(work.actions.len(), 2);
     }
 }
