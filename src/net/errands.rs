@@ -1,4 +1,4 @@
-//! What connections do for subscriptions that they have not asked for, from when a backend says so until their next poll.
+//! Errands of connections for subscriptions they have not asked for, from a backend's request until their next poll.
 //!
 //! It lies here and not with the connection, which thus costs nothing where nobody does that. What a connection has not taken
 //! when it ends is forgotten: the retained messages of a subscription of its own would not come either.
@@ -19,11 +19,12 @@ const MOST_OF_ONE: usize = 64;
 /// A session's slot and the epoch of its connection.
 type ErrandKey = (u32, u32);
 
-/// What waits for all connections of a gateway.
+/// Errands that wait for all connections of a gateway.
 #[derive(Default)]
 pub(super) struct Errands {
     waiting: Mutex<HashMap<ErrandKey, Vec<Errand>, RandomState>>,
-    /// How many. Changed under the lock; read without it by those of whom nothing can have been asked since they looked.
+    /// Number of waiting errands. Changed under the lock; read without it by connections of which nothing can have been
+    /// asked since they looked.
     count: AtomicUsize,
 }
 

@@ -9,7 +9,7 @@ use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 use super::Shared;
 use crate::auth::{Connected, Judge};
 
-/// Those that decide whether a connection may stay. Without any, a CONNECT pays one atomic load.
+/// Judges that decide whether a connection may stay. Without any, a CONNECT pays one atomic load.
 #[derive(Default)]
 pub(super) struct Judges(ArcSwap<Vec<Arc<dyn Judge>>>);
 

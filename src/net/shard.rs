@@ -48,7 +48,7 @@ const MUCH: u64 = Effort::TURN as u64 / 8;
 /// Receivers that wait to be written to, at most, when a poll ends: the others of the thread wait for all these writes.
 const MOST_DIRTY: usize = 1024;
 
-/// What a thread's connections share: a connection takes it for the time of one poll.
+/// Buffers that a thread's connections share: a connection takes them for the time of one poll.
 pub(super) struct ShardLocal {
     /// Bytes as read.
     pub(super) read: Box<[u8]>,
@@ -57,16 +57,16 @@ pub(super) struct ShardLocal {
     pub(super) work: PacketWork,
 }
 
-/// What handling packets fills.
+/// Output of handling packets.
 #[derive(Default)]
 pub(super) struct PacketWork {
     /// Answers of the connection being processed.
     pub(super) answers: Vec<u8>,
     /// The turn: flushed when the thread is about to park, and after [`TURN`].
     pub(super) turn: Turn,
-    /// When packets were last handled.
+    /// Time at which packets were last handled.
     pub(super) now: Timestamp,
-    /// When a poll of this turn first left something to flush.
+    /// Time at which a poll of this turn first left something to flush.
     began: Option<Timestamp>,
 }
 
@@ -131,7 +131,7 @@ pub(super) fn flush_turn() {
     }
 }
 
-/// What a listener accepted.
+/// Connection that a listener accepted.
 pub(super) enum Arrived {
     /// A socket, of TCP or of the Unix family.
     Stream(std::net::TcpStream),
@@ -148,14 +148,14 @@ pub(super) struct IncomingSocket {
     pub(super) guest: Guest,
 }
 
-/// What a shard is asked to do.
+/// Order to a shard.
 enum ShardOrder {
     Serve(IncomingSocket, Load),
     /// The time of [`wheel::TICK`] has passed: shards have no timers, see [`timers`].
     Tick,
 }
 
-/// Where to send sockets, and how many the shard has.
+/// Handle to a shard: its queue for new sockets, and the number of its connections.
 #[derive(Clone)]
 pub(crate) struct ShardHandle {
     sender: mpsc::Sender<ShardOrder>,
@@ -163,7 +163,7 @@ pub(crate) struct ShardHandle {
     pulse: Pulse,
 }
 
-/// When a shard last looked at what a second brings, in milliseconds of [`Timestamp`].
+/// Time at which a shard last did its work of every second, in milliseconds of [`Timestamp`].
 #[derive(Clone)]
 pub(crate) struct Pulse(Arc<AtomicU64>);
 
@@ -179,7 +179,7 @@ impl Pulse {
 }
 
 impl ShardHandle {
-    /// Whether the shard goes on.
+    /// Returns the shard's pulse, which shows whether the shard goes on.
     pub(crate) fn pulse(&self) -> Pulse {
         self.pulse.clone()
     }

@@ -1,4 +1,4 @@
-//! What every connection of one gateway shares.
+//! State that all connections of one gateway share.
 
 use std::{
     sync::{
@@ -30,9 +30,9 @@ pub(crate) struct Shared {
     pub broker: Broker,
     /// Bounds.
     pub limits: Arc<Limits>,
-    /// Who may connect.
+    /// Decides who may connect.
     pub auth: Arc<dyn Authenticator>,
-    /// What devices may do; `None` if no rules are configured.
+    /// Decides what devices may do; `None` if no rules are configured.
     pub authority: Option<Arc<Authority>>,
     /// Turns peers away before they are authenticated: bans and back-off after failed logins.
     pub guard: AbuseGuard,
@@ -42,11 +42,11 @@ pub(crate) struct Shared {
     pub bridge_mark: String,
     /// Connections in all, handshakes included.
     pub house: Arc<House>,
-    /// What backends ask of connections.
+    /// Requests of backends to connections.
     pub(super) errands: Errands,
-    /// Who decides whether a connection may stay.
+    /// Judges that decide whether a connection may stay.
     pub(super) judges: Judges,
-    /// Those who have not authenticated.
+    /// Clients that have not authenticated.
     pub(super) unauthenticated: Arc<Unauthenticated>,
     /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
     /// after the last look.
@@ -137,7 +137,7 @@ impl Shared {
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
-    /// What a session needs from outside at `now`; `queue` is its durable queue, if it has one.
+    /// Returns the environment of a session at `now`; `queue` is its durable queue, if it has one.
     pub(super) fn env(&self, queue: QueueId, now: Timestamp) -> Env<'_> {
         let stores = self.broker.stores().filter(|_| queue != QueueId::NONE);
         let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });

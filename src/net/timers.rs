@@ -17,7 +17,7 @@ use tokio::{
 };
 
 thread_local! {
-    /// Where this thread's timers run; on a thread that is no shard, in its own runtime.
+    /// Runtime of this thread's timers; on a thread that is no shard, the thread's own runtime.
     static TIMERS: RefCell<Option<Handle>> = const { RefCell::new(None) };
 }
 

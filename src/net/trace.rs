@@ -75,7 +75,7 @@ fn cut(text: &str) -> String {
     text[..text.floor_char_boundary(NAME)].to_owned()
 }
 
-/// What is shown of a packet besides its type and size.
+/// Returns the details of a packet that are shown besides its type and size.
 fn told(packet: &Packet<'_>, watch: &Watch) -> TracedPacket {
     let plain = TracedPacket::default();
     let listed = |codes: &[u8]| codes.iter().take(LISTED).copied().collect();

@@ -12,10 +12,10 @@ use gateway_core::metrics::count;
 
 use super::device::Device;
 
-/// What a shard's clock counts in a second.
+/// Ticks of a shard's clock in a second.
 pub(super) const PER_SECOND: u32 = 8;
 
-/// How far ticks are apart.
+/// Time between two ticks.
 pub(super) const TICK: Duration = Duration::from_millis(1000 / PER_SECOND as u64);
 
 /// A wheel turns once in about four minutes: a longer keep alive is looked at again as often.
@@ -45,7 +45,7 @@ struct WheelEntry {
 
 struct Wheel {
     start: Instant,
-    /// When the last tick was.
+    /// Time of the last tick.
     ticked: Duration,
     /// The time that the shard lived through, without that in which it stood still.
     lived: Duration,
@@ -118,7 +118,7 @@ fn tick_at(elapsed: Duration) {
         wheel.ticked = elapsed;
         u32::try_from(wheel.lived.as_millis() / TICK.as_millis()).unwrap_or(PAUSED - 1)
     });
-    // What is noted of a tick must not look like a pause.
+    // The value noted for a tick must not look like a pause.
     NOW.set(if now & HEARD == HEARD { now - 1 } else { now });
     loop {
         let entries = WHEEL.with_borrow_mut(|wheel| {

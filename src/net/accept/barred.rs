@@ -1,4 +1,4 @@
-//! Those who are not let in, whatever they can prove: bans, and waits after failed logins.
+//! Refusals that no credentials can avert: bans, and waits after failed logins.
 
 use std::borrow::Cow;
 
@@ -19,7 +19,7 @@ use crate::{
     tls::CertificateId,
 };
 
-/// Whether a socket of `peer` is closed before anything is read from it.
+/// Returns the refusal if a socket of `peer` is to be closed before anything is read from it.
 pub(super) fn at_door(peer: Peer, shared: &Shared) -> Option<DoorRefusal> {
     shared.guard.at_door(peer, clock::now()).map(|barred| match barred {
         Barred::Banned { .. } => DoorRefusal::Banned,
@@ -27,7 +27,7 @@ pub(super) fn at_door(peer: Peer, shared: &Shared) -> Option<DoorRefusal> {
     })
 }
 
-/// Whether a CONNECT is refused before anybody is asked what it proves.
+/// Refuses a CONNECT of a barred client before its credentials are checked.
 ///
 /// # Errors
 /// A ban hits what it presents (0x8A), or its address waits after failed logins (0x9F).

@@ -1,4 +1,4 @@
-//! What an accepted CONNECT has of a session before its connection stands.
+//! The share that an accepted CONNECT has in a session before its connection stands.
 
 use std::sync::{
     Arc,
@@ -21,7 +21,7 @@ pub(in crate::net) struct SessionClaim<'a> {
 }
 
 impl SessionClaim<'_> {
-    /// It has its connection.
+    /// Leaves the session to its connection, which now stands.
     pub(in crate::net) fn keep(mut self) {
         self.session = None;
     }

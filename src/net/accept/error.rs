@@ -58,7 +58,7 @@ impl HandshakeError {
         }
     }
 
-    /// What the peer did wrong, in one line; that it left, and that its own next connection came first, is no news.
+    /// Logs the fault of the peer in one line. A peer that left, or whose own next connection came first, is no news.
     pub(in crate::net) fn log(&self, peer: Peer, listener: &str) {
         let ip = peer.ip();
         match self {

@@ -158,7 +158,7 @@ async fn establish(
         }
     };
     if connect.auth_method.is_none() {
-        // What follows is up to us.
+        // The rest of the handshake waits for the gateway alone.
         guest.heard();
     }
     Box::pin(conclude(wire, connect, *peer, listener, shared)).await
@@ -237,7 +237,7 @@ struct Admitted {
 enum NotAdmitted {
     /// The client is told.
     Refused(ConnectRefused),
-    /// It cannot be told.
+    /// The client cannot be told.
     Failed(HandshakeError),
 }
 
@@ -344,7 +344,8 @@ async fn admit(
     }
 }
 
-/// Whether the rules, or the user's service where they say nothing, allow the client's will, if it has one.
+/// Returns whether the client's will, if there is one, is allowed by the rules or, where they are silent, by the user's
+/// service.
 async fn may_leave_will(
     connect: &Connect,
     permissions: &Permissions,
@@ -397,7 +398,7 @@ async fn open(
         let authority = shared.authority.as_ref()?;
         let subject = permissions.subject(client_id.as_str(), &listener.name);
         let unnamed = |topic: &str| authority.publish(&subject, topic).is_unnamed();
-        // It was allowed all the same.
+        // The will was allowed above: by the service if no rule names its topic.
         let by_service = connect.will.as_ref().is_some_and(|will| unnamed(&will.topic));
         Some(permissions.author(&listener.name, by_service))
     };
@@ -474,7 +475,7 @@ async fn open(
     let waker = poll_fn(|cx| Poll::Ready(cx.waker().clone())).await;
     wire.layers.wire.drain(..wire.layers.sent);
     wire.layers.sent = 0;
-    // Where sending has a rate only the connection's own task sends.
+    // If a rate limits sending, only the connection's own task sends.
     let (io, writer) = match wire.socket {
         Socket::Stream(read, write) if wire.layers.is_plain() && room.is_none() => {
             (Io::Plain(read), SocketWriter::Direct(Some(write)))
@@ -528,7 +529,7 @@ async fn open(
     Ok(connection)
 }
 
-/// Which subscriptions of a resumed session the user's service allows, of those that no rule names.
+/// Asks the user's service about the subscriptions of a resumed session that no rule names; returns the allowed ones.
 async fn ask_again(
     permissions: &Permissions,
     client_id: &str,
@@ -543,14 +544,15 @@ async fn ask_again(
     permissions.ask_again(authority, client_id, &listener.name, filters).await
 }
 
-/// Whose quotas a device counts for: those of the user name that it proved, else of its client id, and those of its
-/// tenant, else of the listener.
+/// Returns the parties whose quotas a device counts for: the proved user name, or else the client id, and the tenant,
+/// or else the listener.
 fn parties(permissions: &Permissions, client_id: &str, listener: &Listener, shared: &Shared) -> Parties {
     let tenant = permissions.tenant().unwrap_or(&listener.name);
     shared.broker.parties(permissions.username(), client_id, tenant)
 }
 
-/// Whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out what it can do without.
+/// Returns whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out dispensable properties to
+/// make it fit.
 fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
     let max = usize::try_from(link.maximum_packet_size).unwrap_or(usize::MAX);
     let fits = |connack: &ConnAck| {
@@ -597,7 +599,8 @@ struct Wire<'a> {
 }
 
 impl Wire<'_> {
-    /// What the listener has below MQTT. Returns the address that a proxy forwarded.
+    /// Puts the socket under the layers of the listener: PROXY header, TLS, WebSocket. Returns the address that a proxy
+    /// forwarded.
     async fn put_on_layers(
         &mut self,
         listener: &Listener,
@@ -738,7 +741,7 @@ impl Wire<'_> {
         self.told = true;
     }
 
-    /// What is left of the socket, without its layers and buffers.
+    /// Returns the error with the remains of the socket, without its layers and buffers.
     fn fail(self, error: HandshakeError) -> Failure {
         let remains = if self.told { Remains::of(self.socket) } else { None };
         Failure { error, remains }

@@ -1,6 +1,6 @@
-//! What is left of a connection whose peer was told something last. If bytes that nobody has read are there when a socket is
-//! closed, the system answers with a reset, and a client that stops at its first failed write never reads why. So what the
-//! client still sends is read and forgotten for a moment, while it keeps its place among the connections.
+//! The remains of a connection whose peer was told something last. If unread bytes are left when a socket is closed,
+//! the system answers with a reset, and a client that stops at its first failed write never reads the reason. So the
+//! client's further bytes are read and forgotten for a moment, while the connection keeps its place among the others.
 
 use std::{
     future::poll_fn,
@@ -21,7 +21,7 @@ use crate::net::{
     timers,
 };
 
-/// How long, at most.
+/// Longest time that a closed connection lingers.
 pub(in crate::net) const LONGEST: Duration = Duration::from_secs(2);
 
 /// Bytes that are read, at most: about what a fast client has under way. The rest stays with the system, and the client's

@@ -37,19 +37,19 @@ const PROBES: u32 = 4;
 /// The part of `connect_timeout` after which a silent handshake leaves for one who waits.
 const PATIENCE: u32 = 10;
 
-/// What the connections of one listener need to know.
+/// Settings and state that the connections of one listener need.
 pub(in crate::net) struct Listener {
     pub(in crate::net) name: Arc<String>,
     pub(in crate::net) tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
-    /// Where and from which pages it is opened, if it is a WebSocket.
+    /// Path and origins by which a WebSocket is opened, if the listener speaks WebSocket.
     pub(in crate::net) websocket: Option<WebSocketEntry>,
     pub(in crate::net) proxy_protocol: bool,
     max_connections: usize,
-    /// What acknowledgements of its clients' messages promise, unless a rule says otherwise.
+    /// Promise of the acknowledgements of its clients' messages, unless a rule says otherwise.
     pub(in crate::net) durability: Option<Durability>,
 }
 
-/// Which requests open a WebSocket.
+/// Requests that open a WebSocket.
 pub(in crate::net) struct WebSocketEntry {
     pub(in crate::net) path: String,
     pub(in crate::net) origins: Origins,
@@ -178,7 +178,7 @@ impl BoundListener {
         Self { socket, address, listener }
     }
 
-    /// Where it listens.
+    /// Returns the address on which the listener listens.
     pub(crate) fn address(&self) -> &Address {
         &self.address
     }
@@ -416,7 +416,7 @@ impl Acceptor {
 }
 
 impl Accepted {
-    /// Whether the peer has shown that its packets come from where they say.
+    /// Returns whether the peer has shown that its packets come from the address they name.
     fn has_proved_address(&self) -> bool {
         match self {
             Self::Tcp(_) | Self::Unix(_) => true,

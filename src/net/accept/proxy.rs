@@ -15,7 +15,7 @@ const UNIX: u8 = 3;
 /// The highest transport; 1 is a stream.
 const DATAGRAM: u8 = 2;
 
-/// What the bytes so far say.
+/// Result of parsing the bytes so far.
 #[derive(Debug, PartialEq, Eq)]
 pub(in crate::net) enum ProxyHeader {
     /// More bytes are needed.
@@ -53,7 +53,7 @@ fn parse_v1(bytes: &[u8]) -> ProxyHeader {
     let Ok(line) = std::str::from_utf8(&bytes[..end]) else { return ProxyHeader::Invalid };
     let len = end + 2;
     let mut words = line.split(' ').skip(1);
-    // Whatever follows UNKNOWN is to be ignored.
+    // The words after UNKNOWN are to be ignored.
     let family = words.next();
     if family == Some("UNKNOWN") {
         return ProxyHeader::Complete { len, peer: None };
@@ -180,7 +180,7 @@ mod tests {
         ] {
             let header = v2(command, family, &vec![1; body]);
             assert_eq!(parse(&header), ProxyHeader::Invalid, "{command:#x} {family:#x} {body}");
-            // It is refused with its head: a body that never comes is not waited for.
+            // The header is refused by its head: a body that never comes is not waited for.
             assert_eq!(parse(&header[..16]), ProxyHeader::Invalid, "{command:#x} {family:#x} {body}");
         }
     }

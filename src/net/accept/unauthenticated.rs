@@ -16,7 +16,7 @@ use tokio::sync::Notify;
 
 use crate::door::Address;
 
-/// What a handshake may hold uncharged: nearly all that there are come in one piece of this size.
+/// Bytes that a handshake may hold uncharged: nearly all buffers of a handshake come in one piece of this size.
 const FREE: usize = 1 << 10;
 
 /// Everybody who holds something before authentication.
@@ -48,12 +48,12 @@ struct AddressHolds {
     guests: BTreeSet<u64>,
 }
 
-/// One who has not authenticated; what he holds is given back on drop.
+/// Place of a client that has not authenticated; its charges are given back on drop.
 pub(in crate::net) struct UnauthenticatedPlace {
     all: Arc<Unauthenticated>,
     number: u64,
     address: OnceLock<Address>,
-    /// Whether he is, or was, among the guests: most never are.
+    /// True if this client is, or was, among the guests: most never are.
     listed: AtomicBool,
     told: Arc<Notify>,
 }

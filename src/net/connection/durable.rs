@@ -1,5 +1,5 @@
-//! What a connection of a persistent session waits for: acknowledgements until the disk has what they promise, and
-//! messages that are on disk only.
+//! Waits of a connection with a persistent session: acknowledgements until their promise is on disk, and messages that
+//! are on disk only.
 
 use std::{
     collections::VecDeque,
@@ -25,7 +25,7 @@ const RETRY: Duration = Duration::from_secs(1);
 /// Until a device asks again whether the memory budget has room for what it reads.
 const NO_ROOM: Duration = Duration::from_millis(500);
 
-/// What is being read; nothing if that failed.
+/// Read of a page that is under way; yields `None` if the read failed.
 pub(in crate::net) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
 
 /// An answer that must not go yet, and none after it: acknowledgements keep the order of what they acknowledge
@@ -43,7 +43,7 @@ enum HeldPacket {
 }
 
 impl HeldAnswer {
-    /// Whether it answers a SUBSCRIBE or UNSUBSCRIBE.
+    /// Returns whether the packet answers a SUBSCRIBE or UNSUBSCRIBE.
     pub(in crate::net) fn is_whole(&self) -> bool {
         matches!(self.answer, HeldPacket::Whole(_))
     }
@@ -144,7 +144,7 @@ impl Connection {
             };
             let Some(HeldAnswer { answer, .. }) = rare.held.pop_front() else { break };
             if let Err(end) = self.answer_now(answer, result, &mut work.answers) {
-                // What was answered before goes out before the end.
+                // The earlier answers go out before the end.
                 self.append_answers(work);
                 return Err(end);
             }

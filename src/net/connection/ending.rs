@@ -1,4 +1,4 @@
-//! How a connection ends: the last bytes, the link, the broker.
+//! The end of a connection: the last bytes, the link, the broker.
 
 use std::{sync::Arc, time::Duration};
 
@@ -73,7 +73,7 @@ impl Connection {
         finish_alone(aftermath);
     }
 
-    /// What is left of the connection after [`Self::finish`], if its client was told why it ended.
+    /// Returns the remains of the connection after [`Self::finish`], if its client was told why it ended.
     pub(in crate::net) fn remains(&mut self, end: End) -> Option<Remains> {
         let io = std::mem::replace(&mut self.io, Io::Ended);
         let code = end.code()?;
@@ -173,7 +173,7 @@ pub(in crate::net) fn finish_alone(aftermath: Option<Box<Aftermath>>) {
 }
 
 impl End {
-    /// What the client is told, if anything.
+    /// Returns the reason code that the client is told, if any.
     fn code(self) -> Option<u8> {
         Some(match self {
             Self::Protocol(code) => code,

@@ -19,7 +19,7 @@ pub(in crate::net) struct Fault {
     /// The limit that it exceeds, and the key that sets that.
     pub(in crate::net) limit: Option<usize>,
     pub(in crate::net) key: Option<&'static str>,
-    /// What is wrong in it.
+    /// Description of the fault.
     pub(in crate::net) detail: Option<String>,
 }
 

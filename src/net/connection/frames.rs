@@ -21,7 +21,7 @@ use crate::{
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;
 
-/// What came of a piece of input.
+/// Result of handling a piece of input.
 pub(in crate::net) struct Handled {
     /// Bytes of complete frames.
     pub(in crate::net) used: usize,
@@ -78,7 +78,7 @@ impl Connection {
             let result = match effect {
                 Ok(Effect::Publish) => self.route(&incoming, *now, turn, answers),
                 Ok(Effect::Later) => {
-                    // It is kept, and looked at again when there is an answer.
+                    // The frame is kept, and handled again when the answer has come.
                     handled.used -= frame.len;
                     handled.messages -= 1;
                     self.unread = true;
@@ -304,7 +304,7 @@ impl Owner for Owned<'_> {
             return Err(End::Close(close));
         }
         let result = act(&mut slot.out, &self.device.env(self.now));
-        // What acknowledgements made room for is sent at the end of the turn.
+        // Messages that acknowledgements made room for are sent at the end of the turn.
         let dirty = slot.mark_dirty();
         drop(slot);
         if dirty {
@@ -324,7 +324,7 @@ impl Owned<'_> {
         if closes { Permit::Closed } else { Permit::Dropped }
     }
 
-    /// Whether the rules allow a message.
+    /// Asks the rules about a message.
     fn ask(&mut self, authority: &Authority, topic: &str, publish: &Publish<'_>) -> Permit {
         let core = self.device.core();
         let (epoch, permissions) = (self.epoch, self.permissions);
@@ -353,7 +353,7 @@ impl Owned<'_> {
         if authority.closes { Permit::Closed } else { Permit::Dropped }
     }
 
-    /// What the user's service has said about a message; `None` if it is being asked.
+    /// Asks the user's service about a message; returns `None` while the answer is on its way.
     fn ask_service(
         &mut self,
         authorizer: &Arc<RemoteAuthorizer>,

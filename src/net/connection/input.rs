@@ -1,4 +1,4 @@
-//! What comes from the socket: through the layers, joined with the beginning of a packet, to the frames.
+//! Bytes from the socket: through the layers, joined with the beginning of a packet, to the frames.
 
 use std::{
     pin::Pin,
@@ -42,7 +42,7 @@ impl Connection {
     /// Goes on with what was read before.
     fn handle_unread(&mut self, work: &mut PacketWork) -> Result<(), End> {
         self.unread = false;
-        // What it sent waits for us: that is no silence.
+        // The client's bytes wait for the gateway: that is no silence.
         self.device.heard(self.epoch, wheel::now());
         self.process(&[], work)
     }
@@ -134,7 +134,7 @@ impl Connection {
             count(|c| c.memory_partial.add(1));
             return Err(End::Close(CloseReason::Memory));
         }
-        // What is there as a whole waits for us.
+        // A complete frame waits for the gateway and is no partial packet.
         if !self.partial.is_empty() && !self.unread {
             started::note(&self.device, self.epoch, self.partial.steps(), fresh);
         } else if had {
@@ -155,7 +155,7 @@ impl Connection {
         let listed = work.turn.dirty.len();
         let Handled { used, messages, end } = self.handle_frames(bytes, work);
         if messages == 1 && !self.unread {
-            // It came alone and need not wait for the other sockets; what comes in bulk goes out in bulk.
+            // A message that came alone need not wait for the other sockets; messages that come in bulk go out in bulk.
             work.turn.flush_early(listed);
         }
         self.append_answers(work);

@@ -13,7 +13,7 @@ use session::OUT_BUFFER;
 /// The longest pause.
 const LONGEST: f64 = 60.0;
 
-/// What a client may still send and be sent now; may go below zero, then there is a pause.
+/// Allowance of a client for sending and being sent now; may go below zero, then there is a pause.
 #[derive(Debug)]
 pub(in crate::net) struct Limiter {
     from: Option<Flow>,

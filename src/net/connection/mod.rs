@@ -52,13 +52,13 @@ const READS_PER_POLL: usize = 4;
 /// A peer that does not read its answers is not read from beyond this.
 pub(in crate::net) const BACKLOG: usize = 4 * OUT_BUFFER;
 
-/// What few connections need.
+/// State that few connections need.
 #[derive(Default)]
 pub(in crate::net) struct Rare {
     pub(in crate::net) replays: Option<Box<Replays>>,
-    /// What is left of a packet that was too much for one poll.
+    /// Remainder of a packet that was too much for one poll.
     pub(in crate::net) unfinished: Option<Box<Unfinished>>,
-    /// How the connection ends once everything that was read is handled.
+    /// End of the connection once everything that was read is handled.
     ending: Option<End>,
     /// The packet for which it ends.
     fault: Option<Box<Fault>>,
@@ -68,15 +68,15 @@ pub(in crate::net) struct Rare {
     pub(in crate::net) held: VecDeque<HeldAnswer>,
     /// More of the session's queue, on its way from the disk.
     pub(in crate::net) reading: Option<Reading>,
-    /// What the client's topic aliases have of the memory account.
+    /// Charge of the client's topic aliases to the memory account.
     pub(in crate::net) aliases: Option<Charge>,
-    /// What the rules said about the topics that the client published to last.
+    /// Decisions of the rules about the topics that the client published to last.
     pub(in crate::net) recent: Option<Box<Remembered>>,
-    /// What the user's service said about the topics that the client asked for last, and what it is being asked.
+    /// Decisions of the user's service about the topics that the client asked for last, and the question under way.
     pub(in crate::net) asked: Option<Box<Asked>>,
-    /// If CONNECT named a method: who it is can be proved anew.
+    /// Reauthentication, possible if CONNECT named a method.
     pub(in crate::net) reauthentication: Option<Box<Reauthentication>>,
-    /// Until when who it is may be connected.
+    /// Fires when the client's credentials expire.
     expiry: Option<Pin<Box<Sleep>>>,
     limiter: Option<Box<Limiter>>,
     pause: Option<Pin<Box<Sleep>>>,
@@ -112,7 +112,7 @@ pub(in crate::net) struct Connection {
     pub(in crate::net) epoch: u32,
     pub(in crate::net) inbound: Inbound,
     pub(in crate::net) permissions: Permissions,
-    /// What the listener promises.
+    /// Promise of the listener's acknowledgements.
     pub(in crate::net) durability: Option<Durability>,
     pub(in crate::net) io: Io,
     /// A packet that is not complete yet.
@@ -237,7 +237,8 @@ impl Connection {
         Err(End::Close(CloseReason::NotAuthorized))
     }
 
-    /// Whether more may be read; if not, the task is woken when it may. The client's silence does not count meanwhile.
+    /// Returns whether more may be read; if not, the task is woken as soon as reading may go on. The client's silence
+    /// does not count meanwhile.
     fn may_read(&mut self, choked: bool, work: &mut PacketWork, cx: &mut Context<'_>) -> bool {
         if self.rare.is_some() && (self.poll_paused(cx) || self.poll_asked(cx)) {
             return false;
@@ -258,7 +259,7 @@ impl Connection {
         true
     }
 
-    /// Whether reading is paused by the client's rate limit.
+    /// Returns whether reading is paused by the client's rate limit.
     fn poll_paused(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(pause) = self.rare.as_mut().and_then(|rare| rare.pause.as_mut()) else { return false };
         if pause.as_mut().poll(cx).is_pending() {
@@ -269,7 +270,7 @@ impl Connection {
         false
     }
 
-    /// Whether reading is paused until it is known what the client may do.
+    /// Returns whether reading is paused while the user's service is asked about the client's rights.
     fn poll_asked(&mut self, cx: &mut Context<'_>) -> bool {
         let Some(asked) = self.rare.as_mut().and_then(|rare| rare.asked.as_mut()) else { return false };
         if !asked.is_asking() {
@@ -280,7 +281,7 @@ impl Connection {
         waits
     }
 
-    /// Whether sending is paused by a rate; the task is woken when it is over.
+    /// Returns whether sending is paused by a rate; the task is woken when the pause is over.
     pub(in crate::net) fn poll_sending_paused(rare: &mut Option<Box<Rare>>, cx: &mut Context<'_>) -> bool {
         let Some(rare) = rare else { return false };
         let Some(pause) = &mut rare.sending_pause else { return false };

@@ -1,4 +1,5 @@
-//! What goes to the socket from this task: what only it may write, and how long a peer may take to read it.
+//! Output of this task to the socket: bytes that only this task may write, and the time that a peer may take to read
+//! them.
 
 use std::{
     sync::Arc,
@@ -86,7 +87,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Whether the peer still does not read its answers after a flush.
+    /// Returns whether the peer still does not read its answers after a flush.
     pub(super) fn is_backlogged(&mut self, work: &mut PacketWork) -> bool {
         work.flush();
         let Some(mut slot) = self.device.lock_owned(self.epoch) else { return false };

@@ -27,7 +27,7 @@ use crate::{
     tls::CertificateId,
 };
 
-/// What an authenticator says, and the dialogue to go on with.
+/// The authenticator's pending answer, with the dialogue to go on with.
 type Answering = Pin<Box<dyn Future<Output = (Box<dyn Dialogue>, Result<AuthProgress, Denied>)> + Send>>;
 
 /// The subscriptions that it allows.
@@ -37,7 +37,7 @@ type AskingFilters = Pin<Box<dyn Future<Output = Result<Vec<Box<str>>, Unanswere
 struct Granting {
     principal: Arc<Principal>,
     data: Option<Bytes>,
-    /// Those that it was asked about.
+    /// Filters that the service was asked about.
     filters: Vec<(String, QoS)>,
     asking: AskingFilters,
 }
@@ -49,10 +49,10 @@ pub(in crate::net) struct Reauthentication {
     given_name: Option<Box<str>>,
     /// Waits for the client's next AUTH.
     dialogue: Option<Box<dyn Dialogue>>,
-    /// What the authenticator says to the last one.
+    /// The authenticator's pending answer to the last AUTH.
     answering: Option<Answering>,
     granting: Option<Granting>,
-    /// When the authentication that is under way must be over.
+    /// Fires when the authentication under way must be over.
     deadline: Option<Pin<Box<Sleep>>>,
     /// The data of the authentication that is under way, on the memory account.
     charge: Charge,
@@ -177,7 +177,7 @@ impl Connection {
         work.answers.clear();
         self.answer(auth, None, &mut work.answers)?;
         if work.answers.is_empty() {
-            // It is above the client's maximum, and without it nothing goes on.
+            // The AUTH exceeds the client's maximum packet size, and the authentication cannot go on without it.
             return Err(End::Protocol(reason::PACKET_TOO_LARGE));
         }
         count(|c| c.packets_out.add(1));
@@ -298,7 +298,7 @@ impl Connection {
         }
         self.permissions = permissions;
         let rare = self.rare();
-        // What was decided about topics was decided about somebody else.
+        // The decisions about topics were made for the former identity.
         rare.recent = None;
         rare.asked = None;
         rare.expiry = None;
@@ -335,7 +335,7 @@ impl Connection {
         let client_id = core.client_id().clone();
         self.device.shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
         match denied {
-            // It may try again.
+            // The client may try again.
             Denied::Busy | Denied::Unavailable => {
                 End::Close(CloseReason::Administrative(reason::SERVER_BUSY))
             }

@@ -1,4 +1,4 @@
-//! What waits elsewhere for a session and comes as it has room: retained messages, queues of shared groups.
+//! Messages that wait outside the session and come as it has room: retained messages, queues of shared groups.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -66,12 +66,13 @@ impl Replays {
         }
     }
 
-    /// Whether it is not worth keeping: without it the client may look at a second's worth of topics at once.
+    /// Returns whether the state is not worth keeping: without it the client may look at a second's worth of topics at
+    /// once.
     fn is_over(&mut self) -> bool {
         self.cursors.is_empty() && self.pace.is_nearly_full(clock::now())
     }
 
-    /// Whether looking at topics must wait.
+    /// Returns whether looking at topics must wait.
     fn poll_pause(&mut self, cx: &mut Context<'_>) -> bool {
         let waits = self.pause.as_mut().is_some_and(|pause| pause.as_mut().poll(cx).is_pending());
         if !waits {
@@ -91,7 +92,7 @@ impl Replays {
 }
 
 impl Connection {
-    /// Whether what waits elsewhere for this session may come; if not, the task is woken when it may.
+    /// Returns whether the session has room for messages from outside; if not, the task is woken when it has.
     fn has_room(device: &Device) -> bool {
         let mut slot = device.lock();
         let room = slot.out.has_room();

@@ -19,7 +19,7 @@ use crate::{
     net::device::Device,
 };
 
-/// What is left of a packet, and what must be on disk before it is answered.
+/// Remainder of a packet, and the commit that must be on disk before the packet is answered.
 pub(in crate::net) enum Unfinished {
     Subscribe(Filters<SubscribeFilter>, Option<Arc<Commit>>),
     Unsubscribe(Filters<String>, Option<Arc<Commit>>),
@@ -89,7 +89,7 @@ impl Connection {
         self.go_on_with(Unfinished::Unsubscribe(filters, commit), now, turn, answers)
     }
 
-    /// Whether a packet is not done yet.
+    /// Returns whether a packet is not done yet.
     pub(in crate::net) fn is_unfinished(&self) -> bool {
         self.rare.as_ref().is_some_and(|rare| rare.unfinished.is_some())
     }
@@ -205,7 +205,7 @@ impl Connection {
         }
     }
 
-    /// Whether the user's service is to be asked first. Then it is being asked.
+    /// Returns whether the user's service has to be asked first. Then it is being asked.
     fn must_ask(&mut self, wanted: &SubscribeFilter, now: Timestamp) -> bool {
         let Some(authority) = &self.device.shared.authority else { return false };
         let Some(authorizer) = authority.authorizer() else { return false };
@@ -214,7 +214,7 @@ impl Connection {
         let listener = info.as_ref().map_or("", |info| info.listener.as_str());
         let client_id = core.client_id().as_str();
         let asked = self.permissions.may_subscribe(authority, client_id, listener, &wanted.filter);
-        // What cannot be subscribed to is refused for that, as long as nothing of it is somebody's to allow.
+        // An invalid filter is refused as invalid before anybody is asked to authorise it.
         let valid = parse_shared(&wanted.filter).is_ok_and(|shared| {
             TopicFilter::check(shared.map_or(&wanted.filter, |(_, inner)| inner)).is_ok()
         });
@@ -230,7 +230,7 @@ impl Connection {
         true
     }
 
-    /// Whether the user's service has allowed a subscription.
+    /// Returns whether the user's service has allowed a subscription.
     fn is_allowed_by_service(&self, request: &SubscribeRequest<'_>, now: Timestamp) -> bool {
         let asked = self.rare.as_ref().and_then(|rare| rare.asked.as_ref());
         let told = asked.and_then(|asked| asked.about_subscribe(request.filter, request.qos, now));

@@ -73,7 +73,7 @@ impl Scene {
             Poll::Ready(end) => Some(end),
             Poll::Pending => None,
         };
-        // Whoever goes on behind others is woken by now.
+        // Tasks that go on behind others are woken by now.
         tokio::task::yield_now().await;
         let local = ShardLocal::take();
         let spent = local.work.turn.effort.spent();
@@ -95,7 +95,7 @@ impl Scene {
         panic!("{what} never ends");
     }
 
-    /// What was written to the peer, and what waits to be.
+    /// Returns the bytes written to the peer and the bytes that wait to be written.
     fn answers(&mut self) -> Vec<u8> {
         let mut answers = Vec::new();
         // Nothing more to read is no fault.
@@ -146,7 +146,7 @@ fn with_retained(topics: usize, limits: Limits) -> Arc<Shared> {
 #[tokio::test]
 async fn whatever_a_peer_sends_a_poll_ends_when_its_account_is_spent() {
     let plain = 60_000;
-    // What is sent, and the least number of polls that it is worth.
+    // The bytes sent, and the least number of polls that they are worth.
     let mixes: [(&str, Vec<u8>, usize); 7] = [
         ("filters with retained messages", subscribe((0..8_000).map(|n| format!("t/{n}"))), 40),
         ("filters to remove", unsubscribe((0..8_000).map(|n| format!("t/{n}"))), 40),

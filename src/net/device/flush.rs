@@ -17,7 +17,7 @@ use crate::net::trace;
 
 const ROUNDS: usize = 4;
 
-/// What a flush borrowed from the link.
+/// Buffers and writer that a flush borrowed from the link.
 pub(in crate::net) struct Flight {
     epoch: u32,
     writer: OwnedWriteHalf,

@@ -1,4 +1,4 @@
-//! Whose socket is written, and who is woken, when connections replace each other.
+//! Tests of the socket that is written, and of the task that is woken, when connections replace each other.
 
 use std::{
     future::Future,
@@ -47,7 +47,7 @@ pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
     Shared::new(broker, Arc::new(AllowAll), None, guard, String::new(), String::new())
 }
 
-/// What a CONNECT does before it attaches: the device and the epoch.
+/// Does the work of a CONNECT before it attaches; returns the device and the epoch.
 pub(in crate::net) fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
     open_as(shared, "c", clean_start)
 }
@@ -352,7 +352,8 @@ fn a_connection_that_comes_too_late_leaves_its_rights_to_nobody() {
     assert!(gate.admits("bob") && !gate.admits("alice"));
 }
 
-/// It would be moved to the disk behind the back of the new connection's task, which nobody would tell to read it.
+/// Otherwise messages would be moved to the disk behind the back of the new connection's task, which nobody would tell
+/// to read them.
 #[test]
 fn the_end_of_a_connection_takes_nothing_from_one_that_has_come_since() {
     let shared = shared();

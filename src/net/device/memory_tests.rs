@@ -1,4 +1,4 @@
-//! What a device has of the memory account, and how it gives that back when memory is short.
+//! A device's charges to the memory account, and their return when memory is short.
 
 use std::sync::Arc;
 

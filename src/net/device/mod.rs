@@ -51,14 +51,14 @@ pub(in crate::net) struct Device {
     asked: AtomicU32,
 }
 
-/// What a connection's client may get, and how much of it may wait in the out-buffer.
+/// Limits of a connection's client: its delivery gate, and the bytes that may wait in the out-buffer.
 #[derive(Debug, Default)]
 pub(in crate::net) struct Reception {
     pub(in crate::net) gate: Option<Box<dyn Gate>>,
     pub(in crate::net) room: Option<NonZeroU32>,
 }
 
-/// What the lock guards.
+/// State of a device behind its lock.
 pub(in crate::net) struct DeviceSlot {
     pub(in crate::net) out: Outbound,
     pub(in crate::net) link: Option<Link>,
@@ -89,9 +89,10 @@ pub(in crate::net) struct Unsent {
     charge: Option<Charge>,
 }
 
-/// What is charged at once for a buffer that grows.
+/// Bytes that are charged at once for a buffer that grows.
 const STEP: usize = 16 << 10;
-/// What may wait behind full layers, or for a rate, uncharged: thousands of devices that share a rate all wait with a little.
+/// Bytes that may wait uncharged behind full layers, or for a rate: thousands of devices that share a rate all wait
+/// with a little.
 const FREE: usize = 1 << 10;
 
 impl Unsent {
@@ -134,7 +135,7 @@ impl Unsent {
 /// Another thread is writing.
 pub(in crate::net) struct Flushing;
 
-/// Which threads may write to the socket.
+/// Threads that may write to the socket.
 pub(in crate::net) enum SocketWriter {
     /// Any thread that flushes.
     Direct(Option<OwnedWriteHalf>),
@@ -163,7 +164,7 @@ impl Device {
         Self { core, shared, slot, heard: AtomicU32::new(0), asked: AtomicU32::new(0) }
     }
 
-    /// What the session needs from outside at `now`.
+    /// Returns the environment of the session at `now`.
     pub(in crate::net) fn env(&self, now: Timestamp) -> Env<'_> {
         self.shared.env(self.core.queue(), now)
     }
@@ -239,7 +240,7 @@ impl Device {
         Ok(old)
     }
 
-    /// What was asked of the connection of `epoch` since it was asked last. Nothing is once it has left the link.
+    /// Takes the errands asked of the connection of `epoch` since the last call. Nothing is once it has left the link.
     pub(in crate::net) fn take_errands(&self, epoch: u32) -> Vec<Errand> {
         self.shared.errands.take((self.core.slot(), epoch))
     }
@@ -333,16 +334,16 @@ impl DeviceSlot {
 impl Target for Device {
     fn deliver(&self, message: &Message<'_>, offer: Offer<'_>) -> Delivered {
         if offer.qos.min(message.qos) != QoS::AtMostOnce {
-            // It will be kept until it is acknowledged: made here, it keeps nobody waiting for the lock.
+            // The message will be kept until it is acknowledged: shared here, it keeps nobody waiting for the lock.
             message.share();
         }
         let mut slot = self.slot.lock();
         let before = slot.out.dropped();
         let outcome = slot.out.offer(message, offer, &self.env(message.now));
         let lost = slot.out.dropped() - before;
-        // What a shared group offers to one after the other is lost with none of them.
+        // Messages that a shared group offers to one member after the other are lost with none of them.
         if lost > 0 || (matches!(outcome, Outcome::Dropped(_)) && offer.group == 0) {
-            // What is dropped for a message that was taken is what it pushed out of the queue.
+            // Room for a message that was taken was made by pushing another out of the queue.
             let reason = if let Outcome::Dropped(reason) = outcome { reason } else { DropReason::QueueFull };
             self.shared.broker.note_dropped(self.core.client_id(), reason, lost.max(1));
         }
@@ -441,7 +442,7 @@ impl Session for Device {
         let (left, waker) = {
             let mut slot = self.slot.lock();
             let left = slot.out.end(&self.env(clock::now()));
-            // It was asked to close before, unless it came in between.
+            // The connection was asked to close before, unless it came in between.
             let link = slot.link.as_mut().filter(|link| link.close.is_none());
             let waker = link.map(|link| {
                 link.close = Some(CloseReason::SessionEnded);
@@ -457,7 +458,7 @@ impl Session for Device {
 
     fn yield_shared(&self) -> Vec<Yielded> {
         let mut slot = self.slot.lock();
-        // It gets what waits, from a connection that has come since.
+        // A connection that has come since gets the waiting messages.
         if slot.link.is_some() {
             return Vec::new();
         }
@@ -601,8 +602,9 @@ impl Device {
         self.heard.store(tick << 8 | epoch & 0xFF, Relaxed);
     }
 
-    /// When, up to `now`, the peer of the connection of `epoch` was heard last; `None` if an earlier connection has overwritten
-    /// it. Of the tick 24 bits are kept: no keep alive allows three weeks of silence.
+    /// Returns the tick, up to `now`, at which the peer of the connection of `epoch` was heard last; `None` if an
+    /// earlier connection has overwritten it. Of the tick 24 bits are kept: no keep alive allows three weeks of
+    /// silence.
     pub(in crate::net) fn last_heard(&self, epoch: u32, now: u32) -> Option<u32> {
         let heard = self.heard.load(Relaxed);
         if (heard ^ epoch) & 0xFF != 0 {

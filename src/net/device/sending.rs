@@ -1,5 +1,5 @@
-//! Who sees to what waits for a socket: some turn, a thread that writes, or the connection's task. Whatever waits, one of
-//! them will look at it; the tests try every interleaving of a few threads.
+//! Responsibility for the bytes that wait for a socket: a turn, a writing thread or the connection's task. One of them
+//! will look at all waiting bytes; the tests try every interleaving of a few threads.
 
 /// The state of one link, behind its device's lock.
 #[derive(Default)]
@@ -12,7 +12,7 @@ pub(in crate::net) struct Sending {
     left: bool,
 }
 
-/// What becomes of something that now waits.
+/// Fate of bytes that now wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Waits {
     /// The caller's turn must flush it.
@@ -23,7 +23,7 @@ pub(super) enum Waits {
     SeenTo,
 }
 
-/// What a thread that has written does next.
+/// Next step of a thread that has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Then {
     /// Nothing is left to write.
@@ -48,8 +48,8 @@ impl Sending {
         Waits::Listed
     }
 
-    /// Whether a thread may write what waits: then it calls [`Self::start`] or [`Self::is_done`] under the same lock. A turn
-    /// at its end takes the device from its list.
+    /// Returns whether a thread may write the waiting bytes: then it calls [`Self::start`] or [`Self::is_done`] under
+    /// the same lock. A turn at its end takes the device from its list.
     #[inline]
     pub(super) fn may_write(&mut self, stays_listed: bool, owner: bool) -> bool {
         self.listed &= stays_listed;
@@ -82,7 +82,7 @@ impl Sending {
         if more { Then::Again } else { Then::Done }
     }
 
-    /// Whether it is the owner who writes next.
+    /// Returns whether the owner writes next.
     #[inline]
     pub(in crate::net) fn is_left(&self) -> bool {
         self.left
@@ -98,7 +98,7 @@ impl Sending {
         (self.listed, self.left) = (false, false);
     }
 
-    /// Whether a thread is writing.
+    /// Returns whether a thread is writing.
     pub(super) fn is_writing(&self) -> bool {
         self.writing
     }
@@ -129,7 +129,7 @@ mod tests {
         unsent: usize,
         written: usize,
         in_flight: bool,
-        /// What the socket takes before it is full.
+        /// Bytes that the socket takes before it is full.
         room: usize,
         /// The owner was woken, or the socket wakes it once it has room.
         woken: bool,

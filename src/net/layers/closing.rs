@@ -59,7 +59,7 @@ impl fmt::Display for CloseStatus {
     }
 }
 
-/// How far the closing handshake of one connection is.
+/// Progress of the closing handshake of one connection.
 #[derive(Debug, Default, Clone, Copy)]
 pub(in crate::net) enum Closing {
     #[default]

@@ -19,7 +19,7 @@ use crate::net::{
     trace,
 };
 
-/// What the layers of a connection may hold uncharged.
+/// Bytes that the layers of a connection may hold uncharged.
 const FREE: usize = 1 << 10;
 
 /// The socket's reading side and, where only the connection's own task writes, all of it.
@@ -43,7 +43,7 @@ impl Io {
         Self::Layered(Box::new(Layered { socket, layers, total: 0, charge }))
     }
 
-    /// Whether the peer does not read what the layers have for it.
+    /// Returns whether the peer leaves the bytes of the layers unread.
     pub(in crate::net) fn is_backlogged(&self) -> bool {
         match self {
             Self::Plain(_) | Self::Ended => false,
@@ -118,7 +118,7 @@ impl Connection {
                 if slot.out.buffered() == 0 {
                     slot.out.pump(&self.device.env(clock::now()));
                 }
-                // What was taken before has gone to the socket; what is taken now has not.
+                // The bytes taken before have gone to the socket; the bytes taken now have not.
                 slot.out.note_written(0);
                 let bytes = slot.out.take_out();
                 if let Some(link) = &mut slot.link {
@@ -146,7 +146,7 @@ impl Connection {
             && let Some(link) = &mut slot.link
         {
             link.sending.leave(want);
-            // What waits behind the layers is charged here.
+            // Bytes that wait behind the layers are charged here.
             let shared = &self.device.shared;
             let standing = || Box::new(Unsent::standing(shared.broker.account()));
             link.unsent = want.then(|| link.unsent.take().unwrap_or_else(standing));

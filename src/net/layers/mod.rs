@@ -1,4 +1,4 @@
-//! What lies between the socket's bytes and MQTT: TLS, WebSocket, both or neither.
+//! The layers between the socket's bytes and MQTT: TLS, WebSocket, both or neither.
 
 mod closing;
 pub(super) mod layered;
@@ -45,7 +45,7 @@ pub(in crate::net) struct Layers {
 }
 
 impl Layers {
-    /// Whether neither layer is there: any thread may then write MQTT bytes to a socket.
+    /// Returns whether there is neither layer: any thread may then write MQTT bytes to a socket.
     pub(in crate::net) fn is_plain(&self) -> bool {
         self.tls.is_none() && self.websocket.is_none()
     }
@@ -60,7 +60,7 @@ impl Layers {
         self.wire.capacity() + self.tls.as_ref().map_or(0, |tls| tls.held())
     }
 
-    /// Whether a record has begun that is not complete.
+    /// Returns whether a record has begun that is not complete.
     pub(in crate::net) fn is_started(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.held() > 0)
     }
@@ -87,7 +87,7 @@ impl Layers {
         self.wire.len() - self.sent
     }
 
-    /// Whether the peer has ended TLS properly.
+    /// Returns whether the peer has ended TLS properly.
     pub(in crate::net) fn peer_closed(&self) -> bool {
         self.tls.as_ref().is_some_and(|tls| tls.peer_closed())
     }

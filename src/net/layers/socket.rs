@@ -1,4 +1,4 @@
-//! What is below the layers: a socket, or a stream of QUIC that reads and writes like one.
+//! The transport below the layers: a socket, or a stream of QUIC that reads and writes like one.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use tokio::{
 #[cfg(feature = "quic")]
 use crate::net::quic::Duplex;
 
-/// Where a connection's bytes come from and go to.
+/// Source and destination of a connection's bytes.
 pub(in crate::net) enum Socket {
     /// A socket of TCP or of the Unix family.
     Stream(OwnedReadHalf, OwnedWriteHalf),
@@ -33,7 +33,7 @@ impl From<TcpStream> for Socket {
 }
 
 impl Socket {
-    /// Whether TLS is below already.
+    /// Returns whether the transport below already encrypts.
     pub(in crate::net) fn has_own_tls(&self) -> bool {
         !matches!(self, Self::Stream(..))
     }

@@ -22,7 +22,7 @@ const KEPT_MAX: usize = (64 << 10) + RECORD_MAX;
 const RECORD_MAX: usize = 5 + PLAIN_MAX + 2048;
 /// Plaintext in one record.
 const PLAIN_MAX: usize = 16 << 10;
-/// What a record takes beyond its plaintext, with the ciphers there are.
+/// Bytes that a record takes beyond its plaintext, with any of the ciphers.
 const RECORD_OVERHEAD: usize = 32;
 
 /// The server's side of one TLS connection, between its bytes and the socket's.
@@ -49,12 +49,12 @@ impl TlsLayer {
         Ok(Self { rustls, kept: Vec::new(), count: 0, peer_closed: false, failed: false })
     }
 
-    /// Whether the handshake is not complete.
+    /// Returns whether the handshake is not complete.
     pub(in crate::net) fn is_handshaking(&self) -> bool {
         self.rustls.is_handshaking()
     }
 
-    /// How many records have been opened since the last call.
+    /// Returns the number of records opened since the last call.
     pub(in crate::net) fn take_count(&mut self) -> usize {
         mem::take(&mut self.count)
     }
@@ -69,7 +69,7 @@ impl TlsLayer {
         self.rustls.peer_certificates()
     }
 
-    /// Whether the peer has ended its side properly (close_notify). What follows is ignored.
+    /// Returns whether the peer has ended its side properly (close_notify). Later bytes are ignored.
     pub(in crate::net) fn peer_closed(&self) -> bool {
         self.peer_closed
     }

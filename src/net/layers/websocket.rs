@@ -110,12 +110,12 @@ pub(in crate::net) struct Frames {
     control: Vec<u8>,
     /// Frames that ended since [`Self::take_count`].
     count: usize,
-    /// What ends the connection, once.
+    /// Progress of the closing handshake; ends the connection once.
     pub(in crate::net) closing: Closing,
 }
 
 impl Frames {
-    /// How many frames have ended since the last call.
+    /// Returns the number of frames that have ended since the last call.
     pub(in crate::net) fn take_count(&mut self) -> usize {
         std::mem::take(&mut self.count)
     }

@@ -37,7 +37,7 @@ const MOST_IDS: usize = 4;
 /// Longest id of a connection (RFC 9000, section 17.2).
 const LONGEST_ID: usize = 20;
 
-/// What is known of addresses, shared by a socket and the connections through it.
+/// Knowledge about addresses, shared by a socket and the connections through it.
 #[derive(Debug, Default)]
 pub(super) struct AmplificationLimit {
     addresses: Mutex<Addresses>,
@@ -64,7 +64,7 @@ impl AmplificationLimit {
         self.unproved.store(addresses.unproved, Relaxed);
     }
 
-    /// How much of a transmission may be sent; that counts as sent.
+    /// Returns the bytes of a transmission that may be sent, and counts them as sent.
     fn admit(&self, transmit: &Transmit<'_>) -> usize {
         let (contents, segment) = (transmit.contents, transmit.segment_size);
         let mut addresses = self.addresses.lock();
@@ -173,8 +173,8 @@ impl AsyncUdpSocket for LimitedSocket {
     }
 }
 
-/// Whether the datagram begins with a packet of a handshake, a Retry or a Version Negotiation. What the gateway sends before it knows
-/// the address may have the short one, too.
+/// Returns whether the datagram begins with a packet of a handshake, a Retry or a Version Negotiation. Packets that the
+/// gateway sends before it knows the address may have the short header, too.
 fn has_long_header(datagram: &[u8]) -> bool {
     datagram.first().is_some_and(|first| first & 0x80 != 0)
 }
@@ -190,7 +190,7 @@ fn ids(datagram: &[u8]) -> Option<(&[u8], &[u8])> {
     (to.len() <= LONGEST_ID && from.len() <= LONGEST_ID).then_some((to, from))
 }
 
-/// What came from an address with long headers, and what went there.
+/// Bytes that came from an address with long headers, and bytes that went there.
 #[derive(Debug, Default)]
 struct Address {
     received: usize,
@@ -208,7 +208,7 @@ impl Address {
         self.is_proved |= self.ids.iter().flatten().any(|id| **id == *to);
     }
 
-    /// How much may be sent of so many bytes, whole segments only.
+    /// Returns the number of `bytes` that may be sent, in whole segments.
     fn allowed(&self, bytes: usize, segment: Option<usize>) -> usize {
         let left = self.received.saturating_mul(FACTOR).saturating_sub(self.sent);
         if self.is_proved || bytes <= left {
@@ -236,7 +236,7 @@ struct Addresses {
     young: HashMap<SocketAddr, Address>,
     old: HashMap<SocketAddr, Address>,
     began: Timestamp,
-    /// Those of both that are limited.
+    /// Number of limited addresses in both generations.
     unproved: usize,
     /// Connections of each address that has one.
     connected: HashMap<SocketAddr, usize>,

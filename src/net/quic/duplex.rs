@@ -14,7 +14,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 
 use super::{EntranceShared, KeptForConnection};
 
-/// How long a client may take to acknowledge the last bytes.
+/// Time that a client may take to acknowledge the last bytes.
 const LINGER: Duration = Duration::from_secs(2);
 
 /// Reads and writes like a socket, from any thread. Dropped, it closes the connection, once the client has what was written,
@@ -74,7 +74,7 @@ impl Drop for Duplex {
             return;
         };
         shared.runtime.spawn(async move {
-            // Whatever comes of it, that was all.
+            // The connection ends, whether the client acknowledged or not.
             let _ = tokio::time::timeout(LINGER, send.stopped()).await;
             connection.close(code, b"");
             drop((permit, kept));
@@ -90,7 +90,7 @@ impl AsyncRead for Duplex {
     ) -> Poll<io::Result<()>> {
         let Some(open) = &mut self.0 else { return Poll::Ready(Ok(())) };
         open.recv.poll_read_buf(cx, buffer).map(|read| match read {
-            // That is how a client leaves: it closes the connection and not the stream.
+            // Clients leave so: they close the connection and not the stream.
             Err(ReadError::ConnectionLost(ConnectionError::ApplicationClosed(_))) => Ok(()),
             read => Ok(read?),
         })

@@ -35,9 +35,9 @@ use self::amplification::{AmplificationLimit, LimitedSocket, ProvedAddress};
 pub(in crate::net) use self::duplex::Duplex;
 use crate::tls::TlsHandle;
 
-/// What clients have to ask for by ALPN.
+/// Protocol that clients have to ask for by ALPN.
 pub(crate) const ALPN: &[u8] = b"mqtt";
-/// What a connection is taken to cost beside what is on the way, for quinn's state and rustls'.
+/// Bytes charged for a connection beside the data on the way, for quinn's state and rustls'.
 const STATE: usize = 16 << 10;
 /// Packets that wait for the listener to look at them; of others nothing is kept, and their clients send them again.
 const MAX_INCOMING: usize = 1_024;
@@ -75,9 +75,9 @@ pub(in crate::net) struct Entrance {
     shared: Arc<EntranceShared>,
 }
 
-/// What the connections of one entrance share.
+/// State that the connections of one entrance share.
 struct EntranceShared {
-    /// Where their tasks run.
+    /// Runtime of their tasks.
     runtime: Handle,
     lingering: Arc<Semaphore>,
     limit: Arc<AmplificationLimit>,
@@ -166,7 +166,7 @@ pub(in crate::net) enum CallError {
 }
 
 impl CallError {
-    /// Whether it is nothing but that the peer left.
+    /// Returns whether the error only says that the peer left.
     pub(in crate::net) fn is_farewell(&self) -> bool {
         use quinn::ConnectionError::{ApplicationClosed, LocallyClosed, Reset, TimedOut};
         matches!(self, Self::Quic(ApplicationClosed(_) | LocallyClosed | Reset | TimedOut))
@@ -180,14 +180,14 @@ pub(in crate::net) struct Shaken {
     kept: KeptForConnection,
 }
 
-/// What a connection has until its last packet.
+/// Holdings of a connection until its last packet.
 struct KeptForConnection {
     _charge: Charge,
     _address: ProvedAddress,
 }
 
 impl FirstPacket {
-    /// Whether the client has proved its address before.
+    /// Returns whether the client has proved its address before.
     pub(in crate::net) fn is_proved(&self) -> bool {
         self.incoming.remote_address_validated()
     }

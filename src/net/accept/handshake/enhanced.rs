@@ -13,7 +13,7 @@ use crate::{
     net::{Shared, timers},
 };
 
-/// Who a client has proved to be by the method of its CONNECT.
+/// Identity that a client has proved by the method of its CONNECT.
 pub(super) struct Proved {
     pub(super) principal: Result<Arc<Principal>, Denied>,
     /// For the CONNACK.

@@ -5,7 +5,7 @@ use codec::DecodeError;
 /// A form of CONNACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Form {
-    /// That of the levels before 5.
+    /// The form of the levels before 5.
     Oldest,
     /// With a reason code.
     V5,

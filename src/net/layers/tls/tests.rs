@@ -47,7 +47,7 @@ struct Pair {
     server: TlsLayer,
     /// Bytes the server is given at once.
     step: usize,
-    /// What the server has decrypted.
+    /// Bytes that the server has decrypted.
     plain: Vec<u8>,
 }
 
@@ -73,7 +73,7 @@ impl Pair {
         }
     }
 
-    /// What the client wants to send.
+    /// Returns the bytes that the client wants to send.
     fn client_bytes(&mut self) -> Vec<u8> {
         let mut bytes = Vec::new();
         while self.client.wants_write() {
