@@ -28,7 +28,7 @@ pub fn now() -> Timestamp {
     TIME.at(elapsed)
 }
 
-/// What the wall clock showed at this time, provided that it is right now.
+/// Returns the wall-clock time that corresponds to `at`, provided that the wall clock is right now.
 pub fn to_wall(at: Timestamp) -> Timestamp {
     TIME.to_wall(at)
 }
@@ -60,13 +60,13 @@ pub fn resume(mark: ClockReading) -> Absence {
 /// Both clocks at one moment, in milliseconds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ClockReading {
-    /// That of the process.
+    /// Time on the clock of the process.
     pub time: u64,
-    /// That on the wall.
+    /// Time on the wall clock.
     pub wall: u64,
 }
 
-/// What the wall clock says of the time between two processes.
+/// Time that passed between two processes, judged by the wall clock.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Absence {
     /// This long, which is believed.
@@ -77,7 +77,7 @@ pub enum Absence {
     Behind(Duration),
 }
 
-/// When this clock was first asked. Reading it also sets the beginning of [`TIME`].
+/// Instant of the first question to this clock. Reading it also sets the beginning of [`TIME`].
 static START: LazyLock<Instant> = LazyLock::new(|| {
     TIME.base.store(wall(), Relaxed);
     #[expect(clippy::disallowed_methods, reason = "the clock of the process")]
@@ -99,9 +99,9 @@ fn wall() -> u64 {
 
 /// The rules, without clocks. `elapsed` is what a monotonic clock shows.
 struct Time {
-    /// When `elapsed` was 0.
+    /// Time at which `elapsed` was 0.
     base: AtomicU64,
-    /// How far the wall clock is ahead.
+    /// Milliseconds by which the wall clock is ahead of the process's.
     ahead: AtomicI64,
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use serde::{Deserialize, Serialize};
 
-/// How many replicas must answer; which levels a cluster takes for reads and for writes differs.
+/// Number of replicas that must answer. A cluster takes other levels for reads than for writes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Consistency {
@@ -29,7 +29,7 @@ pub enum Consistency {
 }
 
 impl Consistency {
-    /// Whether a database takes it for reads.
+    /// Returns whether a database takes this level for reads.
     pub fn reads(self) -> bool {
         !matches!(self, Self::Any | Self::EachQuorum)
     }
@@ -41,7 +41,7 @@ impl fmt::Display for Consistency {
     }
 }
 
-/// How frames are compressed.
+/// Compression of frames.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Compression {

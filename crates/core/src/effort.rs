@@ -4,15 +4,15 @@
 //! same. Prices are about the nanoseconds that the work takes on a slow machine; only their ratios to each other and to
 //! [`Effort::TURN`] matter.
 
-/// What a task may still do before it yields. All work is spent from it, even beyond what is left; code that can stop
-/// and continue later asks [`Self::is_spent`] between two steps.
+/// Work that a task may still do before it yields. All work is spent from it, even beyond what is left; code that can
+/// stop and continue later asks [`Self::is_spent`] between two steps.
 #[derive(Debug, Clone, Copy)]
 pub struct Effort {
     left: i64,
 }
 
 impl Effort {
-    /// What a task may do in one turn: it keeps the others of its thread waiting for well below a millisecond.
+    /// Work that a task may do in one turn: the other tasks of its thread wait for well below a millisecond.
     pub const TURN: u32 = 500_000;
 
     /// A system call for a socket.
@@ -69,19 +69,19 @@ impl Effort {
         self.left = self.left.min(0);
     }
 
-    /// How many things of this price may still be done, at least one.
+    /// Returns for how many things of this price the effort lasts, at least one.
     #[inline]
     pub fn affords(&self, price: u32) -> usize {
         usize::try_from(self.left / i64::from(price.max(1))).unwrap_or(0).max(1)
     }
 
-    /// Whether it is time to yield.
+    /// Returns whether it is time to yield.
     #[inline]
     pub fn is_spent(&self) -> bool {
         self.left <= 0
     }
 
-    /// What was spent since the turn began.
+    /// Returns the work spent since the turn began.
     #[inline]
     pub fn spent(&self) -> u64 {
         u64::try_from(i64::from(Self::TURN) - self.left).unwrap_or(0)

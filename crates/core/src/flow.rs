@@ -2,7 +2,7 @@
 
 use crate::{Timestamp, units::ByteSize};
 
-/// What may be done in a time, with a second's worth at once.
+/// A token bucket: so many tokens a second, and at most a second's worth at once.
 #[derive(Debug)]
 pub struct Bucket {
     /// Tokens per second, 0 is no limit.
@@ -24,7 +24,7 @@ impl Bucket {
         Self { rate, tokens: rate, filled: now }
     }
 
-    /// Whether nothing worth remembering was taken lately.
+    /// Returns whether next to nothing was taken lately, so that the bucket need not be remembered.
     pub fn is_nearly_full(&mut self, now: Timestamp) -> bool {
         self.take(0.0, now);
         self.tokens >= 0.9 * self.rate

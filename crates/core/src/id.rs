@@ -74,7 +74,7 @@ pub enum Protocol {
 }
 
 impl Protocol {
-    /// Whether packets of this level carry MQTT 5 properties.
+    /// Returns whether packets of this level carry MQTT 5 properties.
     pub fn is_v5(self) -> bool {
         self == Self::V5
     }

@@ -1,4 +1,4 @@
-//! What sessions ask to be kept on disk. The store writes the changes of each queue in order, and many at once.
+//! Changes that sessions ask to be kept on disk. The store writes the changes of each queue in order, and many at once.
 
 use std::sync::Arc;
 
@@ -24,13 +24,13 @@ pub struct QueueEntry {
     pub qos: QoS,
     /// RETAIN flag of the delivery.
     pub retain: bool,
-    /// It may be sent before it is read back, which then sets DUP [MQTT-3.3.1-1].
+    /// True if the entry may be sent before it is read back, which then sets DUP [MQTT-3.3.1-1].
     pub sent: bool,
     /// The queue of the shared group that chose this session, or none.
     pub group: QueueId,
     /// Subscription identifiers.
     pub ids: Option<Box<[u32]>>,
-    /// When it may be dropped unsent: when its message expires or before.
+    /// Time from which the entry may be dropped unsent: the expiry of its message, or an earlier one.
     pub expires: Option<Timestamp>,
     /// The commit that waits for it; without one it is written at leisure.
     pub commit: Option<Arc<Commit>>,
@@ -94,7 +94,7 @@ impl QueueEntry {
         settled
     }
 
-    /// Whether it was settled before it was written.
+    /// Returns whether the entry was settled before it was written.
     pub fn is_settled(&self) -> bool {
         self.message.is_settled()
     }
@@ -110,7 +110,7 @@ pub struct StoredEntry<G = QueueId> {
     pub qos: QoS,
     /// RETAIN flag of the delivery.
     pub retain: bool,
-    /// It may have been sent by an earlier process.
+    /// True if an earlier process may have sent the entry.
     pub sent: bool,
     /// The shared group; [`QueueId::NONE`] or 0 for none.
     pub group: G,
@@ -128,12 +128,12 @@ impl<G> StoredEntry<G> {
     }
 }
 
-/// What was read of a durable queue.
+/// Entries read from a durable queue.
 #[derive(Debug, Default)]
 pub struct Page {
     /// In order.
     pub entries: Vec<StoredEntry<u32>>,
-    /// Where the next page begins.
+    /// First place of the next page.
     pub next: u64,
     /// This was the last page.
     pub end: bool,
@@ -201,7 +201,7 @@ pub enum QueueOp {
         queue: QueueId,
         /// First place.
         from: u64,
-        /// How many.
+        /// Number of places.
         count: usize,
     },
     /// Removes the queue and all that was received for it.

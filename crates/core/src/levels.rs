@@ -39,7 +39,7 @@ impl Levels {
         Ok(levels)
     }
 
-    /// Whether this place is the last level.
+    /// Returns whether this place is the last level.
     pub fn ends_with(&self, place: usize) -> bool {
         self.0.last() == Some(&Level::Place(place))
     }
@@ -62,7 +62,8 @@ impl Levels {
         }
     }
 
-    /// What is in the places of a topic, or `None` if it is another. A place that these levels do not have is empty.
+    /// Reads the texts in the places of a topic; `None` if the topic has other levels. A place that these levels do not
+    /// have is empty.
     pub fn read<'a, const PLACES: usize>(&self, topic: &'a str) -> Option<[&'a str; PLACES]> {
         let mut found = [""; PLACES];
         let mut rest = topic.split('/');

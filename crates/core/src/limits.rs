@@ -12,7 +12,7 @@ use crate::{
     units::{ByteSize, Span},
 };
 
-/// What to do with a QoS 1 or 2 message for a full queue. QoS 0 is always dropped.
+/// Treatment of a QoS 1 or 2 message for a full queue. QoS 0 is always dropped.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OverflowPolicy {
@@ -25,7 +25,7 @@ pub enum OverflowPolicy {
     Disconnect,
 }
 
-/// How a shared group chooses a member.
+/// Choice of a member in a shared group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum SharedStrategy {

@@ -85,13 +85,13 @@ pub enum LineKind {
     Door,
     /// A connection was ended because it may no longer be.
     Evicted,
-    /// What a device or a backend asked for was denied.
+    /// A request of a device or a backend was denied.
     Denied,
 }
 
 /// Lines of one kind about one address within this time.
 const WINDOW_MILLIS: u64 = 10_000;
-/// How many of them are written.
+/// Lines written of them.
 const LINES_PER_WINDOW: u32 = 5;
 /// Kinds and addresses distinguished within a window; all further ones share one place for each kind.
 const PLACES: usize = 256;

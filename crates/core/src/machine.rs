@@ -1,4 +1,4 @@
-//! What memory this process may use.
+//! Memory that this process may use.
 
 use std::{
     fs,

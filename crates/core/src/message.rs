@@ -29,7 +29,7 @@ pub struct Properties {
 }
 
 impl Properties {
-    /// Whether nothing is set.
+    /// Returns whether no property is set.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }
@@ -47,7 +47,7 @@ impl Properties {
     }
 }
 
-/// What kind of party sent a message.
+/// Kind of party that sent a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OriginKind {
     /// An MQTT client (its will included).
@@ -58,7 +58,7 @@ pub enum OriginKind {
     Server,
 }
 
-/// Who sent a message.
+/// Sender of a message.
 #[derive(Debug, Clone, Copy)]
 pub struct Origin<'a> {
     /// Kind of sender.
@@ -76,13 +76,13 @@ impl Origin<'_> {
     pub const BACKEND: Self = Self { kind: OriginKind::Backend, client_id: None, slot: 0 };
 }
 
-/// What the acknowledgement of a QoS 1 or 2 message promises for the persistent sessions that it matched.
+/// Promise of the acknowledgement of a QoS 1 or 2 message, for the persistent sessions that it matched.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Durability {
-    /// It is on disk, or its receiver has it.
+    /// The message is on disk, or its receiver has it.
     #[default]
     Always,
-    /// It will be on disk soon: a crash may lose what was acknowledged in the last moments.
+    /// The message will be on disk soon: a crash may lose messages acknowledged in the last moments.
     Interval,
     /// Nothing: it is written only where memory does not keep it (offline sessions, long queues).
     None,
@@ -101,18 +101,18 @@ pub struct Message<'a> {
     pub retain: bool,
     /// MQTT 5 properties, if any.
     pub properties: Option<&'a Arc<Properties>>,
-    /// When the message expires, if it does [MQTT-3.3.2-5].
+    /// Time at which the message expires, if it does [MQTT-3.3.2-5].
     pub expires: Option<Timestamp>,
-    /// When the gateway received it.
+    /// Time at which the gateway received the message.
     pub received: Timestamp,
     /// The time of this turn: later than `received` if the message has waited. Receivers are told how much of its expiry
     /// interval is left at this time [MQTT-3.3.2-6].
     pub now: Timestamp,
-    /// Who sent it.
+    /// Sender.
     pub origin: Origin<'a>,
-    /// Where to report what became of it (gRPC `wait`).
+    /// Receipt to which the outcome is reported (gRPC `wait`).
     pub receipt: Option<&'a Arc<Receipt>>,
-    /// What its acknowledgement promises.
+    /// Promise of the acknowledgement.
     pub durability: Durability,
     /// Its durable parts are written together or not at all, together with an operation that the caller submits
     /// afterwards: see [`Commit::of_unit`].
@@ -229,9 +229,9 @@ pub struct SharedMessage {
     pub retain: bool,
     /// MQTT 5 properties, if any.
     pub properties: Option<Arc<Properties>>,
-    /// When it expires, if it does.
+    /// Time at which the message expires, if it does.
     pub expires: Option<Timestamp>,
-    /// When the gateway received it.
+    /// Time at which the gateway received the message.
     pub received: Timestamp,
     /// Kind of sender.
     pub kind: OriginKind,
@@ -239,7 +239,7 @@ pub struct SharedMessage {
     pub client_id: Option<ClientId>,
     /// The sending session's slot.
     pub slot: u32,
-    /// Where to report what became of it.
+    /// Receipt to which the outcome is reported.
     pub receipt: Option<Arc<Receipt>>,
     /// A backend sends it to one receiver, whatever that may subscribe to.
     pub direct: bool,
@@ -317,7 +317,7 @@ impl SharedMessage {
         self.payload.len() + self.topic.len() + properties + OVERHEAD
     }
 
-    /// Whether it has expired at `now`.
+    /// Returns whether the message has expired at `now`.
     pub fn is_expired(&self, now: Timestamp) -> bool {
         self.expires.is_some_and(|at| at <= now)
     }

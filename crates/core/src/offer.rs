@@ -2,7 +2,7 @@
 
 use super::{DropReason, QoS, QueueId};
 
-/// How a message is offered to one receiver: the subscriptions that matched it, merged.
+/// Terms on which a message is offered to one receiver: the matching subscriptions, merged.
 #[derive(Debug, Clone, Copy)]
 pub struct Offer<'a> {
     /// Highest QoS granted; the message goes with this or its own, whichever is lower.
@@ -15,11 +15,11 @@ pub struct Offer<'a> {
     pub group: u32,
     /// The durable queue of that group, or none.
     pub group_queue: QueueId,
-    /// Whether the message may wait while the receiver has no connection.
+    /// True if the message may wait while the receiver has no connection.
     pub queue_offline: bool,
 }
 
-/// What became of an offer.
+/// Result of an offer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
     /// Encoded into the out-buffer, or waiting for a connected receiver.

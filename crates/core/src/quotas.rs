@@ -1,10 +1,10 @@
-//! How much several connections may have together.
+//! Quotas that several connections share.
 
 use serde::{Deserialize, Serialize};
 
 use crate::units::ByteSize;
 
-/// What all connections of one identity, or of one tenant, may have at once and do per second; 0 is no limit.
+/// Quotas of all connections of one identity, or of one tenant: totals, and rates per second; 0 is no limit.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Quotas {
@@ -29,7 +29,7 @@ pub struct Quotas {
 }
 
 impl Quotas {
-    /// Whether nothing is limited.
+    /// Returns whether nothing is limited.
     pub fn is_empty(&self) -> bool {
         *self == Self::default()
     }

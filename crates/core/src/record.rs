@@ -1,10 +1,10 @@
-//! What consumer groups read: messages in the partitions of a log.
+//! Records that consumer groups read: messages in the partitions of a log.
 
 use std::{fmt, sync::Arc};
 
 use super::SharedMessage;
 
-/// How many partitions a log has. Fixed: which partition a device is in follows from it.
+/// Number of partitions of a log. Fixed, as the partition of a device follows from it.
 pub const PARTITIONS: usize = 256;
 
 /// A part of the log whose messages are in order. All of a device are in the same one, for ever and on every gateway.
@@ -12,7 +12,7 @@ pub const PARTITIONS: usize = 256;
 pub struct Partition(pub u8);
 
 impl Partition {
-    /// Where messages of this device go; without one, messages on this topic.
+    /// Returns the partition for messages of this device; without one, for messages on this topic.
     pub fn of(device: Option<&str>, topic: &str) -> Self {
         // FNV-1a. It must never change: a device's messages would be in two partitions, and out of order.
         let key = device.unwrap_or(topic).bytes();

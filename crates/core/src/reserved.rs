@@ -13,7 +13,7 @@ pub struct ReservedTopics {
 }
 
 impl ReservedTopics {
-    /// Those of parts with these prefixes.
+    /// Creates the set of the topics below these prefixes, one for each part.
     pub fn new<'a>(prefixes: impl IntoIterator<Item = &'a str>) -> Self {
         let prefixes: Arc<[Box<str>]> = prefixes.into_iter().map(Box::from).collect();
         let mut first = [0; 4];
@@ -23,7 +23,7 @@ impl ReservedTopics {
         Self { prefixes, first }
     }
 
-    /// Whether a topic or filter may belong to a part: asked of every message, so it looks at one byte.
+    /// Returns whether a topic or filter may belong to a part: asked of every message, so only one byte is looked at.
     #[inline(always)]
     pub fn may_have(&self, topic: &str) -> bool {
         topic.bytes().next().is_some_and(|byte| self.first[usize::from(byte) / 64] >> (byte % 64) & 1 != 0)
@@ -35,9 +35,9 @@ impl ReservedTopics {
         self.prefixes.iter().enumerate().find_map(|(part, prefix)| behind(prefix).map(|rest| (part, rest)))
     }
 
-    /// Whether a topic belongs to a part, or all topics of a filter do, and to this device: it may publish to it, or
-    /// subscribe. Of a shared subscription the filter after the group counts. A client id that is not one level has no such
-    /// topics, since they could be somebody else's.
+    /// Returns whether a topic, or all topics of a filter, belong to a part and to this device: it may publish or
+    /// subscribe to them. Of a shared subscription the filter after the group counts. A client id that is not one level
+    /// has no such topics, since they could be another device's.
     pub fn owns(&self, client_id: &str, topic: &str) -> bool {
         if self.prefixes.is_empty() {
             return false;
@@ -47,8 +47,9 @@ impl ReservedTopics {
         self.find(topic).is_some_and(|(_, behind)| below_own_name(client_id, behind).is_some())
     }
 
-    /// Whether a filter, shared or not, can match a topic of a part that is not of this device, where the part's prefix begins
-    /// with `$`: no wildcard in a filter's first level matches that [MQTT-4.7.2-1], so such a filter was made for it.
+    /// Returns whether a filter, shared or not, can match a topic of a part that is not of this device, where the
+    /// part's prefix begins with `$`: no wildcard in a filter's first level matches such a prefix [MQTT-4.7.2-1], so
+    /// the filter was made for it.
     pub fn reaches_foreign(&self, client_id: &str, filter: &str) -> bool {
         // Most filters begin with something else.
         if self.prefixes.is_empty() || !filter.starts_with('$') {
@@ -60,7 +61,7 @@ impl ReservedTopics {
         private.any(|prefix| reaches(prefix, filter)) && !self.owns(client_id, filter)
     }
 
-    /// Whether a topic belongs to a part, but not to this device: it must not publish to it.
+    /// Returns whether a topic belongs to a part but not to this device, which then must not publish to it.
     #[inline]
     pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
         self.may_have(topic) && self.is_below_another(client_id, topic)
@@ -72,12 +73,13 @@ impl ReservedTopics {
     }
 }
 
-/// Whether a device of this client id can have reserved topics: it must be one level of a topic, and no wildcard.
+/// Returns whether a device of this client id can have reserved topics: the id must be one level of a topic, without
+/// wildcards.
 pub fn is_one_level(client_id: &str) -> bool {
     !client_id.is_empty() && !client_id.bytes().any(|byte| matches!(byte, b'/' | b'+' | b'#' | 0))
 }
 
-/// Whether a filter can match topics that begin with this prefix.
+/// Returns whether a filter can match topics that begin with this prefix.
 fn reaches(prefix: &str, filter: &str) -> bool {
     let mut levels = filter.split('/');
     for (place, own) in prefix.trim_end_matches('/').split('/').enumerate() {
@@ -92,7 +94,8 @@ fn reaches(prefix: &str, filter: &str) -> bool {
     levels.next().is_some()
 }
 
-/// What is after the device's own name in a topic after its prefix; `None` if it is below another.
+/// Returns the rest of a topic after the part's prefix and the device's own name; `None` if another name follows the
+/// prefix.
 pub fn below_own_name<'a>(client_id: &str, behind: &'a str) -> Option<&'a str> {
     let rest = behind.strip_prefix(client_id)?.strip_prefix('/')?;
     is_one_level(client_id).then_some(rest)

@@ -1,4 +1,5 @@
-//! What the commit protocol synchronizes with. Its models bring a `sync` of their own, which tries every interleaving.
+//! Synchronization primitives of the commit protocol. Its models bring a `sync` of their own, which tries every
+//! interleaving.
 
 pub(crate) use std::sync::atomic;
 

@@ -23,7 +23,7 @@ impl Tail {
     /// A page is read while fewer messages than this are in memory.
     pub const LOW: usize = 128;
 
-    /// What an earlier process left on disk.
+    /// Restores the tail that an earlier process left on disk.
     pub fn restored(places: Range<u64>, messages: usize, bytes: u64) -> Self {
         Self { from: places.start, next: places.end, messages, bytes, mark: None }
     }
@@ -40,7 +40,7 @@ impl Tail {
         self.next
     }
 
-    /// Whether nothing is on disk only. [`Self::messages`] may be wrong about that.
+    /// Returns whether nothing is on disk only. This is exact where [`Self::messages`] may be wrong.
     #[inline]
     pub fn is_empty(&self) -> bool {
         self.from >= self.next

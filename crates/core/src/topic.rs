@@ -91,7 +91,7 @@ impl TopicFilter {
     }
 }
 
-/// Whether there is a `+` or a `#` in it: in a valid filter that is a wildcard, and a topic name has none.
+/// Returns whether `text` has a `+` or a `#`: in a valid filter that is a wildcard, and a topic name has none.
 pub fn has_wildcard(text: &str) -> bool {
     // Of bytes, `contains` searches by words.
     text.as_bytes().contains(&b'#') || text.as_bytes().contains(&b'+')
@@ -115,7 +115,7 @@ pub fn parse_shared(text: &str) -> Result<Option<(&str, &str)>, TopicError> {
     Ok(Some((group, filter)))
 }
 
-/// Whether `filter` matches `topic`, both valid. A leading wildcard does not match `$` topics [MQTT-4.7.2-1].
+/// Returns whether `filter` matches `topic`, both valid. A leading wildcard does not match `$` topics [MQTT-4.7.2-1].
 pub fn matches<'a>(filter: &'a str, topic: &'a str) -> bool {
     if topic.starts_with('$') && (filter.starts_with('+') || filter.starts_with('#')) {
         return false;

@@ -110,7 +110,7 @@ fn what_comes_then_runs_once_and_sees_the_refusal() {
     });
 }
 
-/// It would wait for itself.
+/// A closure that ran under the lock would wait for itself.
 #[test]
 fn what_comes_then_runs_without_the_lock() {
     loom::model(|| {

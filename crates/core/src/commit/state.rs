@@ -21,7 +21,7 @@ pub struct Commit {
     left: AtomicU32,
     refused: AtomicBool,
     unit: bool,
-    /// What must be done before the unit is closed.
+    /// Commit that must be done before the unit is closed.
     before: OnceLock<Arc<Self>>,
     waiting: Mutex<Waiters>,
 }
@@ -30,7 +30,7 @@ pub struct Commit {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refused;
 
-/// Who is to be told at the end. Nearly always one task, which costs no allocation.
+/// Tasks and closures to call at the end. Nearly always one task, which costs no allocation.
 #[derive(Default)]
 struct Waiters {
     task: Option<Waker>,
@@ -64,7 +64,7 @@ impl Commit {
         })
     }
 
-    /// Whether the parts are written together.
+    /// Returns whether the parts are written together.
     pub fn is_unit(&self) -> bool {
         self.unit
     }
@@ -75,7 +75,7 @@ impl Commit {
         self.before.get_or_init(Self::new)
     }
 
-    /// What must be done before this unit is closed, if there is anything.
+    /// Returns the commit that must be done before this unit is closed, if there is one.
     pub fn before(&self) -> Option<&Arc<Self>> {
         self.before.get()
     }
@@ -133,7 +133,8 @@ impl Commit {
     /// block nor take long.
     pub fn then(&self, run: impl FnOnce(Result<(), Refused>) + Send + 'static) {
         let mut waiting = self.waiting.lock();
-        // Whoever ends the last part asks for the lock after that: it is told of what is put down here, or we see the end.
+        // The thread that ends the last part takes the lock after that: it finds the closure put down here, or we see
+        // the end.
         let Some(result) = self.result() else {
             return waiting.more.push(Waiter::Then(Box::new(run)));
         };

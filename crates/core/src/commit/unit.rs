@@ -13,7 +13,7 @@ pub struct Unit<'a, 'm> {
     closed: bool,
 }
 
-/// What closes the unit of a QoS 2 message that came in.
+/// The change that closes the unit of an incoming QoS 2 message.
 #[derive(Debug, Clone, Copy)]
 pub struct Received {
     /// The publishing session.

@@ -1,5 +1,5 @@
-//! What is on its way to the disk and may be settled before it is there. Also compiled into the models, with another
-//! `sync`.
+//! Entries on their way to the disk that may be settled before they are there. Also compiled into the models, with
+//! another `sync`.
 
 use super::sync::{
     Mutex,
@@ -27,7 +27,7 @@ impl<T> Unwritten<T> {
         self.move_to(TAKEN).then(|| self.content.lock().take())?
     }
 
-    /// It was acknowledged. True if it was not taken and never will be.
+    /// Notes that the receiver has acknowledged the content. True if the writer has not taken it and never will.
     pub(crate) fn settle(&self) -> bool {
         let settled = self.move_to(SETTLED);
         if settled {

@@ -1,6 +1,6 @@
-//! What is read when somebody asks for it, beside the counters: how much there is of something now. What is declared here and
-//! in [`super::counters`](super::Counters) is all that `/metrics` can show. The comment of a family is what operators read in
-//! docs/metrics.md about it.
+//! Figures that are read when somebody asks for them, beside the counters: amounts at this moment. `/metrics` can show
+//! only the families declared here and in [`super::counters`](super::Counters). The comment of a family is what
+//! operators read in docs/metrics.md about it.
 
 use super::row::{Family, Figure, MetricKind};
 

@@ -1,4 +1,4 @@
-//! How long something took how often, in fixed buckets.
+//! Durations counted in fixed buckets.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering::Relaxed},

@@ -1,4 +1,4 @@
-//! What is counted: counters of every thread, durations in buckets, and the rows that `/metrics` shows.
+//! Metrics: counters of every thread, durations in buckets, and the rows that `/metrics` shows.
 
 mod counters;
 pub mod figures;

@@ -7,7 +7,7 @@ fn escape_label(value: &str) -> String {
     value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }
 
-/// What the values of a name are.
+/// Type of a metric.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetricKind {
     /// Only grows.
@@ -35,7 +35,7 @@ impl MetricKind {
 pub struct Family {
     /// Metric name; counters end in `_total`.
     pub name: &'static str,
-    /// What it measures, in words.
+    /// Description of the measured quantity.
     pub help: &'static str,
     /// Its kind.
     pub kind: MetricKind,
@@ -48,7 +48,7 @@ pub struct Family {
 }
 
 impl Family {
-    /// What its values are measured in, as the name says by the conventions of Prometheus; none for numbers of things.
+    /// Returns the unit of the values, which the name tells by the conventions of Prometheus; none for numbers of things.
     pub fn unit(&self) -> Option<&'static str> {
         let units = ["bytes", "microseconds", "seconds", "days"];
         units.into_iter().find(|unit| self.name.split('_').any(|word| word == *unit))
@@ -87,7 +87,7 @@ pub struct Row {
     pub name: &'static str,
     /// For rows of a histogram, what follows the name: `_bucket`, `_sum` or `_count`.
     pub suffix: &'static str,
-    /// What it measures, in words.
+    /// Description of the measured quantity.
     pub help: &'static str,
     /// Its kind.
     pub kind: MetricKind,
