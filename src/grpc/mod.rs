@@ -99,13 +99,14 @@ pub(crate) fn encode_event(event: broker::Event) -> Vec<u8> {
 
 /// Connections that were accepted and wait for tonic.
 const ACCEPT_QUEUE: usize = 128;
-/// How often keys are looked through for those whose time is over.
+/// Interval at which expired keys are removed.
 const SWEEP: Duration = Duration::from_secs(1);
 const STREAM_WINDOW: u32 = 1 << 20;
-/// What HTTP/2 may buffer of a connection's requests, which is charged to the memory account once it has shown credentials: the
-/// budget's quarter for as many as there may be, in these bounds. The lower one is the protocol's.
+/// Bounds of the bytes that HTTP/2 may buffer of a connection's requests: the memory budget's quarter, divided by the
+/// greatest number of connections, and never outside these bounds. The memory account is charged for the window once the
+/// connection has shown credentials. The lower bound is the protocol's.
 const CONNECTION_WINDOW: (u32, u32) = (65_535, 4 << 20);
-/// What HTTP/2 takes of a request's headers, and of one frame.
+/// Largest header list of a request that HTTP/2 accepts, and largest frame.
 const HEADER_LIST: u32 = 16 << 10;
 const FRAME: u32 = 16 << 10;
 
@@ -132,7 +133,7 @@ pub(crate) struct GrpcConfig {
     pub max_streams: usize,
     /// The same of one caller.
     pub max_streams_per_caller: usize,
-    /// How long a publish waits for SENT or ACKED when the call has no deadline.
+    /// Longest wait of a publish for SENT or ACKED when the call has no deadline.
     pub wait_timeout: Duration,
     /// Idempotency keys that are remembered at once, and for how long.
     pub max_keys: usize,
@@ -188,7 +189,7 @@ impl Default for GrpcConfig {
     }
 }
 
-/// What the server needs beyond the broker.
+/// Parts of the process that the server needs beyond the broker.
 #[derive(Clone)]
 pub(crate) struct Hooks {
     /// The devices that are traced.
@@ -197,15 +198,15 @@ pub(crate) struct Hooks {
     pub latest: Option<Arc<dyn LatestValues>>,
     /// History of the topics that have one; `None` if it is switched off.
     pub history: Option<Arc<History>>,
-    /// Who may call.
+    /// Callers and their rights.
     pub backends: Arc<Backends>,
-    /// What can be read again.
+    /// Files that can be read again.
     pub reloads: Arc<Reloads>,
-    /// What devices may do; `None` if everything is allowed.
+    /// Rules for devices; `None` if everything is allowed.
     pub authority: Option<Arc<Authority>>,
-    /// Who may not connect.
+    /// Bans on devices and addresses.
     pub bans: Arc<Bans>,
-    /// What the Publisher remembers, on disk; `None` without a data directory.
+    /// The Publisher's memory on disk; `None` without a data directory.
     pub store: Option<Arc<dyn PublisherStore>>,
     /// Consumer groups, or the key of the configuration that switches them off.
     pub groups: Result<Arc<Groups>, &'static str>,
@@ -213,13 +214,13 @@ pub(crate) struct Hooks {
     pub commands: Result<Arc<Commands>, &'static str>,
     /// Device shadows, or the key of the configuration that switches them off.
     pub shadows: Result<Arc<Shadows>, &'static str>,
-    /// Whether the stores of groups and shadows answer.
+    /// Probes of the stores of groups and shadows.
     pub stores: StoresAnswer,
-    /// What operators are shown.
+    /// State of the process that operators may see.
     pub operated: Arc<Operated>,
 }
 
-/// Whether stores answer at all, of which that may change.
+/// Probes that tell whether a store answers, for the stores that can fall silent.
 #[derive(Clone)]
 pub(crate) struct StoresAnswer {
     /// Of consumer groups.
@@ -231,7 +232,7 @@ pub(crate) struct StoresAnswer {
 /// Why the gRPC server stopped.
 #[derive(Debug, Error)]
 pub(crate) enum GrpcError {
-    /// What the Publisher remembers cannot be read.
+    /// The records of the Publisher cannot be read.
     #[error("read what the publisher remembers")]
     Store(#[from] StoreError),
     /// Serving failed.
@@ -242,7 +243,7 @@ pub(crate) enum GrpcError {
     Reflection(#[from] tonic_reflection::server::Error),
 }
 
-/// What every service shares.
+/// State that every service shares.
 #[derive(Clone)]
 struct Context {
     broker: Broker,
@@ -251,7 +252,7 @@ struct Context {
     streams: Arc<Streams>,
     keys: Arc<RequestKeys>,
     schedule: Arc<Schedule>,
-    /// Who walks over all sessions: one at a time.
+    /// Permit to walk over all sessions: one task at a time has it.
     walk: Arc<Semaphore>,
     shutdown: watch::Receiver<bool>,
 }
@@ -347,7 +348,7 @@ impl Api {
     }
 }
 
-/// What decides whether services can answer.
+/// Returns the conditions under which services can answer.
 fn needs(hooks: &Hooks) -> Needs {
     let if_on = |is_on: bool, answers: &Answers| is_on.then(|| Arc::clone(answers));
     Needs {

@@ -159,7 +159,7 @@ pub(super) enum Error {
     Internal,
 }
 
-/// How far a message came whose wait ended early.
+/// Progress of a message whose wait ended early.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Reached {
     pub(super) level: ReachedLevel,
@@ -325,7 +325,7 @@ impl Error {
         }
     }
 
-    /// When a retry makes sense.
+    /// Returns the delay after which a retry makes sense.
     fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::QueueFull

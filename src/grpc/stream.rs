@@ -61,7 +61,7 @@ impl prost::Message for RawMessage {
     }
 }
 
-/// What a stream of responses is made of.
+/// State of a stream of responses.
 pub(super) struct Subscription {
     target: Arc<StreamTarget>,
     /// The rest of a batch of packets, each a response of its own.
@@ -85,7 +85,7 @@ impl Drop for Subscription {
 /// Pause between batches that are not full, where the caller did not choose.
 const ADAPTIVE: Duration = Duration::from_millis(5);
 
-/// How long a batch that is not full waits for more.
+/// Time for which a batch that is not full waits for more.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) enum Linger {
     /// Not at all after a silence of [`ADAPTIVE`], else until that long after the batch before: a lone message goes at
@@ -103,12 +103,12 @@ struct Gathering {
     timer: Option<Pin<Box<Sleep>>>,
     /// The timer counts for the next batch.
     running: bool,
-    /// When the last batch went.
+    /// Time at which the last batch went.
     last: Option<Instant>,
 }
 
 impl Gathering {
-    /// Whether only a full batch may go now; else the task is woken when that changes.
+    /// Tells whether only a full batch may go now; if so, the task is woken when that changes.
     fn holds(&mut self, target: &StreamTarget, cx: &mut Context<'_>) -> bool {
         if !self.running && target.has_data() {
             let now = Instant::now();
@@ -192,7 +192,7 @@ impl Subscription {
         self.packets.clear();
     }
 
-    /// Whether the stream was ended by the gateway.
+    /// Tells whether the gateway ended the stream.
     pub(super) fn is_closed(&self) -> bool {
         self.target.is_closed()
     }

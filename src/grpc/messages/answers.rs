@@ -59,7 +59,7 @@ fn drop_reason(reason: Option<DropReason>) -> i32 {
     reason.into()
 }
 
-/// What became of a message: `published` is the routing's view, `waited` what its receipt told later.
+/// Converts the fate of a message: `published` is the routing's view, `waited` the later state of its receipt.
 pub(in crate::grpc) fn publish_response(
     published: Published,
     wait: Wait,

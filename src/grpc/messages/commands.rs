@@ -15,7 +15,7 @@ use crate::{
 
 /// Longest id that a caller may choose, in bytes.
 const MOST_ID: usize = 128;
-/// How long a command may be active when its caller does not say, and at most.
+/// Lifetime of a command whose caller names none, and the longest lifetime that a caller may name.
 const DEFAULT_LIFE: Duration = Duration::from_hours(24);
 const LONGEST_LIFE: Duration = Duration::from_hours(30 * 24);
 /// The shortest interval of retries.
@@ -131,7 +131,7 @@ pub(in crate::grpc) fn spec(spec: Option<v1::CommandSpec>, limits: &Limits) -> R
     })
 }
 
-/// What a device answered.
+/// Converts a device's reply.
 pub(in crate::grpc) fn reply(reply: &DeviceReply) -> v1::Reply {
     v1::Reply {
         payload: reply.payload.clone(),
@@ -167,7 +167,7 @@ pub(in crate::grpc) fn reason(why: NoReply) -> &'static str {
     }
 }
 
-/// How far the command came, and what else is known.
+/// Returns the metadata of an error: the stage that the command reached, and the reason why no reply came.
 pub(in crate::grpc) fn metadata(why: NoReply, stage: SendStage) -> HashMap<String, String> {
     let stage = match stage {
         SendStage::Queued => "QUEUED",

@@ -54,7 +54,7 @@ fn hex(out: &mut [u8], value: u64) {
     }
 }
 
-/// What was delivered.
+/// Content of a delivery.
 pub(in crate::grpc) enum Content<'a> {
     Message(&'a Message<'a>),
     /// An event, encoded.

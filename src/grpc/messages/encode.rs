@@ -24,7 +24,7 @@ pub(super) const fn number(field: u8) -> u8 {
 /// Field 1 of `SubscribeResponse` and `WatchLatestResponse`: the repeated items.
 const ITEMS: u8 = delimited(1);
 
-/// Which form a message takes in a stream.
+/// Form of a message in a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::grpc) enum StreamForm {
     /// `SubscribeItem { message }`.

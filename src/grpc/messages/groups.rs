@@ -214,7 +214,7 @@ fn event_name(kind: v1::EventKind) -> &'static str {
     }
 }
 
-/// What a request to change a group says.
+/// Parsed request to change a group: the fields of its mask and their new values.
 pub(in crate::grpc) struct Update {
     fields: Vec<&'static str>,
     new: Definition,
@@ -575,7 +575,7 @@ mod tests {
         };
         let mut changed = convert(v1::Group { max_attempts: 3, ..Default::default() }).unwrap();
         let before = changed.clone();
-        // What the mask does not name may be nonsense.
+        // Fields outside the mask may hold nonsense.
         let group =
             v1::Group { paused: true, max_attempts: 9, ack_deadline: seconds(-7), ..Default::default() };
         update(group, &["paused"]).unwrap().apply(&mut changed);

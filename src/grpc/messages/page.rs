@@ -26,7 +26,7 @@ impl Pages {
         Self { request: crc32fast::hash(&bytes) }
     }
 
-    /// Where the page starts that `token` asks for; `None` is the first.
+    /// Returns the place at which the page of `token` starts; `None` is the first page.
     pub(in crate::grpc) fn start(self, token: &str) -> Result<Option<String>, Error> {
         if token.is_empty() {
             return Ok(None);

@@ -42,7 +42,7 @@ const TLS: usize = 4 << 10;
 /// Server certificates and settings, replaced as a whole when certificates are reloaded.
 pub(crate) type SharedTls = Arc<ArcSwap<ServerConfig>>;
 
-/// What TLS needs.
+/// Settings and revocations for TLS.
 pub(crate) struct GrpcTls {
     /// For handshakes.
     pub(crate) settings: SharedTls,

@@ -1,7 +1,8 @@
-//! Who calls, and whether they may: one layer before every method.
+//! Identifies the caller of every method and checks its rights, in one layer before all services.
 //!
-//! It finds the caller, looks the method up in [`super::methods`], and puts a [`Call`] into the request's extensions, by which
-//! services hold what they do against the caller's scope. What stays open ends when its caller's rights do.
+//! The layer finds the caller, looks the method up in [`super::methods`], and puts a [`Call`] into the request's
+//! extensions; services use it to hold their work against the caller's scope. A call that stays open ends when its caller's
+//! rights do.
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -47,9 +48,9 @@ use crate::{
 
 /// Longest value of `authorization`; a signed token with many claims has some 4 KiB.
 const MOST_BYTES: usize = 8 << 10;
-/// How long at most an expiry is slept for: then the wall clock is asked again, which may have been set.
+/// Longest sleep until an expiry: the wall clock may have been set meanwhile, so it is read again after this.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
-/// Longest name of what a call is about in the audit log.
+/// Longest name of a call's object in the audit log.
 const MOST_OBJECT: usize = 256;
 
 /// The devices in the scope of a grant, for a [`Selector`](broker::Selector); `None` if it does not limit them.
@@ -94,7 +95,7 @@ impl Call {
         &self.caller
     }
 
-    /// Whose share it counts for.
+    /// Returns the key of the caller whose share the call counts for.
     pub(in crate::grpc) fn key(&self) -> CallerKey {
         CallerKey::of(&self.caller, self.peer)
     }
@@ -104,7 +105,7 @@ impl Call {
         self.method
     }
 
-    /// Where the caller is, unless it is inside the process.
+    /// Returns the caller's address, unless the caller is inside the process.
     pub(in crate::grpc) fn peer(&self) -> Option<SocketAddr> {
         self.peer
     }
@@ -189,7 +190,7 @@ impl Call {
 
     /// Into the audit log, with how it ended.
     fn note(&self, code: Code) {
-        // It is there already.
+        // A denial is in the log already.
         if code != Code::PermissionDenied {
             let object = self.object.lock();
             audit::done(AuditLine { target: object.as_deref(), ..self.line() }, &format_args!("{code:?}"));
@@ -234,7 +235,7 @@ impl<S> Guarded<S> {
         let behalf = || request.extensions().get::<Behalf>().map(|behalf| behalf.0);
         let peer = standing.map(|standing| standing.peer()).or_else(behalf);
         let deny = |caller: Option<&Caller>, error: Error| {
-            // What is no method of ours is text of the peer.
+            // An unknown method name is text of the peer's choice.
             let end = path.floor_char_boundary(MOST_OBJECT);
             let peer = peer.map(|peer: SocketAddr| IpAddr::to_canonical(&peer.ip()));
             let line = AuditLine { caller, method: &path[..end], target: None, peer };
@@ -289,7 +290,8 @@ impl<S> Guarded<S> {
         Ok(())
     }
 
-    /// Who would be let through with this path and these headers; a denial is counted and in the log.
+    /// Returns the key of the caller if a request with this path and these headers would be admitted; a denial is counted
+    /// and written to the log.
     pub(in crate::grpc) fn check<B>(&self, request: &Request<B>) -> Result<CallerKey, Error> {
         self.admit(request).map(|(call, _)| call.key())
     }

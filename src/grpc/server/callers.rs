@@ -1,8 +1,8 @@
-//! What one caller may have of the places that all callers share, so that nobody has all of them.
+//! Shares out the places that all callers need, so that no single caller takes them all.
 //!
-//! A caller is who its credentials say; where nobody is asked for any, the address counts. Each has at most a configured number of
-//! places. The last quarter is for callers who have few, as on the memory account: neither one caller nor some of them together
-//! take what others need.
+//! A caller is identified by its credentials, or by its address where no credentials are asked for. Each caller has at most
+//! a configured number of places. The last quarter is for callers who have few, as on the memory account: neither one
+//! caller nor several together take the places that others need.
 
 use std::{
     net::SocketAddr,
@@ -21,7 +21,7 @@ use crate::{
 /// For the keys of this process.
 static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
 
-/// Who holds places: a keyed hash, so that nothing of a name is copied for each call.
+/// Keyed hash of a caller who holds places, so that no name is copied for each call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(crate) struct CallerKey(u64);
 

@@ -52,26 +52,27 @@ const DESCRIBING_CALL: usize = 256 << 10;
 const HEALTH_REQUEST: usize = 256;
 /// Health checks at once in the process for which there was no memory, and which are answered all the same.
 const RESERVED_CHECKS: usize = 16;
-/// What a header takes besides its bytes.
+/// Memory that a header takes besides its bytes.
 const HEADER: usize = 128;
 
-/// What a connection's calls share: its places, their number, and what they hold.
+/// State that all calls of a connection share: its places, their number, and the memory that they hold.
 pub(in crate::grpc) struct Standing {
     guest: Guest,
     peer: SocketAddr,
-    /// What its verified client certificate says.
+    /// Names in the peer's verified client certificate.
     certificate: Option<CertificateNames>,
     _seat: Seat,
     calls: AtomicUsize,
     /// Refused calls whose answers are not sent.
     refusals: AtomicUsize,
     purse: Arc<Purse>,
-    /// What the connection holds besides its calls.
+    /// Charge of the connection besides its calls.
     own: Mutex<Holding>,
-    /// What HTTP/2 may buffer once it has shown credentials.
+    /// Bytes that HTTP/2 may buffer once the connection has shown credentials.
     window: usize,
     is_authenticated: AtomicBool,
-    /// Calls that were looked at before it had shown credentials, and who waits for the next.
+    /// Number of calls that were looked at before the connection had shown credentials, and the task that waits for the
+    /// next one.
     looked_at: AtomicUsize,
     looking: Mutex<Option<Waker>>,
 }
@@ -150,7 +151,7 @@ impl Standing {
         self.certificate.as_ref()
     }
 
-    /// What its calls hold.
+    /// Returns the charges of the connection's calls.
     pub(in crate::grpc) fn purse(&self) -> &Arc<Purse> {
         &self.purse
     }
@@ -327,7 +328,7 @@ pub(in crate::grpc) struct Limited<S> {
 }
 
 impl<S> Limited<S> {
-    /// What is limited.
+    /// Returns the limited service.
     pub(in crate::grpc) fn inner(&self) -> &S {
         &self.inner
     }

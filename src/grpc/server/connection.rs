@@ -34,7 +34,8 @@ const TLS_BUFFER: usize = 16 << 10;
 const AUTHENTICATED_TLS_BUFFER: usize = 64 << 10;
 /// Bytes of a TLS handshake that are not charged.
 const FREE_HANDSHAKE: usize = 8 << 10;
-/// How long calls may take to be looked at. HTTP/2 may have refused them by itself; then others are not read for as long.
+/// Longest wait for calls to be looked at. HTTP/2 may have refused them by itself; then no other calls are read for as
+/// long.
 const LOOK: Duration = Duration::from_secs(1);
 /// Reads after GOAWAY, of [`CHUNK`] bytes each, so that it isn't lost to a reset for bytes that were not read.
 const LAST_READS: usize = 16;
@@ -56,7 +57,7 @@ pub(in crate::grpc) struct ServedConnection {
     revoked: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
 
-/// What a connection needs until it has shown credentials.
+/// State of a connection that has yet to show credentials.
 struct Newcomer {
     gate: Box<FrameGate>,
     /// For what the gate keeps back.
@@ -154,7 +155,7 @@ impl ServedConnection {
         if let Some(revoked) = &mut self.revoked
             && revoked.as_mut().poll(cx).is_ready()
         {
-            // It is read no more after this, nor polled again.
+            // After this the connection is neither read nor polled again.
             self.revoked = None;
             count(|c| c.grpc_evicted_revoked.add(1));
             let (peer, reason) = (self.peer, "its certificate is revoked");

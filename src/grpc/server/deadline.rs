@@ -1,4 +1,4 @@
-//! When a call must be answered.
+//! Deadlines of calls.
 
 use std::{future::Future, time::Duration};
 
@@ -10,7 +10,7 @@ use crate::grpc::status::Error;
 /// Kept back of a caller's deadline, so that our answer comes before its own.
 const DEADLINE_MARGIN: Duration = Duration::from_millis(250);
 
-/// When a call must be answered: its grpc-timeout less a margin, or the default.
+/// Returns the deadline of a call: its grpc-timeout less a margin, or the default.
 pub(in crate::grpc) fn deadline(metadata: &MetadataMap, default: Duration) -> Instant {
     let timeout = metadata.get("grpc-timeout").and_then(|value| value.to_str().ok()).and_then(grpc_timeout);
     let span = timeout.map_or(default, |timeout| timeout - (timeout / 10).min(DEADLINE_MARGIN));
@@ -37,7 +37,7 @@ fn grpc_timeout(text: &str) -> Option<Duration> {
     }
 }
 
-/// What `answer` becomes, if that is before the call's deadline.
+/// Waits for `answer` until the call's deadline; later the call fails with [`Error::Late`].
 pub(in crate::grpc) async fn within<T>(
     metadata: &MetadataMap,
     default: Duration,

@@ -30,7 +30,7 @@ const ENHANCE_YOUR_CALM: u32 = 11;
 /// Sent with GOAWAY, for whoever looks for the reason.
 const DEBUG_DATA: &[u8] = b"too many calls at once without credentials";
 
-/// Whatever comes next.
+/// Next step of the connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Step {
     /// Hand bytes on to HTTP/2.
@@ -71,19 +71,19 @@ impl FrameHead {
 pub(super) struct FrameGate {
     /// Bytes that were read and not handed on.
     pending: Vec<u8>,
-    /// How many of them may pass.
+    /// Number of pending bytes that may pass.
     ready: usize,
-    /// Beyond those, bytes that were looked at.
+    /// Number of bytes behind the ready ones that were looked at.
     seen: usize,
     /// A block of headers has begun in what was looked at, which opens this stream if it is a new one.
     block: Option<u32>,
     has_preface: bool,
     /// The first frame is there.
     has_begun: bool,
-    /// What comes is not HTTP/2: it passes, and HTTP/2 says so.
+    /// True if the bytes are not HTTP/2: then they pass, and HTTP/2 reports the error.
     is_foreign: bool,
     is_excess: bool,
-    /// Streams opened by what is `ready`.
+    /// Number of streams opened by the `ready` bytes.
     opened: usize,
     /// Streams handed on, and how many of them HTTP/2 must have refused by itself.
     delivered: usize,
@@ -95,7 +95,7 @@ pub(super) struct FrameGate {
 }
 
 impl FrameGate {
-    /// What comes next, when so many calls of the connection have been looked at.
+    /// Returns the next step, given how many calls of the connection have been looked at.
     pub(super) fn step(&mut self, looked_at: usize) -> Step {
         if self.ready > 0 {
             Step::Deliver

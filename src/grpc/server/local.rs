@@ -23,8 +23,8 @@ use super::{access::Guarded, callers::CallerKey, calls::Limited};
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Behalf(pub SocketAddr);
 
-/// What generated clients are made of to call inside the process: `PublisherClient::new(local.on_behalf_of(peer))`. Who
-/// calls is said by the `authorization` metadata of each request, as on a connection.
+/// Transport of generated clients that call inside the process: `PublisherClient::new(local.on_behalf_of(peer))`. The
+/// `authorization` metadata of each request names the caller, as on a connection.
 #[derive(Clone)]
 pub(crate) struct Local {
     service: Limited<Guarded<Routes>>,
@@ -41,11 +41,11 @@ impl Local {
         Self { service: self.service.clone(), peer: Some(peer) }
     }
 
-    /// Who would be let through with a call of the method at `path` and these credentials, before there is a message to send. A
-    /// denial is counted and in the audit log, so the call is not to be made then.
+    /// Returns the key of the caller if a call of the method at `path` with these credentials would be admitted, before
+    /// there is a message to send. A denial is counted and in the audit log; the call must not be made then.
     ///
     /// # Errors
-    /// What the call would be answered.
+    /// The status with which the call would be refused.
     pub(crate) fn check(
         &self,
         path: &PathAndQuery,

@@ -2,10 +2,10 @@
 
 use access::backends::{Role, Roles};
 
-/// Who may call a method.
+/// Callers of a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::grpc) enum Who {
-    /// Everybody, nobody in particular included.
+    /// Every caller, anonymous ones included.
     Anybody,
     /// Callers with one of these roles.
     Has(Roles),
@@ -17,9 +17,9 @@ pub(in crate::grpc) struct Method {
     /// As in the request.
     pub(in crate::grpc) path: &'static str,
     pub(in crate::grpc) who: Who,
-    /// Whether it stays open, so that its caller can lose its rights meanwhile.
+    /// True if the call stays open, so that its caller can lose its rights meanwhile.
     pub(in crate::grpc) stays: bool,
-    /// Whether it is for more than to read and to publish: then each call is in the audit log.
+    /// True if the method does more than read and publish: then each call is in the audit log.
     pub(in crate::grpc) administers: bool,
 }
 

@@ -1,4 +1,4 @@
-//! What stands around every call: connections, limits, deadlines, and the memory of requests and answers.
+//! Surroundings of every call: connections, limits, deadlines, and the memory of requests and answers.
 
 pub(super) mod accept;
 pub(super) mod access;

@@ -1,5 +1,5 @@
-//! What the calls of one connection, or the streams of one caller, hold on the memory account: those who hold much are refused
-//! first. Until it has shown credentials, a connection holds a part of what all unauthenticated ones may.
+//! Charges of the calls of one connection, or of the streams of one caller, on the memory account: whoever holds much is
+//! refused first. Until it has shown credentials, a connection holds a part of the memory for all unauthenticated ones.
 
 use std::sync::{
     Arc,
@@ -42,7 +42,7 @@ impl Purse {
         Self { account, kind, held: AtomicUsize::new(0), unauthenticated: None }
     }
 
-    /// What it is charged to.
+    /// Returns the charged account.
     #[cfg(test)]
     pub(in crate::grpc) fn account(&self) -> &Arc<Account> {
         &self.account
@@ -145,7 +145,7 @@ impl Drop for Holding {
     }
 }
 
-/// What is charged by others for a stream of the caller.
+/// Memory that other modules charge for a stream of the caller.
 impl Budget for Purse {
     fn charge(&self, _: usize, bytes: usize) -> bool {
         Self::charge(self, bytes)

@@ -36,7 +36,7 @@ const STEP: usize = 64 << 10;
 /// Memory for a decoded item of a batch, and for any other field, besides its bytes. Lists grow by doubling.
 const ITEM: usize = 2 * size_of::<PublishRequest>();
 const FIELD: usize = 96;
-/// How many times the allowed bytes a message may take when decoded.
+/// Largest size of a decoded message, as a multiple of the allowed bytes.
 const MOST: usize = 4;
 /// The calls with many requests.
 const STREAMING: [&str; 3] = ["/PublishStream", "/Consume", "/ServerReflectionInfo"];
@@ -64,9 +64,9 @@ struct RequestBody {
     received: usize,
     /// The message that is arriving, with its head.
     partial: Vec<u8>,
-    /// What came after it.
+    /// Bytes behind the arriving message.
     rest: Bytes,
-    /// The largest message that was handed on, and what the last one is when decoded.
+    /// Size of the largest message that was handed on, and decoded size of the last one.
     largest: usize,
     decoded: usize,
     timer: Option<Pin<Box<Sleep>>>,
@@ -197,7 +197,7 @@ impl RequestBody {
         error.into()
     }
 
-    /// Whether a message that must make progress did not.
+    /// Ready once a message that must make progress has made none for the time allowed.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_stream && self.partial.is_empty() {
             self.timer = None;
@@ -264,8 +264,8 @@ fn append(partial: &mut Vec<u8>, more: &[u8], whole: usize) {
     partial.extend_from_slice(more);
 }
 
-/// What the fields of a message take besides their bytes when they are decoded. Counts those of the message, of the
-/// items of a batch (its field 1) and of their properties (field 6): nothing else nests.
+/// Returns the memory that the fields of a decoded message take besides their bytes. Counts the fields of the message, of
+/// the items of a batch (its field 1) and of their properties (field 6): nothing else nests.
 fn footprint(mut bytes: &[u8], depth: usize) -> usize {
     let mut sum = 0;
     while !bytes.is_empty() {

@@ -1,4 +1,5 @@
-//! What is in front of every service: the size limit in our words, and who gets compressed answers.
+//! Guards in front of every service: the size limit, refused in our words, and the choice of callers who get compressed
+//! answers.
 
 use std::{
     convert::Infallible,

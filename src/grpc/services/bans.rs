@@ -92,7 +92,7 @@ pub(super) async fn remove(
     Ok(v1::RemoveBanResponse {})
 }
 
-/// It waits for the disk.
+/// Runs `work`, which waits for the disk, on a thread for blocking calls.
 async fn blocking(work: impl FnOnce() -> Result<(), BanError> + Send + 'static) -> Result<(), Error> {
     match tokio::task::spawn_blocking(work).await {
         Ok(done) => Ok(done?),

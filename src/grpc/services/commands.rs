@@ -40,11 +40,11 @@ fn check_scope(all: &All, call: &Call, spec: &Spec) -> Result<(), Error> {
     call.check_topic("spec.name", &all.topic_of(spec))
 }
 
-/// Whether a command is in the caller's scope.
+/// Tells whether a command is in the caller's scope.
 fn in_scope(all: &All, call: &Call, record: &CommandRecord) -> bool {
     let scope = call.scope();
     scope.has_device(&record.spec.device)
-        // A list asks it of thousands: the topic is made where a scope could leave it out.
+        // Lists check thousands of commands: the topic is made only where a scope could leave it out.
         && (scope.topics().is_none() || scope.has_topic(&all.topic_of(&record.spec)))
 }
 

@@ -52,11 +52,11 @@ const FRAME_MESSAGES: usize = 512;
 const FRAME_BYTES: usize = 64 << 10;
 /// Ids and ranges of one request.
 const MAX_IDS: usize = 10_000;
-/// How long a member with an id is waited for, if it does not say.
+/// Time for which a gone member with an id keeps its place, if it names none.
 const LEASE: Duration = Duration::from_secs(10);
-/// How long the first request is waited for.
+/// Longest wait for the first request.
 const FIRST: Duration = Duration::from_secs(10);
-/// What a Fetch may ask for.
+/// Bounds and default of a Fetch: messages, bytes, and the wait for them.
 const MAX_FETCH: usize = 10_000;
 const DEFAULT_FETCH: usize = 100;
 const MAX_FETCH_BYTES: usize = 3 << 20;
@@ -67,14 +67,14 @@ pub(in crate::grpc) struct ConsumerService {
     pub(in crate::grpc) context: Context,
 }
 
-/// What the half that reads tells the half that writes: how the stream ends.
+/// Message from the half that reads to the half that writes: how the stream ends.
 #[derive(Default)]
 struct StreamEnd {
     ended: Option<Result<(), Status>>,
     waker: Option<Waker>,
 }
 
-/// What a member says, until its stream ends.
+/// Reader of a member's requests, until its stream ends.
 struct Hearing {
     member: Arc<Mutex<LiveMember>>,
     said: Arc<Mutex<StreamEnd>>,
@@ -139,7 +139,7 @@ impl Hearing {
     }
 }
 
-/// What is answered to a request that could not be read.
+/// Returns the answer to a request that could not be read.
 fn unread(status: Status) -> Status {
     too_large(&status).map_or(status, Status::from)
 }
@@ -176,7 +176,7 @@ fn credit(flow: v1::Flow, bounds: Credit) -> Credit {
 /// A stream of deliveries.
 pub(in crate::grpc) struct Consuming {
     state: StreamPhase,
-    /// What comes after what was sent: the end.
+    /// Last item of the stream, after everything else: its end.
     last: Option<Result<(), Status>>,
     slot: StreamSlot,
 }
@@ -416,7 +416,7 @@ fn claimed(ids: &[String], log: u64) -> Result<Vec<ClaimedPlace>, Error> {
     places.ok_or_else(|| Error::invalid("open.outstanding", "has a text that is not a message_id"))
 }
 
-/// What a member may have unacknowledged at most.
+/// Returns the most messages and bytes that a member may have unacknowledged.
 fn bounds(context: &Context) -> Credit {
     let groups = &context.config.groups;
     Credit { messages: groups.max_outstanding_messages, bytes: groups.max_outstanding_bytes.0 }
@@ -526,7 +526,7 @@ impl Consumer for ConsumerService {
 /// The ids of deliveries in a request.
 struct Ids {
     valid: Vec<AckId>,
-    /// Which of all are valid, in order.
+    /// For each id of the request, in order, true if it is valid.
     is_valid: Vec<bool>,
 }
 

@@ -41,7 +41,7 @@ pub(in crate::grpc) async fn latest_and_history(context: &Context, device: &str)
             deleted += latest(context, device, &value.topic).await?;
         }
         if page.next.is_empty() {
-            // What has come meanwhile.
+            // Values that have come meanwhile.
             return Ok(deleted + latest(context, device, "#").await?);
         }
         query.page_token = page.next;

@@ -81,7 +81,7 @@ impl DevicesService {
     }
 }
 
-/// What a listing asks of devices beside their names and that they are online.
+/// Conditions of a listing on devices, besides their names and that they are online.
 struct DeviceSelection {
     protocol: v1::ProtocolVersion,
     listener: String,
@@ -106,12 +106,12 @@ impl DeviceSelection {
         })
     }
 
-    /// Whether it asks for a time, and so for devices that are online.
+    /// Tells whether the listing names a time, and so selects devices that are online.
     fn is_dated(&self) -> bool {
         self.connected_after.is_some() || self.connected_before.is_some()
     }
 
-    /// Whether it asks for anything.
+    /// Tells whether there is any condition.
     fn is_some(&self) -> bool {
         self.protocol != v1::ProtocolVersion::Unspecified
             || !self.listener.is_empty()
@@ -133,7 +133,7 @@ impl DeviceSelection {
     }
 }
 
-/// Whether a subscription has to do with topics in scope.
+/// Tells whether a subscription overlaps the topics in scope.
 fn is_visible(call: &Call, filter: &str) -> bool {
     let filter = match parse_shared(filter) {
         Ok(Some((_, filter))) => filter,
@@ -254,7 +254,7 @@ impl Devices for DevicesService {
         let device = request.device_id.as_str();
         self.check_id(&call, device)?;
         if call.scope().topics().is_some() {
-            // What is dropped is on any topic.
+            // The dropped messages may be on any topic.
             return Err(call.out_of_scope("device_id", device).into());
         }
         let purging = queue::purge(&self.context, device);
@@ -328,10 +328,10 @@ impl Devices for DevicesService {
         let (context, device) = (&self.context, request.device_id.as_str());
         self.check_id(&call, device)?;
         if call.scope().topics().is_some() {
-            // What is deleted is on any topic.
+            // The deleted messages may be on any topic.
             return Err(call.out_of_scope("device_id", device).into());
         }
-        // First the session, whose will may set what is deleted then.
+        // First the session, whose will may set a value that is deleted afterwards.
         let session_ended = delete::disconnect(context, device, delete::ADMINISTRATIVE, true).await;
         let deleting = async {
             let latest_values = delete::latest_and_history(context, device).await?;

@@ -38,14 +38,14 @@ async fn silence(interval: Option<Duration>) {
     }
 }
 
-/// What a caller of limited scope is told of events that it missed: not how many, since it may not know of all of them.
+/// Count of missed events for a caller of limited scope, who may not know of all of them.
 const UNKNOWN: u64 = 0;
 
-/// Which events a watch wants.
+/// Events that a watch selects.
 struct EventSelection {
     kinds: HashSet<v1::EventKind>,
     devices: Selector,
-    /// Whose topics alone.
+    /// Grant that limits the watch to its topics.
     grant: Arc<Grant>,
 }
 
@@ -93,7 +93,7 @@ async fn next_batch(events: &mut EventReader, wanted: &EventSelection) -> Vec<v1
     items
 }
 
-/// How many events its caller is told are missing.
+/// Returns the number of events that its caller is told are missing.
 fn missed(items: &[v1::WatchEventsItem]) -> u64 {
     let gaps = items.iter().filter_map(|item| match &item.item {
         Some(v1::watch_events_item::Item::Gap(gap)) => Some(gap.count),

@@ -72,7 +72,7 @@ pub(in crate::grpc) async fn explain(
     Ok(v1::ExplainAccessResponse { allowed, line, reasons })
 }
 
-/// Whether what is asked about is something, and in scope.
+/// Checks that the action is well-formed and in scope.
 fn check(action: &Action, call: &Call) -> Result<(), Error> {
     match action {
         Action::Publish(publish) => {
@@ -106,7 +106,8 @@ fn asked(action: &Action) -> Result<AccessQuestion<'_>, Error> {
     })
 }
 
-/// Who a description is of. How it has proved that matters to rules only as far as it has proved anything.
+/// Returns the name and principal of a described client. The way in which it has proved its identity matters to rules only
+/// as far as it has proved anything.
 fn described(subject: v1::AccessSubject) -> (String, Arc<Principal>) {
     let v1::AccessSubject { listener, username, common_name, groups, claims } = subject;
     let texts = |texts: Vec<String>| texts.into_iter().map(String::into_boxed_str).collect();

@@ -73,7 +73,7 @@ fn is_of_bridge(context: &Context, group: &str) -> bool {
 /// The error of a call about a group that `field` names.
 pub(super) fn failed(call: &Call, field: &str, name: &str, error: GroupError) -> Error {
     match error {
-        // It may have changed since the call began.
+        // The group may have changed since the call began.
         GroupError::OutOfScope => call.out_of_scope(field, name),
         error => error.into(),
     }
@@ -88,7 +88,7 @@ impl GroupsService {
         self::name(&self.context, call, "name", name)
     }
 
-    /// What would be answered to a group that is only to be checked.
+    /// Returns the outcome of a creation that is only to be checked.
     fn validate(&self, definition: &crate::groups::Definition) -> Result<(), Error> {
         let all = self.all()?;
         let most = self.context.config.groups.max_groups;
@@ -129,7 +129,7 @@ impl Groups for GroupsService {
         }
         let create = async { all.create(definition, &start).await.map_err(|error| at("start.token", error)) };
         let (info, token) = within(&metadata, context.config.wait_timeout, create).await?;
-        // It was there, and had another filter before.
+        // The group existed, with another filter.
         if !info.reach.is_within(call.scope()) {
             return Err(call.out_of_scope("group.filter", &info.definition.name).into());
         }
@@ -189,7 +189,7 @@ impl Groups for GroupsService {
         let info = all.get(&name).map_err(Error::from)?;
         let mut definition = info.definition;
         update.apply(&mut definition);
-        // What was read just now must be what is changed, or another change would be undone.
+        // The change must apply to the version that was read just now, or another change would be undone.
         let etag = if etag.is_empty() { info.etag } else { etag };
         let update = async { Ok(all.update(definition, Some(&etag)).await?) };
         let info = within(&metadata, context.config.wait_timeout, update).await?;
@@ -338,7 +338,7 @@ fn at(field: &str, error: GroupError) -> Error {
     }
 }
 
-/// Where a page of pending messages begins.
+/// Parses the place at which a page of pending messages begins.
 fn place(text: &str) -> Result<(Partition, u64), Error> {
     let (partition, offset) = text.split_once('.').ok_or(Error::PageTokenInvalid)?;
     let partition = partition.parse().map_err(|_| Error::PageTokenInvalid)?;

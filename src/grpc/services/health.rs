@@ -1,5 +1,6 @@
-//! What `grpc.health.v1.Health` says of each service: NOT_SERVING where every call would be refused, be it for the configuration
-//! or for a store that is away. A disk that takes nothing leaves what can be read, and so SERVING.
+//! Statuses of the services for `grpc.health.v1.Health`: NOT_SERVING where every call would be refused, be it for the
+//! configuration or for a store that is away. A disk that refuses writes still allows reads, and so leaves the service
+//! SERVING.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -29,13 +30,13 @@ pub(in crate::grpc) const SERVICES: [&str; 13] = [
     "rpcserver.PublishedPacketService",
 ];
 
-/// How often stores are asked that do not tell by themselves.
+/// Interval at which stores are asked that do not report by themselves.
 const INTERVAL: Duration = Duration::from_millis(500);
 
-/// Whether a store answers, for as long as the process lasts.
+/// Probe that tells whether a store answers; it lasts as long as the process.
 pub(crate) type Answers = Arc<dyn Fn() -> bool + Send + Sync>;
 
-/// What services cannot do without; `None` where the configuration switches the service off.
+/// Requirements of the services; `None` where the configuration switches the service off.
 pub(in crate::grpc) struct Needs {
     /// Latest values, with the condition of their store if that is known.
     pub(in crate::grpc) latest: Option<Option<watch::Receiver<Condition>>>,
@@ -45,7 +46,7 @@ pub(in crate::grpc) struct Needs {
 }
 
 impl Needs {
-    /// Whether calls of a service are answered.
+    /// Tells whether calls of a service are answered.
     fn are_met(&self, service: &str) -> bool {
         let answer = |store: &Option<Answers>| store.as_ref().is_some_and(|answers| answers());
         match service {

@@ -26,15 +26,15 @@ use crate::{
 /// Most prefixes of names in a request.
 const PREFIXES: usize = 100;
 
-/// What operators are shown.
+/// State of the process that operators may see.
 pub(crate) struct Operated {
     /// Version of the program.
     pub version: &'static str,
-    /// When it started.
+    /// Time at which the program started.
     pub started: Timestamp,
     /// The metrics now.
     pub metrics: Box<dyn Fn() -> Vec<Row> + Send + Sync>,
-    /// What is wrong, a line each.
+    /// Current problems, a line each.
     pub problems: Box<dyn Fn() -> String + Send + Sync>,
     /// Bridges to other systems.
     pub bridges: BridgesStatus,
@@ -49,7 +49,7 @@ pub(in crate::grpc) struct OperationsService {
     pub(in crate::grpc) context: Context,
 }
 
-/// What tells of all devices is not for callers who may know of some, as with `/metrics`.
+/// Admits only callers who may know of all devices, as `/metrics` does.
 fn over_devices(call: &Call) -> Result<(), Error> {
     match call.scope().devices() {
         None => Ok(()),

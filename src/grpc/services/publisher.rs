@@ -74,7 +74,7 @@ enum Issued {
 }
 
 impl Issued {
-    /// What is known now; `None` if it must be waited for.
+    /// Returns the result if it is known; `None` if the caller must wait for it.
     fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
         match self {
             Self::Own(routed) => routed.ready(),
@@ -145,7 +145,7 @@ async fn publish(
     }
 }
 
-/// What is known of a message that waits for its time, once it is on disk.
+/// Returns the result of a message that waits for its time, once it is on disk.
 fn routed_later((id, commit): (String, Arc<Commit>)) -> Routed {
     commit.done();
     let published = Published::default();
@@ -216,7 +216,7 @@ fn route_to_device(
     })
 }
 
-/// What is told how far a message comes, if somebody waits for that.
+/// Returns a receipt that records how far a message comes, if the caller waits for that.
 fn receipt(publication: &Publication) -> Option<Arc<Receipt>> {
     matches!(publication.wait, Wait::Sent | Wait::Acked).then(Arc::<Receipt>::default)
 }
@@ -322,7 +322,7 @@ async fn publish_all(
 }
 
 impl PublisherService {
-    /// That of the connection of a request.
+    /// Returns the charges of the connection of a request.
     fn purse<T>(&self, request: &Request<T>) -> Arc<Purse> {
         match request.extensions().get::<Arc<Standing>>() {
             Some(standing) => Arc::clone(standing.purse()),
@@ -465,7 +465,7 @@ impl Publisher for PublisherService {
     }
 }
 
-/// Where a page begins.
+/// Parses the place at which a page begins.
 fn place(text: &str) -> Option<(Timestamp, u64)> {
     let (at, id) = text.split_once(' ')?;
     Some((Timestamp(at.parse().ok()?), id.parse().ok()?))

@@ -22,7 +22,7 @@ pub(super) fn list(
     let (limit, token) = (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
     request.page_size = 0;
     let pages = Pages::of("ListRules", &request);
-    // How many were on the pages before.
+    // Number of rules on the pages before.
     let start = pages.start(&token)?.map(|start| start.parse().map_err(|_| Error::PageTokenInvalid));
     let start: usize = start.transpose()?.unwrap_or_default();
     let none =

@@ -95,7 +95,7 @@ fn shown(grant: &Grant) -> v1::Token {
     }
 }
 
-/// What is for all devices is for callers whose scope is everything.
+/// Admits only callers whose scope is everything: the matter concerns all devices.
 pub(super) fn over_all(call: &Call) -> Result<(), Error> {
     if call.scope().is_all() { Ok(()) } else { Err(call.out_of_scope("scope", "everything")) }
 }

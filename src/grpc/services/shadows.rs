@@ -266,7 +266,7 @@ async fn follow(
     }
 }
 
-/// What a watch wants.
+/// Shadows that a watch selects.
 struct ShadowSelection {
     devices: HashSet<String>,
     names: HashSet<String>,
@@ -282,7 +282,7 @@ impl ShadowSelection {
     }
 }
 
-/// Whether a shadow is in scope.
+/// Tells whether a shadow is in scope.
 fn is_visible(scope: &Scope, topics: &ShadowTopics, shadow: &Shadow) -> bool {
     let device = shadow.device.as_str();
     scope.has_device(device)
@@ -293,7 +293,7 @@ fn item(item: v1::watch_shadow_item::Item) -> v1::WatchShadowItem {
     v1::WatchShadowItem { item: Some(item) }
 }
 
-/// How many changes its caller is told are missing.
+/// Returns the number of changes that its caller is told are missing.
 fn missed(items: &[v1::WatchShadowItem]) -> u64 {
     let gaps = items.iter().filter_map(|item| match &item.item {
         Some(v1::watch_shadow_item::Item::Gap(gap)) => Some(gap.count),

@@ -63,12 +63,12 @@ pub(crate) trait LatestValues: Send + Sync + 'static {
         now: Timestamp,
     ) -> BoxFuture<'a, Result<Vec<Arc<str>>, StoreError>>;
 
-    /// Whether [`LatestValues::list`] works without device ids.
+    /// Tells whether [`LatestValues::list`] works without device ids.
     fn lists_all(&self) -> bool {
         true
     }
 
-    /// Whether the store is there, now and when it changes; `None` if that is not known.
+    /// Returns the store's condition, now and when it changes; `None` if it is not known.
     fn condition(&self) -> Option<watch::Receiver<Condition>> {
         None
     }
@@ -369,7 +369,7 @@ impl State for StateService {
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
         // of them or in both, never in none; and changes come after the snapshot.
         let changes = Subscription::attach(broker, slot, target, &filters, pace);
-        // Where values are listed by device only, there is no snapshot of all devices: it ends at once.
+        // A store that lists values by device only has no snapshot of all devices: the snapshot ends at once.
         let listed = latest.lists_all() || !request.device_ids.is_empty();
         let snapshot_of = if listed { filters.into_iter().rev().collect() } else { Vec::new() };
         let snapshot = (!request.changes_only).then(|| Snapshot {
@@ -484,7 +484,7 @@ impl State for StateService {
     }
 }
 
-/// Whether a retained message is in scope.
+/// Tells whether a retained message is in scope.
 fn is_visible(call: &Call, message: &SharedMessage) -> bool {
     call.scope().has_message(message.client_id.as_ref().map(|id| id.as_str()), &message.topic)
 }
@@ -531,7 +531,7 @@ struct Snapshot {
     done: DoneFilters,
     page_token: String,
     limit: usize,
-    /// Whose devices alone.
+    /// Grant that limits the snapshot to its devices.
     grant: Arc<Grant>,
 }
 

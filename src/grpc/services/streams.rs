@@ -18,7 +18,7 @@ use crate::grpc::{
 const MOST: usize = 1_000;
 const DEFAULT: usize = 100;
 
-/// Whether the caller may know of a stream.
+/// Tells whether the caller may know of a stream.
 fn is_visible(call: &Call, stream: &OpenStream) -> bool {
     let caller = call.caller();
     let sees_all = Roles::OPERATE.include(caller.grant.role) && call.scope().is_all();
@@ -64,7 +64,7 @@ fn name(stream: &OpenStream) -> &'static str {
     stream.call.method().trim_start_matches('/')
 }
 
-/// What members of groups have; each group is asked once.
+/// Backlogs of the members of groups; each group is asked once.
 struct Members<'a> {
     context: &'a Context,
     known: HashMap<String, HashMap<String, Backlog>>,

@@ -1,4 +1,4 @@
-//! What a stream holds for its reader: batches, losses, conflated values.
+//! Content that a stream holds for its reader: batches, losses, conflated values.
 
 use std::{collections::VecDeque, sync::Arc, task::Waker};
 
@@ -52,13 +52,13 @@ pub(super) struct StreamBuffer {
 /// Encoded messages.
 #[derive(Debug, Default)]
 pub(super) struct EncodedBatch {
-    /// What is missing in front of it.
+    /// Losses in front of the batch.
     pub(super) lost: Losses,
-    /// What its bytes say is missing.
+    /// Losses that its bytes report.
     pub(super) inside: Losses,
     pub(super) bytes: Vec<u8>,
     pub(super) messages: u32,
-    /// When the first of them was received.
+    /// Time at which the first of the messages was received.
     pub(super) since: Timestamp,
 }
 
@@ -126,7 +126,7 @@ pub(super) struct Values {
 pub(super) struct Value {
     pub(super) key: Arc<[u8]>,
     pub(super) bytes: Vec<u8>,
-    /// When the oldest change that is not read was received.
+    /// Time at which the oldest unread change was received.
     pub(super) since: Timestamp,
 }
 
@@ -138,7 +138,7 @@ impl Shortage {
         })
     }
 
-    /// How a stream ends for it.
+    /// Returns the error with which the shortage ends a stream.
     pub(super) fn error(self) -> Error {
         match self {
             Self::Buffer => Error::SlowConsumer,
@@ -163,13 +163,13 @@ impl StreamBuffer {
             && self.values.queue.is_empty()
     }
 
-    /// How many messages wait for the reader.
+    /// Returns the number of messages that wait for the reader.
     pub(super) fn waiting(&self) -> usize {
         let sealed: usize = self.sealed.iter().map(|batch| batch.messages as usize).sum();
         sealed + self.open.messages as usize + self.values.queue.len()
     }
 
-    /// When the oldest of them was received.
+    /// Returns the time at which the oldest of the waiting messages was received.
     pub(super) fn oldest(&self) -> Option<Timestamp> {
         let open = (self.open.messages > 0).then_some(self.open.since);
         let batch = self.sealed.front().map(|batch| batch.since).or(open);
@@ -183,7 +183,7 @@ impl StreamBuffer {
     pub(super) fn seal(&mut self) {
         self.last = self.open.bytes.len();
         let mut batch = std::mem::take(&mut self.open);
-        // It may wait for long, and nothing is added to it.
+        // A sealed batch may wait for long, and nothing is added to it.
         if batch.bytes.capacity() - batch.bytes.len() > batch.bytes.len() / 8 {
             batch.bytes.shrink_to_fit();
         }

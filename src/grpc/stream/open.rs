@@ -46,17 +46,17 @@ struct Registry {
 #[derive(Debug)]
 struct CallerStreams {
     open: usize,
-    /// What all of them hold.
+    /// Charges of all streams of the caller.
     purse: Arc<Purse>,
 }
 
-/// How far a reader is behind.
+/// Backlog of a reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(in crate::grpc) struct Backlog {
     /// Messages that wait for it, and their bytes.
     pub(in crate::grpc) waiting: u64,
     pub(in crate::grpc) bytes: u64,
-    /// Since when the oldest of them has waited.
+    /// Time since which the oldest of them has waited.
     pub(in crate::grpc) oldest: Option<Timestamp>,
     /// Handed to it, lost, and replaced by newer ones since the stream was opened.
     pub(in crate::grpc) sent: u64,
@@ -72,7 +72,7 @@ pub(in crate::grpc) struct OpenStream {
     pub(in crate::grpc) since: Timestamp,
     /// Group and member, of a stream that reads one.
     pub(in crate::grpc) member: OnceLock<(String, String)>,
-    /// What fills the buffer of a stream of messages.
+    /// Target that fills the buffer of a stream of messages.
     source: OnceLock<Source>,
     /// Of a stream without a target: in the response that its reader does not take, and since when (0: there is none).
     waiting: AtomicU64,
@@ -90,7 +90,7 @@ struct Source {
 }
 
 impl OpenStream {
-    /// What fills its buffer, if it has one.
+    /// Returns the target that fills the stream's buffer, if there is one.
     pub(in crate::grpc) fn target(&self) -> Option<Arc<StreamTarget>> {
         self.source.get().and_then(|source| source.target.upgrade())
     }
@@ -100,7 +100,7 @@ impl OpenStream {
         self.source.get().map_or((&[], 0), |source| (&source.filters, source.filter_count))
     }
 
-    /// How far its reader is behind.
+    /// Returns the backlog of the reader.
     pub(in crate::grpc) fn backlog(&self) -> Backlog {
         if let Some(target) = self.target() {
             return target.backlog();
@@ -146,19 +146,19 @@ const NAME: usize = 96;
 const FILTER: usize = 128;
 const LEVEL: usize = 48;
 
-/// What a selection of names takes: devices, prefixes, names of shadows.
+/// Returns the memory of a selection of names: devices, prefixes, names of shadows.
 pub(in crate::grpc) fn size_of_names<'a>(names: impl IntoIterator<Item = &'a String>) -> usize {
     names.into_iter().map(|name| NAME + name.len()).sum()
 }
 
-/// What subscriptions to `filters` take, with the list of them.
+/// Returns the memory of subscriptions to `filters`, with the list of them.
 pub(in crate::grpc) fn size_of_filters(filters: &[String]) -> usize {
     let size = |filter: &String| NAME + FILTER + 2 * filter.len() + LEVEL * level_count(filter);
     filters.iter().map(size).sum()
 }
 
 impl StreamSlot {
-    /// What all streams of its caller hold.
+    /// Returns the charges of all streams of its caller.
     pub(in crate::grpc) fn purse(&self) -> &Arc<Purse> {
         &self.purse
     }
@@ -181,7 +181,7 @@ impl StreamSlot {
         };
         // Said once.
         let _ = self.stream.source.set(source);
-        // Those that were there already are told by who closes them.
+        // Targets that were there already are told by the code that closes them.
         if self.streams.inner.lock().closed {
             target.close(Error::ShuttingDown);
         }

@@ -14,7 +14,7 @@ use super::{super::server::purse::Holding, Error, RawMessage, StreamSlot};
 /// Responses that may wait; behind them their maker does.
 const RESPONSES: usize = 2;
 
-/// Where a task puts its responses. The stream has its place for as long as this is there.
+/// Queue into which a task puts its responses. The stream keeps its place for as long as this sender exists.
 pub(in crate::grpc) struct ResponseSender {
     sender: mpsc::Sender<QueuedResponse>,
     slot: StreamSlot,
@@ -66,7 +66,7 @@ impl ResponseSender {
     ) -> Result<(), StreamEnd> {
         let mut held = self.slot.purse().open();
         let bytes = response.encode_to_vec();
-        // What waits is the bytes alone.
+        // Only the bytes wait.
         drop(response);
         if !held.set(bytes.capacity()) {
             return Err(Error::MemoryBudget.into());

@@ -20,7 +20,7 @@ use super::{
 /// The memory budget is charged in steps of this size, so that not every message touches what all threads share.
 const CHARGE_STEP: usize = 16 << 10;
 
-/// What to do when the buffer is full.
+/// Policy for a full buffer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::grpc) enum SlowPolicy {
     DropOldest,
@@ -56,7 +56,7 @@ impl std::fmt::Debug for StreamTarget {
     }
 }
 
-/// What [`StreamTarget::take`] found.
+/// Result of [`StreamTarget::take`].
 #[derive(Debug)]
 pub(in crate::grpc) enum StreamTake {
     /// A batch with this many messages in it.
@@ -137,7 +137,7 @@ impl StreamTarget {
         &self.options
     }
 
-    /// How it is now.
+    /// Returns the current backlog.
     pub(in crate::grpc) fn backlog(&self) -> Backlog {
         let state = self.state.lock();
         Backlog {
@@ -154,7 +154,7 @@ impl StreamTarget {
         self.state.lock().closed.is_some()
     }
 
-    /// Whether anything waits for the reader.
+    /// Tells whether anything waits for the reader.
     pub(super) fn has_data(&self) -> bool {
         !self.state.lock().is_empty()
     }
@@ -170,7 +170,7 @@ impl StreamTarget {
         self.state.lock().values.queue.iter().map(|value| value.bytes.capacity()).sum()
     }
 
-    /// Whether batches are made of packets with their lengths.
+    /// Tells whether batches are made of packets with their lengths.
     pub(super) fn is_packets(&self) -> bool {
         self.options.form == StreamForm::Packet
     }
@@ -251,7 +251,7 @@ impl StreamTarget {
         }
         if state.open.bytes.capacity() == 0 {
             let usual = (state.last + state.last / 4).min(self.options.batch);
-            // What is set aside is charged as what is there.
+            // Reserved memory is charged as used memory is.
             if self.shortage(&mut state.charged, state.bytes, usual).is_none() {
                 state.open.bytes.reserve(usual);
             }

@@ -48,7 +48,7 @@ fn streams(most: usize, budget: usize) -> Arc<Streams> {
     Arc::new(Streams::new(Places { most, per_caller: most }, Arc::new(Account::new(budget))))
 }
 
-/// What is on the account of this broker for streams.
+/// Returns a purse for streams on the account of this broker.
 fn purse(broker: &Broker) -> Arc<Purse> {
     Purse::of_streams(Arc::clone(broker.account()))
 }
@@ -63,7 +63,7 @@ fn stream(target: &Arc<StreamTarget>, pace: Pace) -> Subscription {
     Subscription::new(Arc::clone(target), None, slot, pace)
 }
 
-/// What is ready now, as (payload length or -gap) per item.
+/// Drains the items that are ready now, each as its payload length, or as -gap.
 fn drain(target: &StreamTarget) -> Vec<i64> {
     let mut seen = Vec::new();
     let cx = Context::from_waker(Waker::noop());

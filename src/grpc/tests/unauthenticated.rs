@@ -7,7 +7,7 @@ use broker::MemoryKind;
 use super::*;
 
 const CHECK: &str = "/grpc.health.v1.Health/Check";
-/// What is charged for a connection, and for a call.
+/// Charges for a connection, and for a call.
 const CONNECTION: usize = 16 << 10;
 const CALL: usize = 16 << 10;
 const END_STREAM: u8 = 1;

@@ -35,7 +35,7 @@ pub(super) fn trace(
         return Err(Error::invalid("payload_bytes", format!("is more than {MOST_SHOWN}")));
     }
     let mut slot = context.streams.open(call)?;
-    // What waits in the watch, and as much again that was taken from it.
+    // Room for the packets that wait in the watch, and for as many again that were taken from it.
     slot.select(2 * WATCH_BYTES)?;
     let traces = context.hooks.traces;
     let watching = traces.watch(&request.device_id, request.payload_bytes as usize);
@@ -103,7 +103,7 @@ fn shown(packet: TracedPacket, grant: &Grant) -> v1::TracedPacket {
     let topic_filters: Vec<String> = packet.filters.into_iter().filter(meets).collect();
     let mut withheld = topic_filters.len() < named;
     let publish = packet.publish.map(|publish| {
-        // Which topic an alias stands for is not known here.
+        // The topic of an alias is not known here.
         let is_visible =
             if publish.topic.is_empty() { scope.topics().is_none() } else { scope.has_topic(&publish.topic) };
         withheld |= !is_visible;

@@ -1,4 +1,4 @@
-//! What waits for a device: shown, and dropped.
+//! Shows and drops the messages that wait for a device.
 
 use std::sync::Arc;
 
@@ -21,10 +21,10 @@ const MOST_SHOWN: u32 = 64 << 10;
 /// Bytes of messages that are read from disk for a page.
 const READ: usize = 1 << 20;
 
-/// Where a page begins.
+/// Beginning of a page.
 #[derive(Clone, Copy)]
 enum Start {
-    /// At this index of what is in memory.
+    /// At this index of the queue in memory.
     Memory(usize),
     /// At this place on disk.
     Disk(u64),
@@ -78,7 +78,7 @@ pub(super) async fn list(
     };
     let starts: Vec<Start> = listed.iter().map(|listed| listed.next).collect();
     let shown = (request.payload_bytes as usize).min(PAGE_BYTES / 8);
-    // Those that are not shown count, so that it is known where the page ends.
+    // Messages out of scope count too, so that the end of the page is known.
     let messages = listed.into_iter().map(|listed| match call.scope().has_topic(&listed.message.topic) {
         true => queued(&listed, shown),
         false => v1::QueuedMessage::default(),
@@ -110,7 +110,7 @@ async fn on_disk(
     place: u64,
     limit: usize,
 ) -> Result<(Vec<ListedMessage>, Option<Start>), Error> {
-    // What was read into memory meanwhile was listed, or has gone.
+    // Messages that were read into memory meanwhile have been listed, or have gone.
     let Some(tail) = session.queued(0, 0).tail else { return Ok((Vec::new(), None)) };
     let core = session.core();
     let from = place.max(tail);

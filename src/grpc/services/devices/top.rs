@@ -18,7 +18,7 @@ use crate::grpc::{
 /// Most devices that are shown, and how many if nothing is said.
 const MOST: usize = 100;
 const DEFAULT: usize = 10;
-/// What looking at one step of sessions and their queues costs, which are 256.
+/// Effort of one step, which looks at 256 sessions and their queues.
 const LOOK: u32 = 256 * Effort::DELIVERY;
 
 /// The most of something, at most a number of them.
@@ -91,7 +91,7 @@ pub(super) async fn rank(
         }
     }
     let shown = top.into_sorted().filter_map(|Ranked { id, queue }| {
-        // It may have ended meanwhile.
+        // The session may have ended meanwhile.
         let mut info = broker.device(&id)?;
         info.queue = queue;
         Some(answers::device(info))

@@ -12,7 +12,7 @@ use broker::EventPlace;
 
 use crate::grpc::status::Error;
 
-/// Those of this process.
+/// Tokens of this process.
 pub(super) static TOKENS: LazyLock<PlaceTokens> = LazyLock::new(PlaceTokens::new);
 
 /// Makes tokens and reads them. One place is one block, and no two places are the same.

@@ -58,21 +58,21 @@ const SWEEP: usize = 10_000;
 type PublishOutcome = Result<v1::PublishResponse, Error>;
 type Digest = [u8; 32];
 
-/// How many keys are remembered, and for how long.
+/// Largest number of remembered keys, and the time for which each is remembered.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::grpc) struct KeyOptions {
     pub(in crate::grpc) most: usize,
     pub(in crate::grpc) time: Duration,
 }
 
-/// The key of a request, and what it stands for.
+/// The key of a request, with a digest of its content.
 pub(super) struct RequestKey {
     id: Digest,
     content: Digest,
 }
 
 impl RequestKey {
-    /// That of a request, if it has one. Large payloads are read in steps.
+    /// Returns the key of a request that has one. Large payloads are read in steps.
     pub(super) async fn of(call: &Call, request: &v1::PublishRequest) -> Result<Option<Self>, Error> {
         /// Bytes between two pauses.
         const PART: usize = 256 << 10;
@@ -141,7 +141,7 @@ enum KeyState {
     Answered(v1::PublishResponse),
     /// Answered, and not on disk although it should be.
     Unwritten(v1::PublishResponse),
-    /// It was published, and nobody knows more.
+    /// The message was published; its outcome is lost.
     Lost,
 }
 
@@ -151,7 +151,7 @@ impl KeyState {
     }
 }
 
-/// How far a message came.
+/// Progress of a message.
 #[derive(Clone)]
 enum RoutingProgress {
     Routing,
@@ -167,16 +167,17 @@ struct Claimed {
     number: u64,
 }
 
-/// What becomes of a key.
+/// Outcome of a claim on a key.
 pub(super) enum KeyClaim {
     /// The caller publishes.
     First(Flight),
-    /// Somebody did before.
+    /// Another call published before.
     Before(Keyed),
 }
 
 impl RequestKeys {
-    /// Those that earlier processes left in `store`; without one they end with the process. Blocks on the disk.
+    /// Reads the keys that earlier processes left in `store`; without a store, keys end with the process. Blocks on the
+    /// disk.
     pub(in crate::grpc) fn open(
         options: KeyOptions,
         store: Option<Arc<dyn PublisherStore>>,
@@ -405,7 +406,7 @@ impl RequestKeys {
                 let commit = Commit::new();
                 let part = commit.part();
                 if !self.change(&claimed, None, Some(record(&claimed, Some(&response))), Some(part)) {
-                    // It is no longer remembered; its caller is here all the same.
+                    // The key is no longer remembered; its caller is here all the same.
                     commit.done();
                 }
                 commit.done();
@@ -422,7 +423,7 @@ impl RequestKeys {
         progress.send_replace(RoutingProgress::Told(told));
     }
 
-    /// How many are remembered.
+    /// Returns the number of remembered keys.
     #[cfg(test)]
     fn len(&self) -> usize {
         self.table.lock().known.len()
@@ -444,7 +445,7 @@ impl KeyTable {
             let bytes = self.charge.bytes() + state.bytes();
             let before = known.state.bytes();
             known.state = state;
-            // It never grows.
+            // The charge never grows.
             self.charge.set(bytes.saturating_sub(before));
         }
     }
@@ -517,7 +518,7 @@ impl Drop for Flight {
 pub(super) struct Keyed(watch::Receiver<RoutingProgress>);
 
 impl Keyed {
-    /// What is known now; `None` if it must be waited for.
+    /// Returns the outcome if it is known; `None` if the caller must wait for it.
     pub(super) fn ready(&self) -> Option<PublishOutcome> {
         match &*self.0.borrow() {
             RoutingProgress::Told(told) => Some(told.clone()),
@@ -573,7 +574,7 @@ fn removal(key: Bytes) -> PublisherChange {
     PublisherChange { table: PublisherTable::Answers, key, value: None }
 }
 
-/// What [`record`] wrote.
+/// Reads a record written by [`record`].
 fn decode(value: &[u8]) -> Option<(Digest, Timestamp, KeyState)> {
     let (&FORM, rest) = value.split_first()? else { return None };
     let (content, rest) = rest.split_first_chunk::<32>()?;

@@ -138,7 +138,7 @@ async fn who_comes_while_the_first_waits_gets_its_answer() {
     assert_eq!(world.told(&world.before(1)).await.unwrap(), answer);
 }
 
-/// It was published: to publish it again would be the second time.
+/// The message was published; a second publish would duplicate it.
 #[tokio::test]
 async fn a_crash_while_it_waits_is_told_and_publishes_nothing_again() {
     let world = World::new(100);

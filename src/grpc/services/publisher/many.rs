@@ -37,7 +37,7 @@ const FRAME_BYTES: usize = 64 << 10;
 const RESULT: usize = 128;
 /// Bytes counted for a device that is waited for, with its task.
 const WAITING: usize = 1 << 10;
-/// What looking at one step of sessions costs, which are 256.
+/// Effort of one step, which looks at 256 sessions.
 const LOOK: u32 = 256 * Effort::NODE;
 
 /// A frame that waits for the caller to read it, and what it is charged for.
@@ -54,7 +54,7 @@ pub(super) struct Many {
     bytes: usize,
 }
 
-/// Who is still to get it.
+/// Devices that are still to get the message.
 enum Targets {
     Listed(vec::IntoIter<String>),
     Prefixed { prefix: String, next: Option<u32>, found: vec::IntoIter<String> },
@@ -105,7 +105,7 @@ impl Many {
         }
         drop(seen);
         let detail: v1::ResultDetail = convert::known(detail, "detail")?;
-        // What holds for a message to one device holds for each; which one is said later.
+        // A message to one device stands for all in the checks; the device's id is filled in later.
         message.device_id = Some("-".to_owned());
         let publication = convert::publication(message, limits)?;
         call.check_topic("message.topic", &publication.topic)?;
@@ -133,7 +133,7 @@ pub(super) struct ManyRun {
     known_bytes: usize,
     /// Devices that the message was given to, or refused for.
     issued: u64,
-    /// What the call holds, on the memory account.
+    /// Charge of the call on the memory account.
     held: Holding,
     purse: Arc<Purse>,
 }
@@ -327,10 +327,10 @@ impl Drop for ManyRun {
     }
 }
 
-/// What comes next.
+/// Next item of the run.
 enum Next {
     Device(String),
-    /// None in this step.
+    /// No device in this step.
     Look,
     End,
 }

@@ -20,11 +20,11 @@ pub(super) struct Routed {
     pub(super) published: Published,
     pub(super) wait: Wait,
     pub(super) receipt: Option<Arc<Receipt>>,
-    /// What must be on disk first.
+    /// Commit that must be on disk first.
     pub(super) commit: Option<Arc<Commit>>,
     /// The id of a message that waits for its time.
     pub(super) scheduled: Option<String>,
-    /// When its only receiver no longer needs it.
+    /// Expiry of the message, after which its only receiver no longer needs it.
     pub(super) expiry: Option<Box<Expiry>>,
 }
 
@@ -54,7 +54,7 @@ impl Routed {
         self
     }
 
-    /// What is known now; `None` if it must be waited for.
+    /// Returns the result if it is known; `None` if the caller must wait for it.
     pub(super) fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
         if let Some(commit) = &self.commit {
             return Some(
@@ -75,7 +75,7 @@ impl Routed {
         Ok(answers::publish_response(self.published, self.wait, state))
     }
 
-    /// Whether every receiver that took it while online did its part. Offline sessions are not waited for.
+    /// Tells whether every receiver that took the message while online did its part. Offline sessions are not waited for.
     fn is_done(&self, state: &ReceiptState) -> bool {
         let reached = match self.wait {
             Wait::Accepted | Wait::Durable => return true,
@@ -130,7 +130,7 @@ impl Routed {
         }
     }
 
-    /// How far it came by now.
+    /// Returns how far the message has come by now.
     pub(super) fn reached(&self) -> Reached {
         let state = self.receipt.as_ref().map_or_else(ReceiptState::default, |receipt| receipt.state());
         let waits_for_the_disk = self.commit.is_some();

@@ -36,21 +36,21 @@ const FARTHEST: Duration = Duration::from_hours(30 * 24);
 const OVERHEAD: usize = 512;
 /// Messages published between two looks at the disk.
 const STEP: usize = 256;
-/// When a message is tried again that the gateway could not take.
+/// Delay in milliseconds after which a message is tried again that the gateway could not take.
 const AGAIN: u64 = 1_000;
-/// From when on a message is late.
+/// Delay in milliseconds from which on a message counts as late.
 const LATE: u64 = 5_000;
-/// How long is slept at most.
+/// Longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
-/// How much may be scheduled.
+/// Limits of the schedule.
 #[derive(Debug, Clone, Copy)]
 pub(in crate::grpc) struct ScheduleOptions {
     pub(in crate::grpc) most: usize,
     pub(in crate::grpc) bytes: usize,
 }
 
-/// When a message is due, and its number.
+/// Due time of a message, and its number.
 pub(super) type DuePlace = (Timestamp, u64);
 
 /// All messages that wait for their time.
@@ -65,7 +65,7 @@ pub(in crate::grpc) struct Schedule {
 #[derive(Default)]
 struct ScheduleTable {
     due: BTreeMap<DuePlace, Scheduled>,
-    /// When each is due.
+    /// Due time of each message.
     ids: HashMap<u64, Timestamp, ahash::RandomState>,
     /// Charged.
     bytes: usize,
@@ -76,16 +76,16 @@ struct ScheduleTable {
 #[derive(Clone)]
 pub(super) struct Scheduled {
     pub(super) publication: Arc<Publication>,
-    /// When it is to be published; when it is tried again may be later.
+    /// Time for which the message is scheduled; its next try may be later.
     pub(super) at: Timestamp,
     pub(super) created: Timestamp,
     bytes: usize,
-    /// Whether it is on disk.
+    /// True if the message is on disk.
     stored: bool,
 }
 
 impl Schedule {
-    /// Those that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
+    /// Reads the messages that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
     pub(in crate::grpc) fn open(
         options: ScheduleOptions,
         store: Option<Arc<dyn PublisherStore>>,
@@ -224,8 +224,8 @@ impl Schedule {
         commit.wait().await.map_err(|_| Error::StoreRefused)
     }
 
-    /// Those behind `after` in the order of their times, at most `most` of which `wanted` holds; looks at no more than 10,000.
-    /// Where to go on, `None` at the end.
+    /// Lists messages behind `after` in the order of their times, at most `most` that `wanted` accepts, and looks at no
+    /// more than 10,000. Also returns the place at which to go on; `None` at the end.
     pub(super) fn list(
         &self,
         after: Option<DuePlace>,
@@ -349,7 +349,7 @@ impl ScheduleTable {
     }
 }
 
-/// Whether it may go well in a moment.
+/// Tells whether a retry may succeed in a moment.
 fn is_passing(error: &Error) -> bool {
     matches!(error, Error::StoreRefused | Error::MemoryBudget)
 }
@@ -393,7 +393,7 @@ fn removal(key: Bytes) -> PublisherChange {
     PublisherChange { table: PublisherTable::Scheduled, key, value: None }
 }
 
-/// What [`record`] wrote.
+/// Reads a record written by [`record`].
 fn decode(value: &[u8], broker: &Broker) -> Option<Scheduled> {
     let (&FORM, rest) = value.split_first()? else { return None };
     let (at, rest) = rest.split_first_chunk::<8>()?;

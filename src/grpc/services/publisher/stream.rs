@@ -27,7 +27,7 @@ enum Unanswered {
     Waiting(Issued, Instant),
 }
 
-/// What a publish stream does next.
+/// Next event of a publish stream.
 enum StreamEvent {
     /// A frame, or the end of frames.
     Frame(Option<v1::PublishStreamRequest>),
@@ -49,7 +49,7 @@ pub(super) struct PublishRun {
     window: usize,
     failures_only: bool,
     started: bool,
-    /// What is pending, on the memory account.
+    /// Charge of the pending messages on the memory account.
     waiting: Holding,
     purse: Arc<Purse>,
 }
