@@ -1,4 +1,4 @@
-//! What goes into and comes out of the broker's calls.
+//! Arguments and results of the broker's calls.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -23,9 +23,9 @@ pub struct BrokerConfig {
     /// Strategy of the shared groups that a listener's clients create, by listener name. The limits decide for
     /// listeners that are not here, and for groups that they list by name.
     pub listener_strategies: BTreeMap<String, SharedStrategy>,
-    /// What keeps latest values; `None` switches them off.
+    /// Recorder of latest values; `None` switches them off.
     pub latest: Option<Arc<dyn Recorder>>,
-    /// What keeps the history of the topics that have one; `None` switches it off.
+    /// Recorder of the history of the topics that have one; `None` switches it off.
     pub history: Option<Arc<dyn Recorder>>,
     /// Stores of sessions, queues and retained messages; with `None` all of these end with the process.
     pub stores: Option<Stores>,
@@ -33,7 +33,7 @@ pub struct BrokerConfig {
     pub log: Option<GroupLog>,
     /// The parts of the gateway that own topics to which devices publish.
     pub reserved: Vec<Arc<dyn super::Reserved>>,
-    /// Which messages are acknowledged when.
+    /// Rules for the moment at which a message is acknowledged.
     pub durability: DurabilityRules,
     /// Decides about each will when it is to be published; with `None` all are.
     pub judge_will: Option<Arc<JudgeWill>>,
@@ -44,13 +44,13 @@ pub struct BrokerConfig {
 /// The log of consumer groups.
 #[derive(Clone)]
 pub struct GroupLog {
-    /// It.
+    /// The log.
     pub log: Arc<dyn store::PartitionedLog>,
     /// Bytes of memory that it may take, which are on the account as long as there is a group.
     pub memory: usize,
 }
 
-/// Whether the will of this client may be published now. Called under no lock; must not block.
+/// Judges whether the will of this client may be published now. Called under no lock; must not block.
 pub type JudgeWill = dyn Fn(&ClientId, &Will) -> bool + Send + Sync;
 
 /// A CONNECT that passed validation and authentication.
@@ -65,7 +65,7 @@ pub struct OpenRequest {
     pub will: Option<Will>,
     /// Connection details.
     pub info: ConnectionInfo,
-    /// Whose quotas it counts for: see [`super::Broker::parties`].
+    /// Parties whose quotas the session counts for: see [`super::Broker::parties`].
     pub parties: Parties,
     /// Time.
     pub now: Timestamp,
@@ -75,19 +75,19 @@ pub struct OpenRequest {
 pub struct OpenedSession {
     /// The session, old or new.
     pub session: Arc<dyn Session>,
-    /// Whether state was resumed [MQTT-3.2.2-2].
+    /// True if state was resumed [MQTT-3.2.2-2].
     pub present: bool,
-    /// What CONNACK must wait for: the record of a new persistent session, or the removal of a discarded one.
+    /// Commit that CONNACK waits for: the record of a new persistent session, or the removal of a discarded one.
     pub commit: Option<Arc<Commit>>,
-    /// What is left to do about the session or connection that it replaces, if that is too much for one turn.
+    /// Work left to do for the replaced session or connection, if there is too much of it for one turn.
     pub aftermath: Option<Box<super::Aftermath>>,
-    /// Whether it had a connection, which ends now.
+    /// True if the session had a connection, which ends now.
     pub took_over: bool,
     /// Number of the session's connection, from 1. The connection owns the session until there is a higher one.
     pub epoch: u32,
 }
 
-/// How a connection ended, for [`super::Broker::closed`].
+/// End of a connection, for [`super::Broker::closed`].
 #[derive(Debug, Clone, Copy)]
 pub struct Closed {
     /// Publish the will (false after DISCONNECT 0x00 [MQTT-3.14.4-3]).
@@ -120,7 +120,7 @@ pub struct SubscribeRequest<'a> {
 pub struct Subscribed {
     /// Granted QoS.
     pub qos: QoS,
-    /// Whether it replaces one of the same filter.
+    /// True if the subscription replaces one of the same filter.
     pub existed: bool,
     /// Retained messages to replay after the SUBACK, paced by the connection.
     pub replay: Option<RetainedCursor>,
@@ -149,7 +149,7 @@ pub enum SubscribeError {
     IdUnavailable,
 }
 
-/// What [`super::Broker::publish`] did.
+/// Result of [`super::Broker::publish`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Published {
     /// Subscribers matched: sessions, and streams that want the message.
@@ -176,7 +176,7 @@ pub enum Shortage {
     Store,
 }
 
-/// What to do when the device of [`super::Broker::publish_to_device`] has no connection.
+/// Treatment of a message whose device, in [`super::Broker::publish_to_device`], has no connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Offline {
     /// Wait in its session.
@@ -209,19 +209,19 @@ pub struct DeviceInfo {
     pub online: bool,
     /// Details of the current or last connection.
     pub connection: ConnectionInfo,
-    /// It has not connected in this process: of its last connection only what the store keeps is known.
+    /// True if the device has not connected in this process: only the stored facts about its last connection are known.
     pub restored: bool,
-    /// When the current state (connected or not) began.
+    /// Time at which the current state (connected or not) began.
     pub since: Timestamp,
     /// Session expiry in seconds.
     pub expiry: u32,
-    /// How many subscriptions it has; [`super::Broker::subscriptions`] lists them.
+    /// Number of the session's subscriptions; [`super::Broker::subscriptions`] lists them.
     pub subscription_count: usize,
     /// Queue figures.
     pub queue: QueueInfo,
 }
 
-/// Which devices a page is to have.
+/// Selects the devices of a page.
 #[derive(Clone, Copy)]
 pub struct DeviceFilter<'a> {
     /// Only those with a connection.
@@ -242,7 +242,7 @@ impl DeviceFilter<'_> {
 pub struct DevicePage {
     /// The devices, each with the start of a page that continues after it.
     pub devices: Vec<(u32, DeviceInfo)>,
-    /// Where the next page starts; `None` at the end.
+    /// Start of the next page; `None` at the end.
     pub next: Option<u32>,
 }
 

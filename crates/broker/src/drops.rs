@@ -11,7 +11,7 @@ use super::{Broker, Event, EventKind};
 /// (session, reason) pairs remembered between two ticks; drops beyond them are counted but cause no event.
 const MAX_PAIRS: usize = 4096;
 
-/// What was dropped since the last tick.
+/// Messages dropped since the last tick, counted by client and reason.
 #[derive(Default)]
 pub(super) struct Drops {
     counts: Mutex<HashMap<(ClientId, DropReason), u64, RandomState>>,

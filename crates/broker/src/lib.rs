@@ -100,7 +100,7 @@ struct Inner {
     index: Index,
     /// The receiver of what consumer groups want.
     log: Option<Arc<log::LogTarget>>,
-    /// Those who own topics.
+    /// Parts of the gateway that own topics.
     reserved: Option<reserved::Parts>,
     slots: Slots,
     registry: Registry,
@@ -127,7 +127,7 @@ impl Inner {
         self.registry.lock(client_id, &self.slots)
     }
 
-    /// What deliveries of shared groups need.
+    /// Collects the references that deliveries of shared groups need.
     fn delivery_context<'a>(
         &'a self,
         dirty: &'a mut Vec<Arc<dyn Target>>,
@@ -241,7 +241,7 @@ impl Broker {
         &self.inner.limits
     }
 
-    /// Whether devices talk to backends only.
+    /// Returns whether devices talk to backends only.
     pub fn is_non_broker(&self) -> bool {
         self.inner.non_broker
     }

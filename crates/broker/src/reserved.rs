@@ -17,8 +17,8 @@ use crate::{Broker, Published, Routing, Shortage, Turn};
 
 /// A part of the gateway that owns topics to which devices publish.
 pub trait Reserved: Send + Sync {
-    /// What all its topics begin with, as long as it lives: whole levels, each with the `/` after it. No part's prefix
-    /// begins another's.
+    /// Returns the prefix of all the part's topics, which never changes: whole levels, each with the `/` after it. No part's
+    /// prefix begins another's.
     fn prefix(&self) -> &str;
 
     /// Takes what a device has published to a topic below its own name; `rest` is the topic after the client id and its
@@ -36,12 +36,12 @@ pub trait Reserved: Send + Sync {
     }
 }
 
-/// What became of a message in [`Reserved::take`].
+/// Result of [`Reserved::take`] for a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ReservedOutcome {
-    /// It is the part's, or was not worth anything: acknowledged as if it had a receiver.
+    /// The message is the part's, or was not worth anything: acknowledged as if it had a receiver.
     Taken,
-    /// It cannot be taken now (0x97): the device may send it again.
+    /// The part cannot take the message now (0x97): the device may send it again.
     Refused(Shortage),
 }
 
@@ -67,7 +67,7 @@ impl Parts {
 
 /// Reserved topics.
 impl Broker {
-    /// Whether a device may not publish to this topic, whatever its rules say, since it is reserved for another.
+    /// Returns whether a device may not publish to this topic, whatever its rules say, since it is reserved for another.
     #[inline]
     pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
         self.inner.reserved.as_ref().is_some_and(|parts| parts.topics.is_foreign(client_id, topic))

@@ -14,7 +14,7 @@ use super::{Charge, MatchCache, RetainedCursor, SessionCore};
 /// Result of [`Target::deliver`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Delivered {
-    /// What happened.
+    /// Outcome of the delivery.
     pub outcome: Outcome,
     /// The target has bytes to flush and is on no flush list yet: the broker puts it on the turn's.
     pub flush: bool,
@@ -32,7 +32,7 @@ pub trait Target: Any + Send + Sync {
     /// return `flush: false`.
     fn flush_early(&self) {}
 
-    /// Whether the receiver is connected.
+    /// Returns whether the receiver is connected.
     fn is_online(&self) -> bool;
 
     /// The session that this target is, if it is one.
@@ -40,7 +40,7 @@ pub trait Target: Any + Send + Sync {
         None
     }
 
-    /// Whether what it takes at QoS 1 and 2 goes to disk.
+    /// Returns whether messages that the receiver takes at QoS 1 and 2 go to disk.
     fn is_durable(&self) -> bool {
         false
     }
@@ -78,7 +78,7 @@ pub trait Session: Target {
         None
     }
 
-    /// Whether the entry in this place must stay on disk although it has expired, because the client may have begun to
+    /// Returns whether the entry in this place must stay on disk although it has expired, because the client may have begun to
     /// receive it.
     fn may_have_sent(&self, place: u64, qos: QoS) -> bool;
 
@@ -103,7 +103,7 @@ pub trait Session: Target {
     /// Tells whoever waits for messages that are in memory and have expired. Looks at no others.
     fn tell_expired(&self) {}
 
-    /// What is in memory for the client, first what was sent and is not acknowledged, from the index `from` on.
+    /// Returns the messages in memory for the client, first the sent and unacknowledged ones, from the index `from` on.
     fn queued(&self, _from: usize, _most: usize) -> Queued {
         Queued::default()
     }
@@ -132,11 +132,11 @@ pub trait Session: Target {
     fn withdraw(&self, _filter: &str) {}
 }
 
-/// What a connection does for a subscription that it has not asked for.
+/// Work of a connection for a subscription that its client has not asked for.
 pub enum Errand {
-    /// It was made: these retained messages are sent, as the connection has room for them.
+    /// A subscription was made: these retained messages are sent, as the connection has room for them.
     Replay(RetainedCursor),
-    /// That of this filter was removed: no more retained messages are sent for it.
+    /// The subscription to this filter was removed: no more retained messages are sent for it.
     EndReplay(Box<str>),
 }
 
@@ -169,9 +169,9 @@ pub enum CloseReason {
     TakenOver,
     /// An administrator (gRPC Devices.Disconnect) asked for it, with this v5 reason code.
     Administrative(u8),
-    /// Who it is may no longer be connected: a certificate was revoked, a token has expired (0x87).
+    /// The client may no longer be connected: its certificate was revoked, or its token has expired (0x87).
     NotAuthorized,
-    /// It is banned (0x8A).
+    /// The client is banned (0x8A).
     Banned,
     /// Its queue overflowed and the policy is to disconnect.
     SlowConsumer,
@@ -196,7 +196,7 @@ pub struct Turn {
     pub dirty: Vec<Arc<dyn Target>>,
     /// This thread's match cache.
     pub(crate) matches: MatchCache,
-    /// What the running task may still do before it yields. Renewed at the beginning of each poll.
+    /// Effort that the running task may still make before it yields. Renewed at the beginning of each poll.
     pub effort: Effort,
 }
 
@@ -245,11 +245,11 @@ pub struct Will {
     pub delay: u32,
     /// Its bytes on the memory account, for as long as it is kept.
     pub charge: Option<Arc<Charge>>,
-    /// Who left it, for [`JudgeWill`](crate::JudgeWill); `None` if nobody decides about wills.
+    /// Author of the will, for [`JudgeWill`](crate::JudgeWill); `None` if wills are not judged.
     pub author: Option<Arc<String>>,
 }
 
-/// What is known of a connection, for `Devices` and events.
+/// Facts known of a connection, for `Devices` and events.
 #[derive(Debug, Clone)]
 pub struct ConnectionInfo {
     /// Remote address.
@@ -262,8 +262,8 @@ pub struct ConnectionInfo {
     pub keep_alive: u16,
     /// User name, if any.
     pub username: Option<Box<str>>,
-    /// Who it is to those who decide about it; `None` for nobody in particular. The broker keeps it and looks at nothing
-    /// in it.
+    /// Identity of the client, for the code that authenticates and authorises it; `None` for an anonymous one. The broker keeps
+    /// it and never looks into it.
     pub identity: Option<Arc<dyn Any + Send + Sync>>,
 }
 

@@ -1,5 +1,5 @@
-//! What outlives the process: which store holds what ([`Durable`]), how it is restored at the start ([`restore`]), reads of
-//! groups' queues ([`paging`]) and messages that go from one queue to another ([`moves`]). [`Durable`] has a list of moves
+//! State that outlives the process: the stores and their contents ([`Durable`]), restoring it at the start ([`restore`]), reads
+//! of groups' queues ([`paging`]) and messages that go from one queue to another ([`moves`]). [`Durable`] has a list of moves
 //! that the store refused, so that it and [`moves`] use each other.
 
 mod moves;
@@ -42,7 +42,7 @@ pub struct Stores {
     pub runtime: Handle,
 }
 
-/// Which messages are acknowledged when.
+/// Rules for the moment at which a message is acknowledged.
 #[derive(Debug, Clone, Default)]
 pub struct DurabilityRules {
     /// By topic filter; the first that matches counts.
@@ -63,13 +63,13 @@ impl DurabilityRules {
 pub(crate) struct Durable {
     stores: Stores,
     last: AtomicU64,
-    /// Which session has which queue.
+    /// Owners of the queues: the session of each.
     owners: Mutex<Owners>,
     /// Shared groups by their queues.
     groups: Mutex<HashMap<QueueId, u32, RandomState>>,
-    /// What the store did not take.
+    /// Moves that the store refused.
     pub(crate) stalled: Mutex<Stalled>,
-    /// Where the store's later answers go.
+    /// Receiver of the store's later answers.
     pub(crate) inner: Weak<Inner>,
 }
 
@@ -158,14 +158,15 @@ impl Durable {
     }
 }
 
-/// What outlives the process.
+/// State that outlives the process.
 impl Broker {
     /// The stores in use, if what sessions hold outlives the process.
     pub fn stores(&self) -> Option<&Stores> {
         self.inner.durable.as_ref().map(|durable| &durable.stores)
     }
 
-    /// What the acknowledgement of a message to `topic` promises, if `listener` says this of its clients' messages.
+    /// Returns the promise that the acknowledgement of a message to `topic` makes, if `listener` sets this one for its clients'
+    /// messages.
     pub fn durability(&self, topic: &str, listener: Option<Durability>) -> Durability {
         self.inner.durability.of(topic, listener)
     }

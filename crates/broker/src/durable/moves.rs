@@ -9,8 +9,8 @@ use store::StoreHealth;
 use super::Durable;
 use crate::{Broker, Inner, MemoryKind, Turn};
 
-/// What the store refused, for the next tick. It is bounded: groups are limited in number, and what members gave back was in
-/// memory already and counts against the budget.
+/// Moves that the store refused, for the next tick. The list is bounded: groups are limited in number, and messages that members
+/// gave back were in memory already and count against the budget.
 #[derive(Default)]
 pub(crate) struct Stalled {
     groups: BTreeSet<u32>,
@@ -39,7 +39,7 @@ impl Durable {
         commit.done();
     }
 
-    /// Whether the store is sure to refuse a message now. While it fails, one attempt a second is let through.
+    /// Returns whether the store is sure to refuse a message now. While it fails, one attempt a second is let through.
     pub(crate) fn is_stalled(&self) -> bool {
         self.queues().health() != StoreHealth::Sound && !self.queues().accepts()
     }
@@ -49,7 +49,7 @@ impl Durable {
         self.stalled.lock().groups.insert(group);
     }
 
-    /// What a member gave back, and could not be moved out of its durable queue `from`, if it was in that.
+    /// Keeps a message that a member gave back and that could not be moved out of its durable queue `from`, if it was in one.
     pub(crate) fn stall_yielded(&self, inner: &Inner, mut yielded: Yielded, from: QueueId) {
         // The receipt already knows what became of it.
         yielded.message = yielded.message.without_receipt();
@@ -79,7 +79,7 @@ impl Broker {
         };
         for (yielded, from) in yielded {
             inner.account.release(MemoryKind::Queued, yielded.message.cost());
-            // It is still on disk where it was, but a session never rereads what it gave away.
+            // The message is still on disk where it was, but a session never rereads a message that it gave away.
             self.redeliver(vec![yielded], from, now, turn);
         }
         for group in &unread {

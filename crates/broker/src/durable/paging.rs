@@ -1,5 +1,5 @@
-//! What is read from disk for no task in particular: pages of a shared group's queue. A task of its own gives what the
-//! store answers to whom it belongs, so that it does not matter who asked, or whether that is still there.
+//! Reads from disk that serve no particular task: pages of a shared group's queue. A task of their own hands the store's answer
+//! to the group, so that it does not matter which task asked, or whether it is still there.
 
 use std::sync::Weak;
 

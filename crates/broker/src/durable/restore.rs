@@ -11,10 +11,10 @@ use crate::{
     parties::Membership,
 };
 
-/// When a restored session that a later one of its client has replaced is due: before all that wait for a time.
+/// Due time of a restored session that a later session of its client has replaced: before all sessions that wait for a time.
 const SUPERSEDED: Timestamp = Timestamp(0);
 
-/// What was restored at the start.
+/// Counts of the sessions and messages restored at the start.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Restored {
     /// Sessions that continue.
@@ -208,7 +208,7 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             let session = (self.make)(SessionCore::restored(stored, membership, slot, now, &inner.account));
             if let Some(summary) = &mut summary {
                 if was_offline {
-                    // It had no connection: what was sent was noted in the entries when the last one ended.
+                    // The session had no connection: the entries of sent messages were marked when its last connection ended.
                     summary.begun = 0;
                 }
                 session.restore(summary);

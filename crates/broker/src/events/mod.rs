@@ -1,4 +1,4 @@
-//! What happens to devices, as events for those who watch.
+//! Events about devices, for their watchers.
 
 mod recent;
 
@@ -17,11 +17,11 @@ pub(super) const EVENT_CAPACITY: usize = 4096;
 /// Something that happened, for `Events.WatchEvents` and logs.
 #[derive(Debug, Clone)]
 pub struct Event {
-    /// When.
+    /// Time of the event.
     pub at: Timestamp,
     /// The device concerned.
     pub client_id: ClientId,
-    /// What.
+    /// Kind of the event, with its details.
     pub kind: EventKind,
 }
 
@@ -32,7 +32,7 @@ pub enum EventKind {
     Connected {
         /// Its details.
         info: Box<ConnectionInfo>,
-        /// Whether an earlier session was resumed.
+        /// True if an earlier session was resumed.
         session_present: bool,
     },
     /// A connection ended.
@@ -64,7 +64,7 @@ pub enum EventKind {
     Dropped {
         /// Why.
         reason: DropReason,
-        /// How many since the last event.
+        /// Number of messages since the last event.
         count: u64,
     },
     /// Authentication failed.
@@ -84,7 +84,7 @@ impl Broker {
         self.inner.recent.open(from)
     }
 
-    /// Whether somebody is told of events, or may ask for them later.
+    /// Returns whether anybody receives events, or may ask for them later.
     pub(super) fn is_watched(&self) -> bool {
         self.inner.recent.is_kept() || self.inner.events.receiver_count() > 0
     }

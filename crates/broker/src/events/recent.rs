@@ -29,7 +29,7 @@ const KEPT: u64 = 5 * 60_000;
 pub struct EventPlace {
     /// Since when events are kept without a break; never the same in two processes, as time goes on.
     pub run: u64,
-    /// How many there had been.
+    /// Number of the events before this place.
     pub number: u64,
 }
 
@@ -96,7 +96,7 @@ impl Recent {
         })
     }
 
-    /// Whether events are kept.
+    /// Returns whether events are kept.
     pub(crate) fn is_kept(&self) -> bool {
         self.kept.load(Relaxed)
     }
@@ -155,7 +155,7 @@ impl Recent {
     }
 }
 
-/// What a reader is told.
+/// Item that a reader receives.
 #[derive(Debug, Clone)]
 pub enum EventOrGap {
     /// An event.

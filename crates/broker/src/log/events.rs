@@ -12,7 +12,7 @@ use tokio::sync::{
 use super::{GroupFilter, GroupIndex, LogTarget};
 use crate::{Broker, Event, EventKind};
 
-/// What events are appended under: the rest of the topic is the kind.
+/// Prefix of the topics under which events are appended: the rest of the topic is the kind.
 const TOPIC: &str = "$events/";
 
 /// Kinds of events, as a set.
@@ -39,7 +39,7 @@ impl EventKinds {
         Self(self.0 | bit.map_or(0, |bit| 1 << bit))
     }
 
-    /// Whether it has none.
+    /// Returns whether the set is empty.
     pub fn is_empty(self) -> bool {
         self.0 == 0
     }
@@ -66,7 +66,7 @@ impl EventKind {
     }
 }
 
-/// Whether a record is an event, whose encoded form is the payload; otherwise it is a message.
+/// Returns whether a record is an event, whose encoded form is the payload; otherwise it is a message.
 pub fn is_event(record: &LogRecord) -> bool {
     is_event_message(&record.message)
 }
@@ -77,7 +77,7 @@ pub fn is_event_message(message: &SharedMessage) -> bool {
 }
 
 impl GroupFilter {
-    /// Whether the group gets this message because it is an event.
+    /// Returns whether the group gets this message because it is an event.
     pub(super) fn matches_event(&self, message: &Message<'_>) -> bool {
         message.origin.kind == OriginKind::Server
             && message.topic.strip_prefix(TOPIC).is_some_and(|kind| self.events.has(kind))
@@ -85,7 +85,7 @@ impl GroupFilter {
     }
 }
 
-/// Where events wait to be appended, once a group wants some.
+/// Queue in which events wait to be appended, once a group wants some.
 #[derive(Default)]
 pub(super) struct Feed {
     state: Mutex<FeedState>,
@@ -96,7 +96,7 @@ pub(super) struct Feed {
 struct FeedState {
     /// Not yet taken.
     receiver: Option<Receiver<Event>>,
-    /// It was taken and is read.
+    /// True once the receiver is taken and read.
     is_read: bool,
 }
 

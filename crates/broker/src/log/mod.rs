@@ -42,7 +42,7 @@ const MOST_SETS: usize = 1024;
 /// Groups of one message that need no allocation to be collected.
 const FEW: usize = 16;
 
-/// What a consumer group gets.
+/// Selection of the messages and events that a consumer group gets.
 #[derive(Debug)]
 pub struct GroupFilter {
     /// MQTT topic filters, valid and not shared; a message needs to match one.
@@ -56,12 +56,12 @@ pub struct GroupFilter {
 }
 
 impl GroupFilter {
-    /// Whether the group gets a message on a topic that matches.
+    /// Returns whether the group gets a message on a topic that matches.
     fn wants(&self, message: &Message<'_>) -> bool {
         message.qos >= self.min_qos && self.selector.wants(message)
     }
 
-    /// Whether the group gets the message, its topic included: for messages that were appended before the group was made.
+    /// Returns whether the group gets the message, its topic included: for messages that were appended before the group was made.
     pub fn matches(&self, message: &Message<'_>) -> bool {
         self.wants(message) && self.topics.iter().any(|filter| matches(filter, message.topic))
             || self.matches_event(message)
@@ -74,7 +74,7 @@ struct KnownGroup {
     filter: Arc<GroupFilter>,
     /// The set of this group alone.
     alone: Arc<[GroupId]>,
-    /// It is full, and what matches is refused.
+    /// True while the group is full and refuses the messages that match.
     full: AtomicBool,
     /// Set while the group gets nothing, and nothing is refused for that.
     skipped: AtomicBool,
@@ -194,7 +194,7 @@ impl GroupSet {
     }
 }
 
-/// What is to be done with a message.
+/// Destination of a message: the groups for which it is appended.
 enum LogDestination {
     Nobody,
     /// By groups that take nothing now.
@@ -436,8 +436,8 @@ impl Broker {
         true
     }
 
-    /// Whether the group is full and refuses: QoS 1 and 2 messages that it wants are refused before anybody has them, those of
-    /// QoS 0 are not appended for it.
+    /// Sets whether the group is full and refuses: QoS 1 and 2 messages that it wants are refused before any receiver has them,
+    /// those of QoS 0 are not appended for it.
     ///
     /// # Panics
     /// Without a log.

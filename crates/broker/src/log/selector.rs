@@ -1,4 +1,4 @@
-//! Which messages a stream or a consumer group wants, beyond the topic filters that the index matches.
+//! Selects the messages that a stream or a consumer group wants, beyond the topic filters that the index matches.
 
 use std::{collections::HashSet, fmt, sync::Arc};
 
@@ -7,7 +7,7 @@ use gateway_core::{Message, OriginKind, has_wildcard, matches};
 
 type Set = HashSet<String, RandomState>;
 
-/// Whether a device is in the scope of somebody. Asked for each message: it must neither block nor take long.
+/// Tells whether a device is in a caller's scope. Asked for each message: must neither block nor take long.
 pub type InScope = dyn Fn(&str) -> bool + Send + Sync;
 
 /// Device and exclusion rules of one stream or group.
@@ -66,7 +66,7 @@ impl Selector {
         self
     }
 
-    /// Whether `message` is wanted.
+    /// Returns whether `message` is wanted.
     pub fn wants(&self, message: &Message<'_>) -> bool {
         if self.devices_only && message.origin.kind != OriginKind::Device {
             return false;

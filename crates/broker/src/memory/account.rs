@@ -12,7 +12,7 @@ use std::sync::{
 
 use gateway_core::Budget;
 
-/// What bytes are held for.
+/// Purpose for which bytes are held.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MemoryKind {
     /// Messages that wait for a session or a shared group or are not acknowledged, and pages read from disk for them.
@@ -35,9 +35,9 @@ pub enum MemoryKind {
     GrpcMessages,
     /// gRPC connections that have not shown credentials, with their calls.
     GrpcUnauthenticated,
-    /// What gRPC streams were asked for, and what waits for their readers.
+    /// Requests of gRPC streams, and messages that wait for their readers.
     GrpcStreams,
-    /// What the Publisher remembers: keys and their answers.
+    /// Memory of the Publisher: keys and their answers.
     Publisher,
     /// Input from clients that have not authenticated.
     Unauthenticated,
@@ -49,7 +49,7 @@ pub enum MemoryKind {
     Shadows,
     /// Requests and answers over HTTP under way, of the API and of the web page, with its logins and live parts.
     Http,
-    /// What QUIC may hold of connections: its state, and what is on the way in both directions.
+    /// Memory that QUIC may hold for connections: its state, and data on the way in both directions.
     Quic,
     /// Memory of logins: proofs of passwords, and the identities and addresses that have logged in lately.
     Logins,
@@ -151,7 +151,7 @@ impl Account {
         false
     }
 
-    /// Whether retained messages may take `bytes` more. They belong to no holder, so while memory is short only small
+    /// Returns whether retained messages may take `bytes` more. They belong to no holder, so while memory is short only small
     /// ones may.
     pub(crate) fn takes_retained(&self, bytes: usize) -> bool {
         self.takes(MemoryKind::Retained, bytes) && (bytes <= FLOOR || !self.is_short())
@@ -178,22 +178,22 @@ impl Account {
         }
     }
 
-    /// Whether `bytes` would fit now.
+    /// Returns whether `bytes` would fit now.
     pub fn has_room(&self, bytes: usize) -> bool {
         self.used().saturating_add(bytes) <= self.limit
     }
 
-    /// Whether `bytes` of a kind would fit now, for somebody who holds nothing.
+    /// Returns whether `bytes` of a kind would fit now, for a holder that has nothing yet.
     pub fn takes(&self, kind: MemoryKind, bytes: usize) -> bool {
         self.has_room(bytes) && self.held(kind).saturating_add(bytes) <= self.share(kind)
     }
 
-    /// How much of the bound bytes of a kind may take.
+    /// Returns the part of the limit that bytes of a kind may take.
     pub fn share(&self, kind: MemoryKind) -> usize {
         self.limit / kind.divisor()
     }
 
-    /// Whether memory is so short that only small holders get more.
+    /// Returns whether memory is so short that only small holders get more.
     pub fn is_short(&self) -> bool {
         !self.has_room(self.limit / 4)
     }
@@ -239,14 +239,14 @@ impl Account {
     }
 }
 
-/// Whether a holder that has `held` may have `bytes` more of `limit`, of which `before` are taken.
+/// Returns whether a holder that has `held` may have `bytes` more of `limit`, of which `before` are taken.
 fn fits(limit: usize, before: usize, held: usize, bytes: usize) -> bool {
     let left = limit.saturating_sub(before);
     let is_short = left < bytes.saturating_add(limit / 4);
     bytes <= left && (!is_short || held.saturating_add(bytes) <= FLOOR.max(left / PART))
 }
 
-/// What one holder has of a kind; given back on drop.
+/// Bytes of one kind that one holder has; given back on drop.
 #[derive(Debug)]
 pub struct Charge {
     account: Arc<Account>,
@@ -298,7 +298,7 @@ impl Drop for Charge {
     }
 }
 
-/// What waits for sessions.
+/// Budget of the messages that wait for sessions.
 impl Budget for Account {
     fn charge(&self, held: usize, bytes: usize) -> bool {
         Self::charge(self, MemoryKind::Queued, held, bytes)

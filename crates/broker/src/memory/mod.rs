@@ -1,4 +1,4 @@
-//! What peers make the process hold: the account that bounds it, and shedding while memory is short.
+//! Memory that peers make the process hold: the account that bounds it, and shedding while memory is short.
 
 mod account;
 mod shed;

@@ -58,12 +58,12 @@ impl Book {
         }
     }
 
-    /// Whether anybody has quotas.
+    /// Returns whether no quotas are configured.
     fn is_empty(&self) -> bool {
         self.identity.is_none() && self.tenants.is_empty() && self.any_tenant.is_none()
     }
 
-    /// Whether retained messages count for anybody.
+    /// Returns whether retained messages count for any party.
     #[inline]
     pub(crate) fn counts_retained(&self) -> bool {
         self.counts_retained

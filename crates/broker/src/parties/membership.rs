@@ -1,4 +1,4 @@
-//! What one session has of the quotas of its parties.
+//! Share of one session in the quotas of its parties.
 
 use std::sync::Arc;
 
@@ -7,13 +7,13 @@ use super::{Counted, Parties, Party, PartyKind, QuotaExceeded, try_add_all};
 /// See the module. Boxed, so that a session without parties is no larger for it.
 #[derive(Debug)]
 pub(crate) struct Membership {
-    /// Whose quotas they are, also after the session's end: its will may still be published.
+    /// Parties whose quotas the session uses, also after its end: its will may still be published.
     parties: Parties,
     /// One for each, and none after the session's end.
     holdings: Vec<Holding>,
 }
 
-/// What it has of one party's: a session, at most a connection, and subscriptions.
+/// Share of the session in the quotas of one party: a session, at most a connection, and subscriptions.
 #[derive(Debug)]
 struct Holding {
     party: Arc<Party>,
@@ -118,7 +118,7 @@ impl Membership {
         }
     }
 
-    /// Whose quotas they are.
+    /// Returns the parties whose quotas the session uses.
     pub(crate) fn parties(&self) -> &Parties {
         &self.parties
     }

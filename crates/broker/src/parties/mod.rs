@@ -36,7 +36,7 @@ pub(crate) enum PartyKind {
     Tenant,
 }
 
-/// What is counted against a quota.
+/// Things that are counted against a quota.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Counted {
     /// Sessions with a connection.
@@ -79,7 +79,7 @@ pub struct Party {
     flows: Option<Box<Flows>>,
 }
 
-/// What comes from all connections of a party, and what goes to them.
+/// Flows of messages from all connections of a party, and to them.
 #[derive(Debug)]
 struct Flows {
     from: Mutex<Option<Flow>>,
@@ -89,9 +89,9 @@ struct Flows {
 /// A quota does not allow it.
 #[derive(Debug, Clone)]
 pub struct QuotaExceeded {
-    /// Whose.
+    /// Party whose quota is used up.
     pub party: Arc<Party>,
-    /// Which.
+    /// Kind of the exhausted quota.
     pub what: Counted,
 }
 
@@ -128,12 +128,12 @@ impl Party {
         &self.name
     }
 
-    /// What it may have.
+    /// Returns the party's quotas.
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
     }
 
-    /// How much it may have, 0 is no limit.
+    /// Returns the party's quota of `what`; 0 is no limit.
     pub fn quota(&self, what: Counted) -> usize {
         match what {
             Counted::Connections => self.quotas.connections,
@@ -144,17 +144,17 @@ impl Party {
         }
     }
 
-    /// How much it has.
+    /// Returns how much of `what` the party uses.
     pub fn used(&self, what: Counted) -> usize {
         self.used[what as usize].load(Relaxed)
     }
 
-    /// Whether messages from its connections have a rate.
+    /// Returns whether messages from the party's connections have a rate.
     pub fn limits_input(&self) -> bool {
         self.quotas.message_rate > 0 || self.quotas.byte_rate.0 > 0
     }
 
-    /// Whether messages to its connections have a rate.
+    /// Returns whether messages to the party's connections have a rate.
     pub fn limits_output(&self) -> bool {
         self.quotas.message_rate_out > 0 || self.quotas.byte_rate_out.0 > 0
     }

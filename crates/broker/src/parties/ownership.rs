@@ -1,4 +1,4 @@
-//! What one retained message has of the quotas of its publisher's parties.
+//! Share of one retained message in the quotas of its publisher's parties.
 
 use std::sync::Arc;
 

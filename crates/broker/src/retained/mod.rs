@@ -31,7 +31,7 @@ pub use replay::{RetainedCursor, RetainedPage};
 
 /// Larger payloads do not stay in memory if there is a store.
 const SMALL: usize = 256;
-/// How long larger payloads stay, in milliseconds, unless memory is short.
+/// Time that larger payloads stay, in milliseconds, unless memory is short.
 const STAY: u64 = 60_000;
 /// Messages, and bytes of them, that one tick considers for leaving memory.
 const EVICT: usize = 1000;
@@ -74,7 +74,7 @@ struct RetainedTable {
 /// Bytes counted for a topic in memory, beside what its message costs there.
 const NODE: usize = 96;
 
-/// Where the message of a topic is.
+/// Place of a topic's message: in memory or on disk.
 enum RetainedPlace {
     Here {
         message: Arc<SharedMessage>,
@@ -264,7 +264,7 @@ impl Retained {
         }
         let former = table.owned.get_mut(&message.topic);
         let owned = Ownership::set(parties, former, message.cost()).map_err(|_| RetainError::Party)?;
-        // What is left of the former goes with it.
+        // The remainder of the former share is dropped with it.
         match owned {
             Some(owned) => drop(table.owned.insert(Arc::clone(&message.topic), owned)),
             None => drop(table.owned.remove(&message.topic)),
@@ -289,14 +289,14 @@ impl Retained {
         true
     }
 
-    /// Where the message of a topic is, if it has not expired.
+    /// Finds the message of a topic, if it has not expired.
     pub(crate) fn get(&self, topic: &str, now: Timestamp) -> Option<FoundTopic> {
         let table = self.table.read();
         let (topic, kept) = table.messages.get_key_value(topic)?;
         (!kept.is_expired(now)).then(|| FoundTopic::new(topic, kept))
     }
 
-    /// Whether a new subscription to `filter` needs a cursor. False only if nothing can match.
+    /// Returns whether a new subscription to `filter` needs a cursor. False only if nothing can match.
     pub(crate) fn may_match(&self, filter: &str, now: Timestamp) -> bool {
         self.len() > 0 && (has_wildcard(filter) || self.get(filter, now).is_some())
     }
@@ -447,7 +447,7 @@ impl Retained {
         for part in expired.chunks(256) {
             let mut table = self.table.write();
             for topic in part {
-                // It may have been replaced in between.
+                // The message may have been replaced in between.
                 if table.messages.get(&**topic).is_some_and(|kept| kept.is_expired(now)) {
                     self.change(&mut table, |table| table.remove(topic));
                     if let Some(store) = &self.store {
@@ -477,7 +477,7 @@ pub(crate) struct FoundTopic {
     pub(crate) topic: Arc<str>,
     /// `None` if it is on disk only.
     pub(crate) message: Option<Arc<SharedMessage>>,
-    /// What the message costs.
+    /// Cost of the message.
     pub(crate) cost: usize,
 }
 
@@ -512,7 +512,7 @@ fn is_same(read: &SharedMessage, here: &SharedMessage) -> bool {
         && read.properties == here.properties
 }
 
-/// What every topic that matches `filter` begins with.
+/// Returns the text with which every topic that matches `filter` begins.
 fn literal_prefix(filter: &str) -> &str {
     let end = filter.find(['+', '#']).unwrap_or(filter.len());
     let prefix = &filter[..end];

@@ -37,7 +37,7 @@ pub struct RetainedCursor {
     /// Subscription identifier, 0 for none.
     id: [u32; 1],
     done: bool,
-    /// What was found and not yet yielded; the first is on disk only.
+    /// Topics found and not yet yielded; the message of the first is on disk only.
     found: VecDeque<FoundTopic>,
     /// The read of those that are on disk only.
     reading: Option<BoxFuture<'static, Result<LoadedRetained, StoreError>>>,
@@ -192,7 +192,8 @@ impl RetainedCursor {
         }
     }
 
-    /// How to offer what [`Self::poll_next`] yields: with RETAIN, whatever the subscription says [MQTT-3.3.1-8].
+    /// Returns the terms on which messages from [`Self::poll_next`] are offered: with RETAIN, whatever the subscription says
+    /// [MQTT-3.3.1-8].
     pub fn offer(&self) -> Offer<'_> {
         Offer {
             qos: self.options.qos(),

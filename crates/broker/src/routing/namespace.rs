@@ -8,8 +8,8 @@ const PLACE: &str = "{client_id}";
 
 /// Namespaces.
 impl Broker {
-    /// Whether `filter`, shared or not, lies in the namespace of `client_id`, or in its reserved topics. In broker mode false
-    /// only if it was made for reserved topics of others.
+    /// Returns whether `filter`, shared or not, lies in the namespace of `client_id`, or in its reserved topics. In broker mode
+    /// only a filter made for reserved topics of others is refused.
     pub(crate) fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
         let reserved = self.inner.reserved.as_ref().map(|parts| &parts.topics);
         if reserved.is_some_and(|reserved| reserved.reaches_foreign(client_id, filter)) {
@@ -21,9 +21,9 @@ impl Broker {
     }
 }
 
-/// Whether every topic that `filter` can match lies in the namespace of `client_id`: literal levels of the
-/// pattern are repeated exactly, `+` stands for any one level, a final `#` for any rest. Of a shared
-/// subscription the filter after the group counts.
+/// Returns whether every topic that `filter` can match lies in the namespace of `client_id`: literal levels of the pattern are
+/// repeated exactly, `+` stands for any one level, a final `#` for any rest. Of a shared subscription the filter after the group
+/// counts.
 fn allows(pattern: &str, client_id: &str, filter: &str) -> bool {
     // A client id with these could name somebody else's levels; the session layer refuses it anyway.
     if client_id.bytes().any(|byte| matches!(byte, b'/' | b'+' | b'#')) {

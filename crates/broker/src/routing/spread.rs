@@ -36,7 +36,7 @@ pub struct Spread {
     done: bool,
 }
 
-/// How far a message has come in a list.
+/// Progress of a message through a list of receivers.
 #[derive(Default)]
 struct Way {
     /// Receivers served so far: first the list's targets, then its groups.
@@ -230,7 +230,8 @@ impl Spread {
         self.done.then(|| broker.conclude(&message, self.way.published))
     }
 
-    /// What must be on disk before the message is acknowledged, if anything. The caller ends its holder's part.
+    /// Returns the commit that must be on disk before the message is acknowledged, if there is one. The caller ends its holder's
+    /// part.
     pub fn commit(&self) -> Option<&Arc<Commit>> {
         self.commit.as_ref()
     }

@@ -190,8 +190,8 @@ impl Broker {
         self.try_subscribe(session, request, Timestamp(0), true).map(drop)
     }
 
-    /// Which levels of a filter are wildcards, if any. The cost of a match grows with the number of different shapes
-    /// among all sessions; nearly all sessions need only a few.
+    /// Returns the set of wildcard levels of a filter, if it has any. The cost of a match grows with the number of different
+    /// shapes among all sessions; nearly all sessions need only a few.
     fn shape(&self, filter: &str) -> Option<u64> {
         if !has_wildcard(filter) {
             return None;

@@ -1,6 +1,6 @@
-//! What follows from the end of a connection or a session: subscriptions to remove, wills to publish. It is done in
-//! steps, so that neither a session with very many filters, nor a will with very many receivers, nor very many sessions
-//! that are due at once block their thread.
+//! Consequences of the end of a connection or a session: subscriptions to remove, wills to publish. The work is done in steps, so
+//! that neither a session with very many filters, nor a will with very many receivers, nor very many sessions that are due at
+//! once block their thread.
 
 use std::{
     collections::VecDeque,
@@ -15,7 +15,7 @@ use gateway_core::{Commit, Effort, Timestamp};
 use super::lifecycle::EndedSession;
 use crate::{Broker, EventKind, Session, Spread, Turn, Will};
 
-/// What is left to do. It is done in any case: when this is dropped, the rest is done at once.
+/// Work left to do after such an end. All of it is done in any case: on drop, the rest is done at once.
 pub struct Aftermath {
     broker: Broker,
     /// In order.
@@ -36,7 +36,7 @@ enum AftermathStep {
 /// A session that has ended.
 struct Clearing {
     ended: EndedSession,
-    /// How many of its subscriptions have been removed.
+    /// Number of the session's subscriptions removed so far.
     removed: usize,
     /// Gets a part that is done when nothing of the session is left on disk.
     commit: Option<Arc<Commit>>,

@@ -24,7 +24,7 @@ use crate::{
 /// allocation.
 pub struct SessionCore {
     client_id: ClientId,
-    /// Where its durable state is; [`QueueId::NONE`] if it has none.
+    /// Queue of the durable state; [`QueueId::NONE`] if there is none.
     queue: QueueId,
     slot: u32,
     /// A connection handles what it has read. It is the connection layer's, and here, where padding makes it free.
@@ -37,7 +37,7 @@ pub struct SessionCore {
 pub(crate) struct SessionState {
     /// Number of the connection that owns the session, counted from 1 in each session.
     pub(crate) epoch: u32,
-    /// When `online` last changed.
+    /// Time at which `online` last changed.
     pub(crate) since: Timestamp,
     peer: Peer,
     pub(crate) listener: Arc<String>,
@@ -60,7 +60,7 @@ struct Extra {
     leaving: Option<Box<Leaving>>,
     username: Option<Box<str>>,
     identity: Option<Arc<dyn Any + Send + Sync>>,
-    /// What the session has of its parties' quotas.
+    /// Share of the session in its parties' quotas.
     membership: Option<Box<Membership>>,
 }
 
@@ -94,7 +94,8 @@ impl SessionCore {
         self.handling.store(handling, Release);
     }
 
-    /// Whether a connection of the session handles what it has read. What it did before is seen by whoever is told no.
+    /// Returns whether a connection of the session handles the packets that it has read. A caller that gets `false` sees all the
+    /// effects of those before.
     pub fn is_handling(&self) -> bool {
         self.handling.load(Acquire)
     }
@@ -227,7 +228,7 @@ impl SessionState {
         }
     }
 
-    /// What the session has of its parties' quotas.
+    /// Returns the session's share in its parties' quotas.
     pub(crate) fn membership(&mut self) -> Option<&mut Membership> {
         self.extra.as_mut()?.membership.as_deref_mut()
     }
@@ -239,7 +240,7 @@ impl SessionState {
         }
     }
 
-    /// Whose quotas the session counts for, or did.
+    /// Returns the parties whose quotas the session uses, or has used.
     pub(crate) fn parties(&self) -> Parties {
         let membership = self.extra.as_ref().and_then(|extra| extra.membership.as_ref());
         membership.map(|membership| membership.parties().clone()).unwrap_or_default()
@@ -270,7 +271,7 @@ impl SessionState {
         let Some(before) = &will.author else { return };
         let author = author(before);
         if let Some(charge) = will.charge.as_mut().and_then(Arc::get_mut) {
-            // What is in force may not fail: if memory is short the will counts as much as before.
+            // A will in force may not fail: if memory is short it counts as much as before.
             charge.set(will.message.cost() + author.len());
         }
         will.author = Some(Arc::new(author));
@@ -310,7 +311,7 @@ impl SessionState {
         Some(last.into_waiting())
     }
 
-    /// When the will is due, if the session waits with one: after its delay or when the session expires,
+    /// Returns the time at which the will is due, if the session waits with one: after its delay or when the session expires,
     /// whichever is first [MQTT-3.1.3-9].
     pub(crate) fn will_at(&self) -> Option<Timestamp> {
         let will = self.will()?;
@@ -320,7 +321,7 @@ impl SessionState {
         Some(self.since.plus_secs(will.delay.min(self.expiry)))
     }
 
-    /// When the session expires, if it waits to [MQTT-3.1.2-23].
+    /// Returns the time at which the session expires, if it is going to [MQTT-3.1.2-23].
     pub(crate) fn expires_at(&self) -> Option<Timestamp> {
         if self.online || self.ended || self.expiry == u32::MAX {
             return None;
@@ -328,7 +329,7 @@ impl SessionState {
         Some(self.since.plus_secs(self.expiry))
     }
 
-    /// When something has to be done next, if no connection comes.
+    /// Returns the time of the next thing to do, if no connection comes.
     pub(crate) fn deadline(&self) -> Option<Timestamp> {
         match (self.will_at(), self.expires_at()) {
             (Some(will), Some(expiry)) => Some(will.min(expiry)),
@@ -381,7 +382,7 @@ impl References {
         }
     }
 
-    /// Whether a filter of this shape may be added, if at most `most` shapes are allowed.
+    /// Returns whether a filter of this shape may be added, if at most `most` shapes are allowed.
     pub(crate) fn may_have(&self, shape: Option<u64>, most: usize) -> bool {
         let (Self::Many(many), Some(shape)) = (self, shape) else { return true };
         many.shapes.len() < most || many.shapes.iter().any(|(other, _)| *other == shape)

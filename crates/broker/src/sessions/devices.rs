@@ -1,4 +1,4 @@
-//! What operators see of sessions, and the broker's sizes.
+//! Sessions as operators see them, and the broker's sizes.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
@@ -12,7 +12,7 @@ const PAGE_SLOTS: u32 = 8 * 1024;
 /// Devices that one page describes, whether it has them or not.
 const PAGE_DESCRIBED: u32 = 2 * 1024;
 
-/// What operators see.
+/// Sessions as operators see them.
 impl Broker {
     /// The session of a device.
     pub fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
@@ -179,7 +179,7 @@ impl Broker {
         }
     }
 
-    /// What waits in the queues of all sessions. Visits every session.
+    /// Sums up the queues of all sessions. Visits every session.
     pub fn queues(&self) -> QueueInfo {
         let mut sum = QueueInfo::default();
         self.inner.slots.for_each_session(|session| {

@@ -10,7 +10,7 @@ use crate::Will;
 /// of connections that had not been answered yet.
 pub(crate) struct Leaving {
     will: Will,
-    /// How many there are, plus one while the session's end keeps the record.
+    /// Number of these wills, plus one while the session's end keeps the record.
     left: u32,
     waiting: Option<Arc<Commit>>,
 }

@@ -29,7 +29,7 @@ pub(crate) struct EndedSession {
     pub(crate) will: Option<Will>,
 }
 
-/// What an open replaces.
+/// Remains of the session or connection that an open replaces.
 #[derive(Default)]
 struct Former {
     /// A connection to end.
@@ -95,7 +95,7 @@ impl Broker {
         Ok(opened)
     }
 
-    /// Whether the session of this client id exists or the memory account has room for it.
+    /// Returns whether the session of this client id exists or the memory account has room for it.
     pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
         let fits = self.inner.account.takes(MemoryKind::Sessions, cost(client_id, username))
             || self.inner.session(client_id.as_str()).is_some();
@@ -103,7 +103,7 @@ impl Broker {
         fits
     }
 
-    /// Whether a session of this client id that outlives its connection can be opened now: it exists on disk, or the
+    /// Returns whether a session of this client id that outlives its connection can be opened now: it exists on disk, or the
     /// store accepts another one.
     pub fn can_keep(&self, client_id: &str) -> bool {
         let Some(durable) = &self.inner.durable else { return true };
@@ -180,7 +180,7 @@ impl Broker {
         aftermath.begin(turn)
     }
 
-    /// Whether no session has a connection and everything that follows from ends so far is done, above all their wills.
+    /// Returns whether no session has a connection and everything that follows from ends so far is done, above all their wills.
     pub fn is_quiet(&self) -> bool {
         // In this order: an end is counted as under way before its session stops being online.
         self.inner.online.load(Acquire) == 0 && self.inner.changes.load(Acquire) == 0
@@ -312,7 +312,7 @@ impl Broker {
             membership = Membership::enter(&request.parties, state.membership(), kept)?;
             if resumes {
                 let was_online = state.online;
-                // What the answer confirms must be on disk: a changed will, another expiry, and after a takeover the
+                // CONNACK confirms changes that must be on disk first: a changed will, another expiry, and after a takeover the
                 // session itself, which the earlier connection may still be waiting for.
                 let changes = was_online
                     || request.will.is_some()

@@ -1,4 +1,4 @@
-//! Which session owns a durable queue. Small, since there is an entry for every persistent session.
+//! Owners of durable queues: the session of each. Small, since there is an entry for every persistent session.
 
 use ahash::RandomState;
 use gateway_core::QueueId;

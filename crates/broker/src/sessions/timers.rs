@@ -1,4 +1,4 @@
-//! When sessions without a connection expire or publish their will: one entry per such session.
+//! Times at which sessions without a connection expire or publish their will: one entry per such session.
 
 use std::{collections::BTreeMap, sync::Arc};
 

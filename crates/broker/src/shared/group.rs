@@ -51,14 +51,14 @@ pub(crate) struct SharedGroup {
     /// Sticky: the slot of the chosen member.
     sticky: AtomicU32,
     pub(super) queue: Mutex<Queue>,
-    /// Whether something is in `queue`, readable without its lock.
+    /// True if `queue` holds messages; readable without its lock.
     pub(super) queued: AtomicBool,
     pub(super) most: Most,
     /// The queue's number on disk, 0 if it was never there.
     pub(super) stored: AtomicU64,
 }
 
-/// What deliveries to shared groups need, and what they leave: receivers to flush, and how many members were visited.
+/// Inputs and results of deliveries to shared groups: receivers to flush, and the number of members visited.
 pub(crate) struct DeliveryContext<'a> {
     pub(crate) dirty: &'a mut Vec<Arc<dyn Target>>,
     pub(crate) account: &'a Account,
@@ -102,7 +102,7 @@ impl SharedGroup {
         QueueId(self.stored.load(Ordering::Acquire))
     }
 
-    /// Whether what its members take at QoS 1 and 2 goes to disk.
+    /// Returns whether messages that its members take at QoS 1 and 2 go to disk.
     pub(crate) fn is_durable(&self) -> bool {
         self.members.read().iter().any(|member| member.target.is_durable())
     }

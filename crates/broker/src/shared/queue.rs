@@ -1,4 +1,4 @@
-//! What waits for a group while no member takes it.
+//! Messages that wait for a group while no member takes them.
 //!
 //! Without a store all of it is in memory. With one all of it is on disk, and memory holds both ends: the oldest
 //! messages, which are given to members next (`window`), and the newest ones that came while a member was connected
@@ -68,7 +68,7 @@ pub(crate) struct QueuedMessage {
 #[derive(Default)]
 struct Stretch {
     messages: VecDeque<QueuedMessage>,
-    /// What they cost.
+    /// Cost of these messages.
     bytes: usize,
 }
 
@@ -107,12 +107,12 @@ impl Queue {
         self.window.messages.len() + self.fresh.messages.len() + self.tail.messages()
     }
 
-    /// Whether nothing waits. [`Self::len`] may be wrong about the tail.
+    /// Returns whether nothing waits. [`Self::len`] may be wrong about the tail.
     pub(super) fn is_empty(&self) -> bool {
         self.window.messages.is_empty() && self.fresh.messages.is_empty() && self.tail.is_empty()
     }
 
-    /// Whether a message can be given to a member without reading first.
+    /// Returns whether a message can be given to a member without reading first.
     pub(super) fn is_at_hand(&self) -> bool {
         !self.window.messages.is_empty()
     }
@@ -122,13 +122,13 @@ impl Queue {
         self.window.bytes + self.fresh.bytes
     }
 
-    /// Whether a message of this cost is too much for the bounds.
+    /// Returns whether a message of this cost is too much for the bounds.
     pub(super) fn is_full(&self, cost: usize, most: &Most) -> bool {
         let bytes = self.window.bytes as u64 + self.fresh.bytes as u64 + self.tail.bytes();
         self.len() >= most.messages || bytes + cost as u64 > most.bytes as u64
     }
 
-    /// Whether one more message that is on disk may be kept in memory too.
+    /// Returns whether one more message that is on disk may be kept in memory too.
     pub(super) fn may_keep(&self, cost: usize) -> bool {
         let kept = if self.tail.is_empty() { &self.window } else { &self.fresh };
         kept.messages.len() < FRESH && kept.bytes + cost <= FRESH_BYTES
@@ -221,7 +221,7 @@ impl Queue {
         self.tail.note_gone(messages, bytes);
     }
 
-    /// What an earlier process left on disk: places `first` to `next`.
+    /// Takes over the messages that an earlier process left on disk: places `first` to `next`.
     pub(super) fn restore(&mut self, first: u64, next: u64, messages: usize, bytes: u64) {
         self.tail = Tail::restored(first..next, messages, bytes);
     }

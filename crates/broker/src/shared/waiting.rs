@@ -1,5 +1,5 @@
-//! How messages go through a group's queue: in when no member takes them, out when members have room, and read back
-//! from the disk in between.
+//! The way of messages through a group's queue: in when no member takes them, out when members have room, and read back from the
+//! disk in between.
 
 use std::sync::{Arc, atomic::Ordering};
 
@@ -17,11 +17,11 @@ use crate::{
     memory::{Account, MemoryKind},
 };
 
-/// What was read of a group's queue.
+/// Messages read from a group's queue.
 pub(crate) struct GroupPage {
     /// In order.
     pub(crate) messages: Vec<QueuedMessage>,
-    /// Where the next page begins.
+    /// Start of the next page.
     pub(crate) next: u64,
     /// This was the last page.
     pub(crate) end: bool,
@@ -36,7 +36,7 @@ impl SharedGroup {
         }
     }
 
-    /// Whether messages wait for a member that takes them.
+    /// Returns whether messages wait for a member that takes them.
     pub(crate) fn has_queued(&self) -> bool {
         self.queued.load(Ordering::Acquire)
     }
@@ -68,7 +68,7 @@ impl SharedGroup {
         let members = Arc::clone(&*self.members.read());
         if is_any_online(&members) {
             let GroupPage { messages, next, end } = page;
-            // It was read because a member has room, so it is charged even beyond the budget.
+            // The page was read because a member has room, so it is charged even beyond the budget.
             self.change(|queue| account.force(MemoryKind::Queued, queue.loaded(messages, next, end)));
             // The last member may have gone meanwhile.
             self.park(account);
@@ -118,7 +118,7 @@ impl SharedGroup {
         nudge(&self.members.read().clone());
     }
 
-    /// Whether something can be given away without reading it first.
+    /// Returns whether a message can be given away without reading it first.
     pub(super) fn is_at_hand(&self) -> bool {
         self.queue.lock().is_at_hand()
     }
@@ -300,7 +300,7 @@ impl SharedGroup {
                     drop(unit);
                     drop(borrowed);
                     self.put_back(waiting, context.account);
-                    // Those that were full ask again when they have room.
+                    // Members that were full ask again when they have room.
                     if outcome == Some(Outcome::Dropped(DropReason::QueueFull)) && slot.is_none() {
                         nudge(members);
                     }

@@ -1,4 +1,4 @@
-//! What the stores promise, in memory: operations of queues in order, written or refused when a test says so.
+//! A disk in memory that keeps the promises of the stores: operations of queues in order, written or refused when a test says so.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -76,7 +76,7 @@ impl Disk {
         self.0.lock().unreadable = unreadable;
     }
 
-    /// How many pages were asked for.
+    /// Returns the number of pages asked for.
     pub(super) fn loads(&self) -> usize {
         self.0.lock().loads
     }
@@ -272,7 +272,7 @@ impl Shelf {
         self.0.lock().loads
     }
 
-    /// How many references there are to the message of a topic, this store's included.
+    /// Returns the number of references to the message of a topic, this store's included.
     pub(super) fn references(&self, topic: &str) -> usize {
         Arc::strong_count(&self.0.lock().messages[topic])
     }

@@ -16,7 +16,7 @@ struct Scene {
     bench: Bench,
     disk: Arc<Disk>,
     members: Vec<Device>,
-    /// How often each member had been nudged when it last asked.
+    /// Number of nudges of each member when the test last asked.
     nudged: Vec<usize>,
     /// Messages and the commits of their acknowledgements.
     published: Vec<(String, QoS, Arc<Commit>)>,
@@ -107,7 +107,7 @@ impl Scene {
         self.bench.broker.inner.index.group_named(FILTER).expect("the group")
     }
 
-    /// What is in the durable queues of members.
+    /// Returns the contents of the members' durable queues.
     fn stored(&self) -> Vec<String> {
         let queues = self.members.iter().map(|member| member.session.core().queue());
         queues.flat_map(|queue| self.disk.payloads(queue)).collect()

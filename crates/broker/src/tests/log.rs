@@ -1,4 +1,4 @@
-//! Which messages are appended for which consumer groups, and who waits for that.
+//! Messages appended for consumer groups, and acknowledgements that wait for the log.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 

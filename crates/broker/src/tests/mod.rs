@@ -29,7 +29,7 @@ use parking_lot::Mutex;
 
 use super::*;
 
-/// What a test receiver got.
+/// Message that a test receiver got.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Got {
     pub(super) topic: String,
@@ -53,7 +53,7 @@ struct Receiver {
     /// Its client may have nothing.
     denied: AtomicBool,
     got: Mutex<Vec<Got>>,
-    /// Where a persistent session's deliveries go, and the place of the next.
+    /// Disk for the deliveries of a persistent session, and the place of the next one.
     disk: Mutex<Option<(Arc<disk::Disk>, u64)>>,
     /// Shared messages not yet sent.
     held: Mutex<Vec<(u32, Arc<SharedMessage>)>>,
@@ -212,7 +212,7 @@ pub(super) struct Device {
     present: bool,
 }
 
-/// How to connect.
+/// Options of a connection.
 #[derive(Default)]
 pub(super) struct Connect {
     pub(super) clean: bool,
@@ -424,7 +424,7 @@ impl Device {
         self.test.receiver.durable.store(true, SeqCst);
     }
 
-    /// How often it was nudged.
+    /// Returns the number of nudges so far.
     pub(super) fn nudges(&self) -> usize {
         self.test.receiver.nudges.load(SeqCst)
     }

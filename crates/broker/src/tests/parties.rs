@@ -193,7 +193,7 @@ fn an_identity_is_capped_across_its_devices() {
     assert_eq!(enter("b", Some("bob")).unwrap_err(), "user \"bob\" has used up its connections");
     enter("b", Some("eve")).unwrap();
     enter("a", Some("bob")).unwrap();
-    // Whoever takes a user's name as client id has nothing of that user's.
+    // A client that takes a user's name as its client id has no part in that user's quotas.
     enter("bob", None).unwrap();
     enter("a", Some("bob")).unwrap();
 }

@@ -256,7 +256,7 @@ fn match_cost_does_not_grow_with_the_filter_shapes_that_clients_choose() {
         }
         // The first two are not counted, nor is the filter without a wildcard.
         assert!(refused >= (1 << 13) - shapes - 3, "{refused} refused");
-        // What is refused for its shape does not count.
+        // A filter refused for its shape does not count.
         bench.subscribe(&device, "y/x/x/x");
         assert!(bench.unsubscribe(&device, "y/x/x/x"));
     }

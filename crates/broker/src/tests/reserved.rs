@@ -6,7 +6,7 @@ use super::*;
 struct RecordingPart {
     heard: Mutex<Vec<(String, String, String)>>,
     connected: Mutex<Vec<String>>,
-    /// It takes nothing.
+    /// True to refuse every message.
     full: AtomicBool,
     /// Takes a part of what the acknowledgement waits for.
     parts: Mutex<Vec<Arc<Commit>>>,

@@ -142,7 +142,7 @@ fn what_no_member_may_have_is_dropped_and_blocks_nothing() {
         assert_eq!((published.dropped, published.reason), (1, Some(DropReason::NotAuthorized)));
         assert!(dropped() > before);
     }
-    // What nobody was there to refuse.
+    // Messages published while no member is connected to refuse them.
     devices.iter().for_each(|device| bench.close(device));
     for payload in ["1", "2"] {
         assert_eq!(bench.publish("t", payload, QoS::AtLeastOnce).queued, 1);

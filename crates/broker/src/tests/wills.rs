@@ -1,4 +1,4 @@
-//! When wills leave their sessions on disk.
+//! Time at which wills leave their sessions on disk.
 
 use std::collections::BTreeMap;
 

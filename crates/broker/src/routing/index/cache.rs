@@ -1,4 +1,4 @@
-//! What a topic matches, resolved once and remembered per thread.
+//! Receivers that a topic matches, resolved once and remembered per thread.
 //!
 //! A hit is one hash probe and two atomic loads: no lock, no allocation, no reference count. A list is stale once a
 //! generation of the index has moved on. It may hold a receiver that has ended, which must treat further deliveries as
@@ -81,7 +81,7 @@ pub(crate) struct Merged {
 }
 
 impl Matched {
-    /// What the receiver gets from the sender of `slot`: its No Local subscriptions don't count for its own
+    /// Returns the delivery that the receiver gets from the sender of `slot`: its No Local subscriptions don't count for its own
     /// messages [MQTT-3.8.3-3].
     pub(crate) fn for_sender(&self, slot: u32) -> Option<Merged> {
         if self.slot == slot { self.foreign } else { Some(self.all) }
@@ -181,7 +181,7 @@ impl MatchCache {
         &self.topics[place].list
     }
 
-    /// Whether a topic that was not found may be remembered. Starts over if that is due.
+    /// Returns whether a topic that was not found may be remembered. Starts over if that is due.
     fn has_room(&mut self, index: &Index) -> bool {
         let full = self.topics.len() >= MAX_TOPICS || self.targets > MAX_TARGETS;
         self.misses += usize::from(full);

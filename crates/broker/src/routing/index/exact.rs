@@ -24,11 +24,11 @@ pub(super) struct FilterTable {
     by_text: HashTable<FilterKey>,
 }
 
-/// What [`FilterTable::remove`] removed.
+/// Result of [`FilterTable::remove`].
 pub(super) enum Removed {
     /// One of several subscribers.
     Subscriber {
-        /// Whether the filter has wildcards.
+        /// True if the filter has wildcards.
         wildcard: bool,
     },
     /// The last subscriber, and the filter with it.

@@ -54,7 +54,7 @@ impl Generations {
 
 /// All subscriptions.
 pub(crate) struct Index {
-    /// Which index this is, so that a cache never mixes two.
+    /// Identity of this index, so that a cache never mixes two.
     id: u64,
     hasher: RandomState,
     generations: Generations,
@@ -72,7 +72,7 @@ struct IndexTables {
 pub(crate) struct Added {
     /// Number of the filter, or [`GROUP`] and the group's id, for unsubscribing at the session's end.
     pub(crate) reference: u32,
-    /// Whether the subscription was there already and has been replaced [MQTT-3.8.4-3].
+    /// True if the subscription was there already and has been replaced [MQTT-3.8.4-3].
     pub(crate) existed: bool,
 }
 

@@ -61,12 +61,12 @@ pub(super) enum Subscribers {
     Many(Box<Vec<Subscriber>>),
 }
 
-/// What [`Subscribers::remove`] found.
+/// Result of [`Subscribers::remove`].
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Removal {
     Absent,
     Removed,
-    /// It was the last one: the filter goes too.
+    /// The last subscriber was removed: the filter goes too.
     Last,
 }
 

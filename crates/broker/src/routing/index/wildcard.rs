@@ -43,8 +43,7 @@ impl Shape {
         Some(shape)
     }
 
-    /// Whether a topic of `depth` levels can match; `system` is a topic that starts with `$`
-    /// [MQTT-4.7.2-1].
+    /// Returns whether a topic of `depth` levels can match; `system` is a topic that starts with `$` [MQTT-4.7.2-1].
     fn can_match(self, depth: usize, system: bool) -> bool {
         if system && (self.plus & 1 == 1 || self.levels == 0) {
             return false;

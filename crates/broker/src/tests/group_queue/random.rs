@@ -34,8 +34,8 @@ fn step() -> impl Strategy<Value = Step> {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
 
-    /// Whatever members and the store do: what was acknowledged is in a member's durable queue in the end, at QoS 2 once,
-    /// and what was refused at QoS 2 is in none.
+    /// Checks, for any steps of members and store, that an acknowledged message ends in a member's durable queue, at QoS 2 once,
+    /// and that a message refused at QoS 2 is in none.
     #[test]
     fn nothing_acknowledged_is_lost_or_doubled_on_its_way_through_the_queue(
         steps in proptest::collection::vec(step(), 1..80)
