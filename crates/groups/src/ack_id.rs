@@ -9,17 +9,17 @@ use super::progress::{get, put};
 /// Names one delivery of one message. Opaque to clients: as text it is letters and digits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct AckId {
-    /// Whose.
+    /// Group that delivered the message.
     pub group: GroupId,
     /// Of how many seeks it knows.
     pub generation: u32,
-    /// Where the message is.
+    /// Partition of the message.
     pub partition: Partition,
-    /// Where it is there.
+    /// Place of the message in its partition.
     pub offset: u64,
-    /// What it is in order with.
+    /// Order key of the message, as a number.
     pub(crate) key: u64,
-    /// Who has it.
+    /// Number of the member that got the delivery.
     pub(crate) member: u64,
     /// Its number with the member.
     pub(crate) delivery: u64,

@@ -1,27 +1,27 @@
-//! What can be configured of a group, and the bounds that hold whatever is configured.
+//! Configuration of a group, and the bounds that hold whatever is configured.
 
 use std::time::Duration;
 
 use gateway_core::{GroupId, SharedMessage};
 
-/// What messages keep their order among each other.
+/// Key by which messages keep their order among each other.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub enum OrderKey {
-    /// Those of one device; those without a device by topic.
+    /// Messages of one device; messages without a device by topic.
     #[default]
     Device,
-    /// Those of one device on one topic.
+    /// Messages of one device on one topic.
     DeviceTopic,
     /// None.
     None,
 }
 
-/// How a group delivers.
+/// Rules by which a group delivers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct GroupConfig {
     /// Never changes.
     pub order_key: OrderKey,
-    /// How long a delivered message may stay unacknowledged.
+    /// Time that a delivered message may stay unacknowledged.
     pub ack_deadline: Duration,
     /// Deliveries that end badly before a message is given up; 0 is no limit.
     pub max_attempts: u32,
@@ -63,7 +63,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
     u64::try_from(duration.as_millis()).unwrap_or(u64::MAX)
 }
 
-/// Which group this is, and which life of it.
+/// Number of a group, and its life under this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Identity {
     /// Its number.
@@ -77,7 +77,7 @@ pub struct Identity {
 }
 
 impl Identity {
-    /// What a message is in order with, as a number.
+    /// Returns the order key of a message, as a number.
     pub(crate) fn key(&self, order: OrderKey, offset: u64, message: &SharedMessage) -> u64 {
         let device = message.client_id.as_ref().map(|id| id.as_str().as_bytes());
         match (order, device) {
@@ -108,7 +108,7 @@ fn mix(seed: u64, bytes: &[u8]) -> u64 {
     fold(hash ^ length, seed ^ 0xd6e8_feb8_6659_fd93)
 }
 
-/// How much a member may have unacknowledged.
+/// Bounds on the messages that a member may have unacknowledged.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Credit {
     /// Messages, at least one.

@@ -9,11 +9,11 @@ use super::{
     ranges::{IdRange, Ranges},
 };
 
-/// Where a delivery is kept.
+/// Delivery of one message: its place, and its deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct DeliverySlot {
     pub(crate) offset: u64,
-    /// When it is taken back.
+    /// Time at which the delivery is taken back.
     pub(crate) deadline: Timestamp,
     pub(crate) partition: u8,
     live: bool,
@@ -28,13 +28,13 @@ pub(crate) struct Deliveries {
     /// The number of the first of `recent`.
     base: u64,
     recent: VecDeque<DeliverySlot>,
-    /// How many of `recent` are live.
+    /// Number of live deliveries in `recent`.
     live: usize,
     /// Older ones that are left.
     old: BTreeMap<u64, DeliverySlot>,
-    /// Those with a deadline of their own.
+    /// Deliveries with a deadline of their own.
     extended: BTreeMap<u64, DeliverySlot>,
-    /// Those that were taken or given back.
+    /// Deliveries that were taken or given back.
     void: Ranges,
     /// Below this it is no longer known what became of those that are not there.
     known: u64,
@@ -78,7 +78,7 @@ impl Deliveries {
         id
     }
 
-    /// Those with a deadline of their own: number and deadline.
+    /// Returns the deliveries with a deadline of their own: number and deadline.
     pub(crate) fn extended(&self) -> impl Iterator<Item = (u64, Timestamp)> + '_ {
         self.extended.iter().map(|(&id, slot)| (id, slot.deadline))
     }
@@ -175,12 +175,12 @@ impl Deliveries {
     /// The deadline of the oldest among those without one of their own.
     pub(crate) fn oldest(&self) -> Option<Timestamp> {
         let old = self.old.first_key_value().map(|(_, slot)| slot);
-        // What is not live at the front goes when it is settled.
+        // A delivery at the front that is no longer live goes when it is settled.
         let slot = old.or_else(|| self.recent.iter().find(|slot| slot.live));
         slot.map(|slot| slot.deadline)
     }
 
-    /// Those of a range that are left, in order of number.
+    /// Returns the numbers of the deliveries of a range that are left, in order.
     pub(crate) fn within(&self, range: IdRange) -> Vec<u64> {
         if range.first > range.last {
             return Vec::new();
@@ -201,7 +201,7 @@ impl Deliveries {
         ids
     }
 
-    /// What is to be answered to an acknowledgement of `range`, before what is left of it is settled.
+    /// Decides the answer to an acknowledgement of `range`, before the deliveries left in it are settled.
     pub(crate) fn judge(&self, range: IdRange, ok: &mut Ranges, lost: &mut Ranges) {
         let next = self.next();
         let first = range.first.max(1);

@@ -14,8 +14,8 @@ pub(crate) struct Undelivered {
     pub(crate) attempts: u32,
 }
 
-/// What is left of a key in the part of its partition that has been read: the places that are remembered, in order, and
-/// after them all its messages from `scan` on.
+/// Remainder of a key in the part of its partition that has been read: the remembered places, in order, and after them all its
+/// messages from `scan` on.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Lagging {
     pub(crate) todo: VecDeque<Undelivered>,
@@ -31,7 +31,7 @@ pub(crate) struct Lagging {
 }
 
 impl Lagging {
-    /// Where to read next, if there is something to be read now.
+    /// Returns the place to read next, if there is something to read now.
     pub(crate) fn place(&self) -> Option<u64> {
         if self.due.is_some() || self.blocked.is_some() {
             return None;
@@ -39,7 +39,7 @@ impl Lagging {
         self.todo.front().map(|first| first.offset).or(self.scan)
     }
 
-    /// Whether it is an ordinary key again.
+    /// Returns whether the key is an ordinary one again.
     pub(crate) fn is_done(&self) -> bool {
         self.todo.is_empty() && self.scan.is_none() && self.blocked.is_none()
     }
@@ -69,7 +69,7 @@ impl Lagging {
         insert(&mut self.todo, Undelivered { offset, attempts: 0 })
     }
 
-    /// Whether a message of the key waits here.
+    /// Returns whether a message of the key waits here.
     pub(crate) fn holds(&self, offset: u64) -> bool {
         self.scan.is_some_and(|scan| offset >= scan)
             || self.todo.binary_search_by_key(&offset, |waiting| waiting.offset).is_ok()

@@ -1,5 +1,5 @@
-//! What one consumer group does, without a log, a disk, sockets and a clock: messages and time in, deliveries and what must
-//! be written out.
+//! The rules of one consumer group, without a log, a disk, sockets and a clock: messages and time in, deliveries and records to
+//! write out.
 //!
 //! Words:
 //!

@@ -18,7 +18,7 @@ pub struct MemberKey {
     pub number: u64,
 }
 
-/// How many messages, and their cost.
+/// Number of messages, and their cost.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amount {
     /// Messages.
@@ -52,7 +52,7 @@ pub(crate) struct Claim {
 /// Messages that a member will not get.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Gap {
-    /// Where.
+    /// Partition of the messages.
     pub partition: Partition,
     /// The first place.
     pub from: u64,
@@ -60,7 +60,7 @@ pub struct Gap {
     pub until: u64,
     /// Why.
     pub reason: GapReason,
-    /// How many messages of the group they are, if that is known.
+    /// Number of the group's messages among them, if known.
     pub count: Option<u64>,
 }
 
@@ -81,7 +81,7 @@ impl Gap {
 pub enum GapReason {
     /// Retention has removed them.
     Removed,
-    /// They were damaged on disk.
+    /// The messages were damaged on disk.
     Damaged,
 }
 
@@ -91,13 +91,13 @@ pub(crate) struct Member {
     pub(crate) number: u64,
     /// In milliseconds; 0 if everything is given back when the stream ends.
     pub(crate) lease: u64,
-    /// When it goes; `None` while its stream is there.
+    /// Time at which the member goes; `None` while its stream is there.
     pub(crate) lease_until: Option<Timestamp>,
     /// Of an earlier process: it may acknowledge what it was delivered there.
     pub(crate) is_restored: bool,
-    /// It has not come back since that process ended.
+    /// True for a member of an earlier process that has not come back since.
     pub(crate) is_missing: bool,
-    /// What it says that it works on, and what is not known yet.
+    /// Messages that the member says it works on, as far as they are not known yet.
     pub(crate) claims: VecDeque<Claim>,
     /// Numbers of what it named and does not have.
     pub(crate) refused: Ranges,
@@ -118,7 +118,7 @@ pub(crate) struct Member {
     pub(crate) draining: bool,
     /// Is to be woken already.
     pub(crate) woken: bool,
-    /// How many partitions it owns.
+    /// Number of partitions that the member owns.
     pub(crate) partitions: usize,
 }
 
@@ -149,13 +149,13 @@ impl Member {
         }
     }
 
-    /// Whether it reads now.
+    /// Returns whether the member reads now.
     pub(crate) fn is_here(&self) -> bool {
         self.fetches || self.lease_until.is_none()
     }
 
-    /// Whether a message of this cost may be read for it. What it does not take is not kept for it beyond a bound, whatever
-    /// credit it gave.
+    /// Returns whether a message of this cost may be read for the member. Messages that it does not take are not kept for it
+    /// beyond a bound, whatever credit it gave.
     pub(crate) fn has_room(&self, cost: u32) -> bool {
         let messages = self.outstanding.messages + self.ahead.messages;
         let bytes = self.outstanding.bytes + self.ahead.bytes + cost as usize;
@@ -164,7 +164,7 @@ impl Member {
             && (self.ahead.messages == 0 || self.ahead.bytes + cost as usize <= MAX_AHEAD)
     }
 
-    /// Whether a message of this cost may be delivered to it.
+    /// Returns whether a message of this cost may be delivered to the member.
     pub(crate) fn may_take(&self, cost: u32) -> bool {
         let Amount { messages, bytes } = self.outstanding;
         messages < self.credit.messages && (messages == 0 || bytes + cost as usize <= self.credit.bytes)

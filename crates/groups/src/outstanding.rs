@@ -11,7 +11,7 @@ pub(crate) struct OutstandingEntry {
     pub(crate) delivery: u64,
     /// Index of the member that has it.
     pub(crate) member: u32,
-    /// Which delivery of the message this is, from 1.
+    /// Number of this delivery of the message, from 1.
     pub(crate) attempt: u32,
     pub(crate) cost: u32,
     live: bool,
@@ -32,7 +32,7 @@ pub(crate) struct Outstanding {
 }
 
 impl Outstanding {
-    /// How many there are.
+    /// Returns the number of live entries.
     pub(crate) fn len(&self) -> usize {
         self.live
     }
@@ -42,7 +42,7 @@ impl Outstanding {
         self.entries.iter().filter(|entry| entry.live)
     }
 
-    /// Those at `offset` and after it.
+    /// Returns the live entries at `offset` and after it.
     pub(crate) fn from(&self, offset: u64) -> impl Iterator<Item = &OutstandingEntry> {
         let at = self.entries.partition_point(|entry| entry.offset < offset);
         self.entries.range(at..).filter(|entry| entry.live)

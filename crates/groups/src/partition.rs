@@ -1,4 +1,4 @@
-//! What a group knows of one partition, without members.
+//! Knowledge of a group about one partition, without members.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -29,14 +29,14 @@ pub(crate) struct Dying {
     pub(crate) reason: Box<str>,
 }
 
-/// Which messages are read.
+/// Messages to read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PartitionKind {
     /// New ones.
     Main,
-    /// Those of [`PartitionState::again`].
+    /// Messages of [`PartitionState::again`].
     Again,
-    /// Those of keys that lag.
+    /// Messages of keys that lag.
     Lagging,
 }
 
@@ -53,14 +53,14 @@ pub(crate) struct Reading {
 #[derive(Debug, Default)]
 pub(crate) struct PartitionState {
     pub(crate) owner: Option<u32>,
-    /// Where to read new messages.
+    /// Place from which on new messages are read.
     pub(crate) read: u64,
     /// One more than the place of the last message that is known to be there.
     pub(crate) end: u64,
     pub(crate) out: Outstanding,
-    /// How many of `out` are with others than the owner: until none is, the owner gets nothing.
+    /// Number of entries of `out` that are with members other than the owner: until there are none, the owner gets nothing.
     pub(crate) foreign: usize,
-    /// When those are taken back.
+    /// Time at which the other members' entries are taken back.
     pub(crate) handover_until: Option<Timestamp>,
     /// Members that had messages of it when an earlier process ended, and have not come back: until none is left, nobody gets
     /// anything.
@@ -80,7 +80,7 @@ pub(crate) struct PartitionState {
     /// Is in its owner's queue of partitions with messages.
     pub(crate) listed: bool,
     pub(crate) dirty: bool,
-    /// What was lost while nobody had the partition: told to whoever has it next.
+    /// Messages lost while the partition had no owner: told to its next one.
     pub(crate) gap: Option<Gap>,
     /// The floor of what was written last.
     pub(crate) written: u64,
@@ -132,7 +132,7 @@ impl PartitionState {
         [out, ready, again, dying, lagging].into_iter().flatten().fold(self.read, u64::min)
     }
 
-    /// Whether nothing waits but what is new.
+    /// Returns whether nothing waits except new messages.
     pub(crate) fn is_idle(&self) -> bool {
         self.out.len() == 0
             && self.ready.is_empty()
@@ -162,7 +162,7 @@ impl PartitionState {
         insert(&mut self.again, waiting)
     }
 
-    /// Where keys that lag are to be read.
+    /// Returns the place from which keys that lag are to be read.
     pub(crate) fn lagging_place(&self) -> Option<u64> {
         if self.lagging.is_empty() {
             return None;
@@ -170,7 +170,7 @@ impl PartitionState {
         self.lagging.values().filter_map(Lagging::place).min()
     }
 
-    /// What a read under way will bring no longer counts.
+    /// Cancels a read under way: its records no longer count.
     pub(crate) fn cancel_read(&mut self) {
         self.reading = None;
     }

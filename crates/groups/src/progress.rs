@@ -1,4 +1,4 @@
-//! How far a group is in a partition, as it is kept on disk.
+//! Progress of a group in a partition, as it is kept on disk.
 
 use bytes::{Buf, Bytes};
 use gateway_core::Timestamp;
@@ -6,12 +6,12 @@ use thiserror::Error;
 
 use super::lagging::{Lagging, Undelivered};
 
-/// How far a group is in one partition. Everything before [`read`](Self::read) is settled but what is named here.
+/// Progress of a group in one partition. Everything before [`read`](Self::read) is settled except the messages named here.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Progress {
-    /// Where nothing was read yet.
+    /// Place from which on nothing was read yet.
     pub(crate) read: u64,
-    /// What is not settled before, in order.
+    /// Unsettled messages before `read`, in order.
     pub(crate) unsettled: Vec<Undelivered>,
     /// Keys that lag, by number of key, with what waits of them.
     pub(crate) lagging: Vec<(u64, Lagging)>,
@@ -23,7 +23,7 @@ pub enum BadProgress {
     /// A later version wrote it.
     #[error("written by a later version ({0})")]
     Version(u8),
-    /// It is damaged.
+    /// The record is damaged.
     #[error("damaged")]
     Damaged,
 }
@@ -39,7 +39,7 @@ impl Progress {
         Self { read: offset, ..Self::default() }
     }
 
-    /// Where nothing was read yet.
+    /// Returns the place from which on nothing was read yet.
     pub fn read(&self) -> u64 {
         self.read
     }
@@ -51,7 +51,7 @@ impl Progress {
         lagging.fold(self.read.min(unsettled), u64::min)
     }
 
-    /// How many messages it names.
+    /// Returns the number of messages named.
     pub fn named(&self) -> usize {
         self.unsettled.len() + self.lagging.iter().map(|(_, lagging)| lagging.todo.len()).sum::<usize>()
     }

@@ -62,7 +62,7 @@ impl Ranges {
         }
     }
 
-    /// Whether the number is in it.
+    /// Returns whether the number is in one of the ranges.
     pub fn contains(&self, id: u64) -> bool {
         let at = self.0.partition_point(|range| range.last < id);
         self.0.get(at).is_some_and(|range| range.first <= id)
@@ -73,12 +73,12 @@ impl Ranges {
         self.0.iter().copied()
     }
 
-    /// Whether there is no number in it.
+    /// Returns whether the set is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// How many ranges it takes.
+    /// Returns the number of ranges.
     pub fn len(&self) -> usize {
         self.0.len()
     }

@@ -1,5 +1,4 @@
-//! Who is in a group and which partitions are whose, as it is kept on disk: so that members find their places again after the
-//! process has ended.
+//! Members of a group and their partitions, as kept on disk: so that members find their places again after the process has ended.
 
 use bytes::Bytes;
 use gateway_core::PARTITIONS;

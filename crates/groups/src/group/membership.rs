@@ -1,4 +1,4 @@
-//! Who is in the group, and which partitions are whose.
+//! Members of the group, and the owner of each partition.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,29 +17,30 @@ use super::{
     resuming::ClaimedPlace,
 };
 
-/// How somebody joins.
+/// Terms on which a member joins.
 #[derive(Debug, Clone)]
 pub struct MemberOptions<'a> {
     /// A member that has it already is fenced, and this one takes over what it had.
     pub name: &'a str,
-    /// How long it stays without a stream; 0: not at all. For one that [fetches](Self::fetches), from each call on.
+    /// Time that the member stays without a stream; 0: not at all. For a member that [fetches](Self::fetches), from each call on.
     pub lease: Duration,
-    /// How much it may have unacknowledged.
+    /// Bound on the messages that the member may have unacknowledged.
     pub credit: Credit,
-    /// It never has a stream: calls of the same name are one member as long as its lease lasts.
+    /// The member never has a stream: calls of the same name are one member as long as its lease lasts.
     pub fetches: bool,
-    /// What it was delivered before and works on: these have the numbers 1, 2, 3... as far as they are still its own, and do not
-    /// come again. At most [`MAX_CLAIMS`](super::super::config::MAX_CLAIMS). Unless there are none,
-    /// [`next_recall`](Group::next_recall) and [`resume`](Group::resume) follow, before anything is taken.
+    /// Messages that the member was delivered before and works on: these have the numbers 1, 2, 3... as far as they are still its
+    /// own, and do not come again. as far as they are still its own, and do not come again. At most
+    /// [`MAX_CLAIMS`](super::super::config::MAX_CLAIMS). Unless there are none, [`next_recall`](Group::next_recall) and
+    /// [`resume`](Group::resume) follow, before anything is taken.
     pub outstanding: &'a [ClaimedPlace],
 }
 
 /// Somebody has joined.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Joined {
-    /// Who.
+    /// Key of the member.
     pub member: MemberKey,
-    /// It was here within its lease: nothing of its partitions was given to others meanwhile.
+    /// True if the member was here within its lease: no message of its partitions was given to others meanwhile.
     pub resumed: bool,
 }
 
@@ -215,9 +216,9 @@ impl Group {
         }
     }
 
-    /// What was delivered of a partition, as far as `which` says, comes again before anything else of it: without a pause,
-    /// since it is not the messages' fault. `tell` their members, which are still there. If it `counts`, it is a failed attempt of
-    /// the first of each key.
+    /// Takes back the deliveries of a partition for which `which` returns true, so that they come again before anything else of
+    /// it: without a pause, since the messages are not at fault. With `tell`, their members, which are still there, are told. If
+    /// the return `counts`, it is a failed attempt of the first message of each key.
     pub(super) fn rewind(
         &mut self,
         partition: u8,
@@ -230,7 +231,7 @@ impl Group {
             return;
         }
         self.soil(partition);
-        // What was read already is after it.
+        // Messages read already come after these.
         self.unread(partition);
         let mut keys = hashbrown::HashSet::<u64, ahash::RandomState>::default();
         for entry in entries {
@@ -305,7 +306,7 @@ impl Group {
                 able.push((u32::try_from(index).unwrap_or(u32::MAX), member.partitions));
             }
         }
-        // Who has most may keep one more, so that nothing moves without need.
+        // The members with most partitions may keep one more, so that nothing moves without need.
         able.sort_by_key(|&(index, partitions)| (usize::MAX - partitions, index));
         let mut quota = vec![0; self.members.len()];
         for (rank, &(index, _)) in able.iter().enumerate() {
@@ -334,7 +335,7 @@ impl Group {
         }
     }
 
-    /// Whatever is there for a member that has come back is to be taken.
+    /// Makes a returned member's partitions due again: all that is there for it is to be taken.
     fn look_again(&mut self, index: u32) {
         for partition in 0..=u8::MAX {
             if self.at(partition).owner == Some(index) {

@@ -73,10 +73,10 @@ pub struct Group {
     totals: Totals,
 }
 
-/// What must be written of one partition.
+/// Change of one partition that must be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PartitionChange {
-    /// Which.
+    /// Partition that has changed.
     pub partition: Partition,
     /// The record: a [`Progress`].
     pub record: Bytes,
@@ -141,12 +141,12 @@ impl Group {
         self.hungry(partition.0);
     }
 
-    /// Which group this is.
+    /// Returns the identity of this group.
     pub fn identity(&self) -> Identity {
         self.identity
     }
 
-    /// How it delivers.
+    /// Returns the rules by which the group delivers.
     pub fn config(&self) -> GroupConfig {
         self.config
     }
@@ -171,7 +171,7 @@ impl Group {
         std::mem::take(&mut self.woken)
     }
 
-    /// Whether [`Self::changes`] or [`Self::roster_change`] may return something.
+    /// Returns whether [`Self::changes`] or [`Self::roster_change`] may return something.
     pub fn has_changes(&self) -> bool {
         !self.dirty.is_empty() || self.roster_dirty
     }
@@ -275,7 +275,7 @@ impl Group {
         }
     }
 
-    /// What was read for its owner waits to be read again: somebody else may get it.
+    /// Forgets the messages read ahead for the owner, to be read again: another member may get them.
     fn unread(&mut self, partition: u8) {
         let state = &mut self.partitions[usize::from(partition)];
         let mut owner = state.owner.and_then(|index| self.members[index as usize].as_mut());
@@ -287,7 +287,7 @@ impl Group {
             self.waiting += usize::from(state.wait(one.key, waiting));
         }
         state.cancel_read();
-        // It has credit again.
+        // The owner has credit again.
         if let Some(owner) = state.owner {
             self.wake(owner);
         }

@@ -1,4 +1,4 @@
-//! What moves the group itself: seeks, and retention.
+//! Moves of the whole group: seeks, and retention.
 
 use gateway_core::Partition;
 
@@ -124,7 +124,7 @@ impl Group {
         }
     }
 
-    /// Where nothing of the partition was read yet.
+    /// Returns the place from which on the partition is unread.
     pub fn place(&self, partition: Partition) -> u64 {
         self.at(partition.0).read
     }
@@ -135,7 +135,7 @@ impl Group {
         state.owner.is_none() && state.is_idle() && state.read < state.end
     }
 
-    /// Whether the partition has no member to read it.
+    /// Returns whether the partition has no member to read it.
     pub fn is_unowned(&self, partition: Partition) -> bool {
         self.at(partition.0).owner.is_none()
     }
@@ -156,7 +156,7 @@ impl Group {
         out.len() - out.from(place).count()
     }
 
-    /// Whether nothing of the partition waits, as far as is known.
+    /// Returns whether no message of the partition waits, as far as is known.
     pub fn is_idle(&self, partition: Partition) -> bool {
         let state = self.at(partition.0);
         state.is_idle() && state.read >= state.end
@@ -167,7 +167,7 @@ impl Group {
         self.at(partition.0).floor()
     }
 
-    /// How far the group is, as it would be written.
+    /// Returns the group's progress in the partition, as it would be written.
     pub fn progress(&self, partition: Partition) -> Progress {
         self.at(partition.0).progress()
     }

@@ -15,7 +15,7 @@ use super::{
 /// A stretch of the log that a member waits for. What it brings goes to [`Group::feed`], a failure to [`Group::failed`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Read {
-    /// Where.
+    /// Partition to read.
     pub partition: Partition,
     /// From which place on.
     pub from: u64,
@@ -63,7 +63,7 @@ impl Group {
         }
     }
 
-    /// What the member would have read now: at most `limit`, as long as it has credit. Each is under way from then on.
+    /// Returns the reads that the member wants now: at most `limit`, as long as it has credit. Each is under way from then on.
     ///
     /// # Errors
     /// [`Gone`] if the member is.
@@ -97,7 +97,7 @@ impl Group {
         Ok(reads)
     }
 
-    /// What is to be read of the partition next, and from where.
+    /// Returns the next read of the partition: its kind and its first place.
     pub(super) fn kind(&mut self, partition: u8) -> Option<(PartitionKind, u64)> {
         let state = &self.partitions[usize::from(partition)];
         if state.reading.is_some() || state.foreign > 0 || !state.awaited.is_empty() || self.config.paused {
@@ -115,7 +115,7 @@ impl Group {
         lagging
     }
 
-    /// Whether there is memory for what may become of new messages of the partition.
+    /// Returns whether there is memory for the entries that new messages of the partition may need.
     fn may_read_new(&mut self, partition: u8) -> bool {
         if self.waiting >= MAX_WAITING {
             self.gated = true;
@@ -148,8 +148,8 @@ impl Group {
         }
     }
 
-    /// What a read has brought: records in order, places before them that are missing, and where to read on. `wanted` says of
-    /// a record whether it is the group's; it is asked of those that the group has not seen before.
+    /// Takes in the result of a read: records in order, places before them that are missing, and where to read on. `wanted` says
+    /// of a record whether it is the group's; it is asked of those that the group has not seen before.
     pub fn feed(
         &mut self,
         read: &Read,
@@ -222,7 +222,7 @@ impl Group {
         self.lose_again(index, next);
     }
 
-    /// What was to be read again before this place is gone.
+    /// Counts messages before this place that were to be read again as lost.
     fn lose_again(&mut self, index: u8, until: u64) {
         let state = self.at_mut(index);
         let lost = state.again.partition_point(|waiting| waiting.offset < until);
@@ -249,7 +249,7 @@ impl Group {
                 continue;
             };
             let remembered = lagging.todo.front().is_some();
-            // What is remembered before this record and did not come is lost, which the end of this function sees.
+            // A remembered place before this record that did not come is lost, which the end of this function sees.
             let expected = lagging.todo.iter().find(|waiting| waiting.offset >= record.offset);
             let is_next = match expected {
                 Some(waiting) => waiting.offset == record.offset,
@@ -292,7 +292,7 @@ impl Group {
         self.forgot(forgotten);
     }
 
-    /// What was remembered of a key before this place is gone.
+    /// Counts remembered messages of a key before this place as lost.
     fn lose_todo(&mut self, index: u8, key: u64, until: u64) {
         let Some(lagging) = self.at_mut(index).lagging.get_mut(&key) else { return };
         let lost = lagging.todo.partition_point(|waiting| waiting.offset < until);

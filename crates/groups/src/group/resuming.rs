@@ -29,7 +29,7 @@ pub type ClaimedPlace = Option<(Partition, u64)>;
 /// A stretch of the log that may have what a member has named. What it brings goes to [`Group::recall`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Recall {
-    /// Where.
+    /// Partition to read.
     pub partition: Partition,
     /// From which place on.
     pub from: u64,
@@ -74,7 +74,7 @@ impl Group {
         self.roster_dirty = false;
     }
 
-    /// What must be written of the members, if it is another than was taken before; see [`Self::changes`].
+    /// Returns the roster that must be written, if it differs from the one taken before; see [`Self::changes`].
     pub fn roster_change(&mut self) -> Option<Bytes> {
         if !std::mem::take(&mut self.roster_dirty) {
             return None;
@@ -122,8 +122,8 @@ impl Group {
         Roster { members, partitions }.encode()
     }
 
-    /// What the member of this index says that it works on has the numbers 1, 2, 3... from now on. What it has is kept; what
-    /// it had and does not name comes again, which counts as no attempt.
+    /// Gives the numbers 1, 2, 3... to the messages that the member of this index claims to work on. A claimed delivery that the
+    /// member has is kept; a delivery that it had and does not name comes again, which counts as no attempt.
     pub(super) fn keep_claimed(&mut self, index: u32, claimed: &[ClaimedPlace], now: Timestamp) {
         let deadline = now.plus_millis(millis(self.config.ack_deadline));
         let mut claims: Vec<Claim> = Vec::with_capacity(claimed.len());
@@ -180,14 +180,14 @@ impl Group {
         if let Some(member) = self.members[index as usize].as_mut() {
             member.deliveries.keep(claim.id, claim.partition, claim.offset, deadline);
         }
-        // Where the member has asked for more time.
+        // The member has asked for more time for this one.
         if let Some(longer) = slot.map(|slot| slot.deadline).filter(|&longer| longer > deadline) {
             self.extend_delivery(index, claim.id, longer);
         }
         true
     }
 
-    /// What is to be read of the log next to find what the member has named; `None` if all is known.
+    /// Returns the next stretch of the log to read for the messages that the member has named; `None` if all are known.
     ///
     /// # Errors
     /// [`Gone`] if the member is.
@@ -210,7 +210,8 @@ impl Group {
         }
     }
 
-    /// What was read: records in order, and where to read on. `wanted` says of a record whether it is the group's.
+    /// Takes in the result of a recall: records in order, and where to read on. `wanted` says of a record whether it is the
+    /// group's.
     ///
     /// # Errors
     /// [`Gone`] if the member is.
@@ -318,7 +319,7 @@ impl Group {
                 attempts
             }
             Err(_) => {
-                // What was given back is not with anybody, and neither is what waits behind another.
+                // A message that was given back is with no member, and neither is one that waits behind another.
                 let is_first = |waiting: &mut Undelivered| waiting.offset == claim.offset;
                 let lagging = lagging.filter(|lagging| lagging.place().is_some());
                 let Some((lagging, first)) = lagging

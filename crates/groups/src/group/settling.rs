@@ -1,4 +1,4 @@
-//! What members say of what they have.
+//! Answers of members to their deliveries: acknowledged, given back, extended.
 
 use std::{collections::VecDeque, iter, time::Duration};
 
@@ -17,7 +17,7 @@ use super::{
     Gone, Group,
 };
 
-/// What to answer to acknowledgements, once they are on disk.
+/// Answer to acknowledgements, once they are on disk.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SettlingAnswer {
     /// These never come again.
@@ -26,10 +26,10 @@ pub struct SettlingAnswer {
     pub lost: Ranges,
 }
 
-/// What became of one acknowledgement without a stream.
+/// Result of one acknowledgement without a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AckResult {
-    /// It never comes again. Also if it was acknowledged before.
+    /// The message never comes again. Also if it was acknowledged before.
     Ok,
     /// Too late: it comes, or came, again.
     Fenced,
@@ -37,7 +37,7 @@ pub enum AckResult {
     Invalid,
 }
 
-/// How messages are given back.
+/// Terms on which messages are given back.
 #[derive(Debug, Clone, Default)]
 pub struct Nack {
     /// Not sooner than this; otherwise the group's pause.
@@ -288,7 +288,7 @@ impl Group {
         }
     }
 
-    /// What came later of the key of a message that has failed must come again after it.
+    /// Revokes later deliveries of the key of a message that has failed: they must come again after it.
     fn revoke_later(&mut self, partition: u8, entry: &OutstandingEntry) {
         if self.config.order_key == OrderKey::None {
             return;
@@ -320,7 +320,7 @@ impl Group {
         }
     }
 
-    /// What was read of a key and not delivered waits to be read again.
+    /// Forgets the messages of a key that were read and not delivered, to be read again.
     fn unread_key(&mut self, partition: u8, key: u64) {
         let state = &mut self.partitions[usize::from(partition)];
         let mut owner = state.owner.and_then(|index| self.members[index as usize].as_mut());
@@ -366,7 +366,7 @@ impl Group {
         self.dying.drain(..count).map(|(partition, offset)| (Partition(partition), offset)).collect()
     }
 
-    /// Whether [`Self::given_up`] would return something.
+    /// Returns whether [`Self::given_up`] would return something.
     pub fn has_given_up(&self) -> bool {
         !self.dying.is_empty()
     }

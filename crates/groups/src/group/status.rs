@@ -1,4 +1,4 @@
-//! What others may know of a group.
+//! Status of a group, for the outside.
 
 use std::sync::Arc;
 
@@ -13,7 +13,7 @@ use super::{
     Group,
 };
 
-/// What has happened since the process began.
+/// Counts since the process began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Totals {
     /// Deliveries.
@@ -34,7 +34,7 @@ pub struct Totals {
     pub lost: u64,
 }
 
-/// How the group is.
+/// Status of a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Status {
     /// Delivered and not acknowledged.
@@ -45,7 +45,7 @@ pub struct Status {
     pub waiting: usize,
     /// Keys that lag behind their partition.
     pub lagging_keys: usize,
-    /// What has happened.
+    /// Counts since the process began.
     pub totals: Totals,
 }
 
@@ -56,30 +56,30 @@ pub struct MemberStatus {
     pub name: Arc<str>,
     /// Has a stream, or has fetched within its lease.
     pub is_connected: bool,
-    /// How many partitions it has.
+    /// Number of partitions that the member owns.
     pub partitions: usize,
-    /// What it has not acknowledged.
+    /// Messages that the member has not acknowledged.
     pub outstanding: Amount,
-    /// When it goes, if nothing is heard of it.
+    /// Time at which the member goes, if nothing is heard of it.
     pub lease_until: Option<Timestamp>,
-    /// When it got the oldest message that it has not acknowledged, those aside that it keeps longer than others.
+    /// Time at which the member got its oldest unacknowledged message, those aside that it keeps longer than others.
     pub oldest: Option<Timestamp>,
 }
 
 /// A message that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pending {
-    /// Where.
+    /// Partition of the message.
     pub partition: Partition,
-    /// Where there.
+    /// Place of the message in its partition.
     pub offset: u64,
-    /// How often it was delivered.
+    /// Number of its deliveries so far.
     pub attempts: u32,
-    /// What it waits for.
+    /// Event for which the message waits.
     pub state: PendingState,
 }
 
-/// What a message waits for.
+/// Event for which a message waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PendingState {
     /// To be acknowledged, until then.
@@ -98,7 +98,7 @@ pub enum Delayed {
 }
 
 impl Group {
-    /// How the group is.
+    /// Returns the status of the group.
     pub fn status(&self) -> Status {
         let mut status = Status { waiting: self.waiting, totals: self.totals, ..Status::default() };
         for member in self.members.iter().flatten() {
@@ -110,12 +110,12 @@ impl Group {
         status
     }
 
-    /// What has happened.
+    /// Returns the counts since the process began.
     pub fn totals(&self) -> Totals {
         self.totals
     }
 
-    /// What was read for a member and waits for it to take it.
+    /// Returns the messages that were read for a member and that it has not taken yet.
     pub fn ahead(&self, key: MemberKey) -> Amount {
         let member = self.members.get(key.index as usize).and_then(Option::as_ref);
         member
@@ -123,7 +123,7 @@ impl Group {
             .map_or_else(Amount::default, |member| member.ahead)
     }
 
-    /// Whether the member of this number is there.
+    /// Returns whether the member of this number is there.
     pub fn has_member(&self, number: u64) -> bool {
         self.numbers.contains_key(&number)
     }

@@ -19,7 +19,7 @@ use super::{
 #[error("the member is not in the group any more")]
 pub struct Gone;
 
-/// How much to take.
+/// Room for the messages of one call.
 #[derive(Debug, Clone, Copy)]
 pub struct Room {
     /// Messages.
@@ -28,7 +28,7 @@ pub struct Room {
     pub bytes: usize,
 }
 
-/// What is for a member.
+/// Deliveries and news for a member.
 #[derive(Debug, Default)]
 pub struct TakenDeliveries {
     /// Deliveries that are void now.
@@ -37,12 +37,12 @@ pub struct TakenDeliveries {
     pub gaps: Vec<Gap>,
     /// Messages.
     pub deliveries: Vec<Delivery>,
-    /// It asked for no more, and has settled everything.
+    /// True if the member has asked for no more, and has settled everything.
     pub is_drained: bool,
 }
 
 impl TakenDeliveries {
-    /// Whether there is nothing to tell.
+    /// Returns whether there is nothing to tell the member.
     pub fn is_empty(&self) -> bool {
         self.revoked.is_empty() && self.gaps.is_empty() && self.deliveries.is_empty()
     }
@@ -57,7 +57,7 @@ pub struct Delivery {
     pub attempt: u32,
     /// Taken back then, unless it is acknowledged.
     pub deadline: Timestamp,
-    /// Where the message is.
+    /// Partition of the message.
     pub partition: Partition,
     /// The message and its place.
     pub record: LogRecord,

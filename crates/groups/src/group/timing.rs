@@ -1,4 +1,4 @@
-//! What happens because time passes.
+//! Changes that the passage of time brings.
 
 use gateway_core::Timestamp;
 

@@ -1,4 +1,4 @@
-//! What must hold between any two calls, for the model.
+//! Invariants that must hold between any two calls, for the model.
 
 use std::collections::BTreeSet;
 

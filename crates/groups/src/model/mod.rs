@@ -8,7 +8,7 @@ mod world;
 
 use self::world::World;
 
-/// How many schedules a plain run tries.
+/// Number of schedules that a plain run tries.
 const SCHEDULES: u64 = 10_000;
 
 #[test]

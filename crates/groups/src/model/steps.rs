@@ -1,4 +1,4 @@
-//! What can happen.
+//! Steps of a schedule.
 
 use gateway_core::{Partition, Timestamp};
 
@@ -68,7 +68,7 @@ impl World {
     fn someone(&mut self) -> Option<usize> {
         let here: Vec<usize> = (0..self.consumers.len()).filter(|&at| self.consumers[at].is_here).collect();
         self.random.pick(&here).copied().filter(|&at| {
-            // Who was fenced or has been away for too long finds out when it polls.
+            // A consumer that was fenced, or away for too long, finds out when it polls.
             self.group.set_credit(self.consumers[at].key, self.consumers[at].credit).is_ok()
         })
     }
@@ -96,7 +96,7 @@ impl World {
         ids
     }
 
-    /// What the consumer is told without taking anything.
+    /// Polls without taking a message, so that the consumer hears its news.
     fn hear(&mut self, at: usize) {
         self.poll(at, 0);
     }
@@ -162,7 +162,7 @@ impl World {
             return;
         }
         let key = self.entry(place).key.clone();
-        // What came later of its key is void at once, whoever has it.
+        // Later messages of the key are void at once, whichever consumer has them.
         let streams: Vec<String> =
             self.consumers.iter().filter(|other| other.is_here).map(|other| other.name.clone()).collect();
         for name in streams {
@@ -205,7 +205,7 @@ impl World {
         self.find_dying();
     }
 
-    /// Which messages are given up the group decides: those it had delivered often enough.
+    /// Learns from the group which messages are given up: the ones that it had delivered often enough.
     pub(super) fn find_dying(&mut self) -> bool {
         let given_up = self.group.given_up(usize::MAX);
         for &(partition, offset) in &given_up {
@@ -411,7 +411,7 @@ impl World {
                 entry.excused = entry.record.offset < to[partition];
             }
         }
-        // What they have is void; who is away is told nothing.
+        // The consumers' messages are void; a consumer that is away hears nothing of it.
         for consumer in &mut self.consumers {
             let name = consumer.has.first_key_value().map(|(_, has)| has.ack_id);
             if let Some(name) = name {

@@ -1,4 +1,4 @@
-//! What is around the group, and what is expected of it.
+//! Surroundings of the group, and the behaviour expected of it.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -21,7 +21,7 @@ pub(super) struct ModelEntry {
     pub(super) is_ours: bool,
     /// Its device and topic.
     pub(super) key: String,
-    /// It need not come: retention or a seek went past it.
+    /// The message need not come: retention or a seek went past it.
     pub(super) excused: bool,
     /// An answer said so, or its letter is on disk: it must not come.
     pub(super) is_settled: bool,
@@ -59,7 +59,7 @@ impl Consumer {
     }
 }
 
-/// What is being written.
+/// Write under way.
 #[derive(Debug, Default)]
 pub(super) struct PendingWrite {
     pub(super) changes: Vec<PartitionChange>,
@@ -82,7 +82,7 @@ pub(super) struct World {
     pub(super) settled: Vec<MessagePlace>,
     pub(super) reads: Vec<Read>,
     pub(super) consumers: Vec<Consumer>,
-    /// Those of the last process, which have not come back.
+    /// Consumers of the last process, which have not come back.
     pub(super) parted: Vec<Consumer>,
     pub(super) awake: BTreeSet<u64>,
     pub(super) life: u32,
@@ -260,7 +260,7 @@ impl World {
         }
     }
 
-    /// What is void may be another's before its consumer has heard of it.
+    /// Tells all consumers of their void messages, which may be another's before that.
     fn tell_all(&mut self) {
         for consumer in &mut self.consumers {
             match self.group.take(consumer.key, self.now, Room { messages: 0, bytes: 0 }) {
@@ -318,7 +318,7 @@ impl World {
         }
     }
 
-    /// What the group says of itself is true, and within bounds.
+    /// Checks that the group's status of itself is true, and within bounds.
     pub(super) fn check(&mut self) {
         if self.random.chance(4) {
             self.group.verify();
@@ -384,7 +384,7 @@ impl World {
         }
     }
 
-    /// Whatever is left is read, delivered and acknowledged; then nothing may be missing.
+    /// Reads, delivers and acknowledges all that is left; then nothing may be missing.
     fn finish(&mut self) {
         let config = GroupConfig { paused: false, ..self.config };
         self.group.set_config(config);
@@ -433,7 +433,7 @@ impl World {
                         self.group.tick(self.now);
                         self.check();
                     }
-                    // What is being given up may hold others up.
+                    // Messages that are being given up may hold others up.
                     None if self.find_dying() => {}
                     None => break,
                 }
@@ -568,7 +568,7 @@ impl World {
         self.consumers.last_mut().expect("joined").has.insert(id, delivery);
     }
 
-    /// What a consumer says that it works on: some of what it has, and nonsense.
+    /// Makes up the claims of a consumer: some of the messages that it has, and nonsense.
     pub(super) fn claims(&mut self, consumer: &Consumer) -> Vec<Option<MessagePlace>> {
         let mut claims = Vec::new();
         for has in consumer.has.values() {
