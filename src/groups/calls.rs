@@ -1,4 +1,4 @@
-//! What members do without a stream: each call names the deliveries that it is about.
+//! Members without a stream: each call names the deliveries that it is about.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use super::{
     resuming::find_named,
 };
 
-/// How long a call of Fetch reads for more than it has at once.
+/// Time for which a Fetch reads for more than it has at once.
 const GATHER: Duration = Duration::from_millis(4);
 
 /// The least time after which a call that waits renews its lease.
@@ -21,8 +21,9 @@ const SHORTEST_STEP: Duration = Duration::from_millis(10);
 pub(super) const STEP: usize = 64;
 
 impl Groups {
-    /// What there is for a member without a stream: waits up to `wait` for something. Its name is its own for `lease` from
-    /// each call on. Cancel safe, but what was taken in a call that is cancelled comes again after its deadline.
+    /// Returns the next batch of a member without a stream; waits up to `wait` for one. The member's name stays its own for
+    /// `lease` from each call on. Cancel safe, but messages that were taken in a cancelled call come again after their
+    /// deadline.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::TooManyMembers`], [`GroupError::Memory`],

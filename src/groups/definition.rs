@@ -1,4 +1,4 @@
-//! What somebody asked a group to be, as it is kept.
+//! Definition of a group, as it is asked for and kept.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -8,7 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use super::reach::Formers;
 
-/// Which messages a group gets. A message must pass every kind of filter that is set.
+/// Filter of a group's messages. A message must pass every kind of filter that is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Filter {
@@ -37,23 +37,23 @@ impl Filter {
     }
 }
 
-/// What happens when a group holds more than [`Definition::retention_bytes`].
+/// Policy for a group that holds more than [`Definition::retention_bytes`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum WhenFull {
     /// The oldest messages go, and are counted as lost.
     #[default]
     DropOldest,
-    /// What matches is refused.
+    /// Matching messages are refused.
     Refuse,
 }
 
-/// What messages keep their order among each other, as it is kept.
+/// Messages that keep their order among each other, in the kept form.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum KeptOrder {
-    /// Those of a device.
+    /// Messages of a device.
     #[default]
     Device,
-    /// Those of a device on a topic.
+    /// Messages of a device on a topic.
     DeviceTopic,
     /// None.
     None,
@@ -64,11 +64,11 @@ pub enum KeptOrder {
 pub struct Definition {
     /// Its name, which nobody else has.
     pub name: String,
-    /// What it gets.
+    /// Filter of its messages.
     pub filter: Filter,
     /// Fixed at its creation.
     pub order: KeptOrder,
-    /// How long a delivered message may stay unacknowledged.
+    /// Longest time for which a delivered message may stay unacknowledged.
     pub ack_deadline: u64,
     /// Deliveries before a message is given up; 0 is no limit.
     pub max_attempts: u32,
@@ -76,13 +76,13 @@ pub struct Definition {
     pub min_backoff: u64,
     /// The longest.
     pub max_backoff: u64,
-    /// How long unacknowledged messages are kept; 0 is without limit.
+    /// Longest time for which unacknowledged messages are kept; 0 is without limit.
     pub retention_age: u64,
     /// Bytes of them that are kept; 0 is without limit.
     pub retention_bytes: u64,
-    /// How long acknowledged messages are kept.
+    /// Longest time for which acknowledged messages are kept.
     pub replay_age: u64,
-    /// When `retention_bytes` is reached.
+    /// Policy once `retention_bytes` is reached.
     pub when_full: WhenFull,
     /// Nothing is delivered.
     pub paused: bool,
@@ -91,7 +91,7 @@ pub struct Definition {
 }
 
 impl Definition {
-    /// How the logic delivers.
+    /// Returns the part of the definition that the delivery logic needs.
     pub fn config(&self) -> GroupConfig {
         GroupConfig {
             order_key: match self.order {
@@ -114,7 +114,7 @@ pub(super) struct KeptDefinition {
     pub(super) definition: Definition,
     /// Changes with each change of the definition.
     pub(super) etag: u64,
-    /// When it was made, in milliseconds of the process's clock.
+    /// Time of creation, in milliseconds of the process's clock.
     pub(super) created: u64,
     /// See [`groups::Identity`].
     pub(super) generation: u32,

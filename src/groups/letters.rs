@@ -21,7 +21,7 @@ pub struct DeadLetter {
     pub message: Arc<SharedMessage>,
     /// Deliveries.
     pub attempts: u32,
-    /// When it was given up.
+    /// Time at which the message was given up.
     pub time: Timestamp,
     /// Of the last nack.
     pub reason: String,
@@ -40,7 +40,7 @@ pub(super) fn id(key: &[u8]) -> Option<u64> {
     Some(u64::from_be_bytes(key.strip_prefix(&[LETTER])?.try_into().ok()?))
 }
 
-/// How many there are, and what they take: for one too many the oldest goes.
+/// Count and size of the dead letters: where there is no room for one more, the oldest goes.
 #[derive(Debug)]
 pub(super) struct Letters {
     /// Number and bytes of each, in order.
@@ -71,7 +71,7 @@ impl Letters {
         self.kept.binary_search_by_key(&id, |&(kept, _)| kept).is_ok() && self.claimed.insert(id)
     }
 
-    /// Whether a letter is being put back.
+    /// Tells whether a letter is being put back.
     pub(super) fn is_claimed(&self) -> bool {
         !self.claimed.is_empty()
     }
@@ -91,7 +91,7 @@ impl Letters {
         self.kept.len()
     }
 
-    /// What is to be written for one more.
+    /// Adds a letter; returns the records to write.
     pub(super) fn add(
         &mut self,
         message: &SharedMessage,
@@ -113,7 +113,7 @@ impl Letters {
         changes
     }
 
-    /// What is to be written without this one; `None` if it is not there.
+    /// Removes this letter; returns the record to write, or `None` if the letter is not there.
     pub(super) fn remove(&mut self, id: u64) -> Option<StateChange> {
         let at = self.kept.binary_search_by_key(&id, |&(kept, _)| kept).ok()?;
         let (_, bytes) = self.kept.remove(at)?;

@@ -36,7 +36,7 @@ use super::{
 /// The least time from the begin of one write to that of the next. Acknowledgements that come meanwhile share the next one.
 const GATHER: Duration = Duration::from_millis(5);
 
-/// Whether a message that was appended before the group was made would have been its.
+/// Tells whether a message that was appended before the group was made is the group's by its filter.
 pub type MessageFilter = dyn Fn(&Message<'_>) -> bool + Send + Sync;
 
 /// One group.
@@ -57,15 +57,15 @@ pub(super) struct Live {
     written: watch::Sender<WrittenUpTo>,
     /// Set while the group, which drops the oldest, has so much that some must go.
     pub(super) over: AtomicBool,
-    /// It is being deleted, or the gateway stops.
+    /// True once the group is being deleted, or the gateway stops.
     pub(super) ended: AtomicBool,
     /// Messages of the group that were appended, since the log began.
     pub(super) appended: AtomicU64,
     pub(super) appended_bytes: AtomicU64,
 }
 
-/// Whose a group is. It is this gateway's as soon as something of it was written: the start writes nothing, so that it works
-/// on a full disk.
+/// Ownership of a group. The group belongs to this gateway as soon as one of its records was written: the start writes
+/// nothing, so that it works on a full disk.
 pub(super) struct Owner {
     /// The epoch in which its records were read.
     seen: Epoch,
@@ -84,7 +84,7 @@ impl Owner {
     }
 }
 
-/// How far the writer is.
+/// Progress of the writer.
 #[derive(Debug, Clone, Copy, Default)]
 struct WrittenUpTo {
     /// The last write that is done.
@@ -100,7 +100,8 @@ pub(super) struct Inner {
     pub(super) reach: Arc<Reach>,
     /// The filter by which messages are to be marked once this write is done, if it is another than now.
     pub(super) unmarked: Option<(u64, Filter)>,
-    /// How many messages had been submitted to the log when the last filter was replaced: some of these it has let in.
+    /// Messages that had been submitted to the log when the last filter was replaced: the former filter has let in some of
+    /// these.
     pub(super) former_submitted: u64,
     pub(super) letters: Letters,
     wakers: HashMap<u64, Vec<Waker>, RandomState>,
@@ -108,15 +109,15 @@ pub(super) struct Inner {
     pub(super) ahead: HashMap<u64, MemberMemory, RandomState>,
     /// The number of the next write.
     write: u64,
-    /// How many there were before this process.
+    /// Number of writes before this process.
     writes: u64,
-    /// What the counts must be for the first write, if the group was read and not made: nobody has written since.
+    /// Expected counts at the first write, for a group that was read and not made: nobody else has written since.
     first: Option<Expect>,
     /// Members that wait for a write: its number, theirs.
     awaited: BTreeSet<(u64, u64)>,
     /// Changes that are not in the logic: the definition, letters.
     pub(super) changes: Vec<StateChange>,
-    /// What is on disk of each partition.
+    /// Floor of each partition that is on disk.
     pub(super) floors: Vec<u64>,
     /// Of [`Live::appended`], how many are settled or lost, as far as is known.
     pub(super) base: u64,
@@ -360,7 +361,7 @@ impl Live {
                             self.written.send_modify(|written| written.stuck = true);
                         }
                     }
-                    // It was deleted meanwhile.
+                    // The group was deleted meanwhile.
                     Err(_) if self.is_ended() => {}
                     Err(error) => {
                         warn!(group = self.id.0, %error, "group is not this gateway's any more");
@@ -516,7 +517,7 @@ impl Live {
     }
 }
 
-/// What is written at once.
+/// Changes that are written at once.
 struct StateWrite {
     number: u64,
     changes: Vec<StateChange>,
@@ -547,7 +548,7 @@ impl Inner {
         self.awaited.insert((number, member));
     }
 
-    /// Those who wait for this write, or one before it.
+    /// Takes the wakers of the members that wait for this write, or for one before it.
     fn answered(&mut self, number: u64) -> Vec<Waker> {
         let rest = self.awaited.split_off(&(number + 1, 0));
         let done = std::mem::replace(&mut self.awaited, rest);
@@ -588,7 +589,7 @@ impl Inner {
         Some(StateWrite { number, changes, floors })
     }
 
-    /// How much is settled. Part of every write.
+    /// Returns the counts of settled messages, which are part of every write.
     pub(super) fn counts_change(&self) -> StateChange {
         let totals = self.logic.totals();
         let counts = SettledCounts {
@@ -630,7 +631,7 @@ fn progress_key(partition: Partition) -> Bytes {
     Bytes::copy_from_slice(&[PROGRESS, partition.0])
 }
 
-/// How much of a group is settled, and what else each write changes, as it is kept.
+/// Counts of a group's settled messages, and the other numbers that each write changes, in the kept form.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SettledCounts {
     pub(super) messages: u64,

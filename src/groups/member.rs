@@ -26,7 +26,7 @@ use super::{
 
 /// Reads of a member under way at most.
 const MOST_READS: usize = 4;
-/// How often one poll looks again, before others have their turn.
+/// Rounds in which one poll looks for more, before others have their turn.
 const ROUNDS: usize = 8;
 /// A read that has failed is tried again after this.
 const PAUSE: Duration = Duration::from_secs(1);
@@ -38,7 +38,7 @@ const HELD: usize = MAX_AHEAD + 2 * MOST_UNANSWERED * size_of::<IdRange>();
 /// Ranges up to which the answers of one write are merged: merging costs as much as there are.
 const MERGED: usize = 256;
 
-/// What a member is told.
+/// News for a member.
 #[derive(Debug, Default)]
 pub struct MemberBatch {
     /// Deliveries that are void now.
@@ -49,12 +49,12 @@ pub struct MemberBatch {
     pub deliveries: Vec<Delivery>,
     /// Answers to its acknowledgements, which are on disk.
     pub answers: Vec<SettlingAnswer>,
-    /// It asked for no more, and everything is settled and answered.
+    /// True once the member asked for no more, and everything is settled and answered.
     pub is_drained: bool,
 }
 
 impl MemberBatch {
-    /// Whether there is nothing to tell.
+    /// Tells whether there is no news.
     pub fn is_empty(&self) -> bool {
         self.revoked.is_empty()
             && self.gaps.is_empty()
@@ -78,18 +78,18 @@ pub enum MemberEnd {
     OutOfScope,
 }
 
-/// Who wants to be a member.
+/// Request to become a member.
 #[derive(Debug, Clone)]
 pub struct Joining<'a> {
     /// Its name.
     pub name: &'a str,
-    /// How long it keeps what it has when its stream has ended, or no call is made.
+    /// Time for which the member keeps its deliveries after its stream has ended, or without a call.
     pub lease: Duration,
-    /// What it may have unacknowledged.
+    /// Most messages and bytes that the member may have unacknowledged.
     pub credit: Credit,
-    /// What it may have at all: nothing is delivered while the group has anything else.
+    /// Scope of the member: nothing is delivered while the group has messages outside it.
     pub scope: Scope,
-    /// What it was delivered before and still works on: see [`LiveMember::resume`].
+    /// Deliveries from an earlier connection on which the member still works: see [`LiveMember::resume`].
     pub outstanding: &'a [ClaimedPlace],
 }
 
@@ -122,11 +122,11 @@ impl Drop for MemberMemory {
     }
 }
 
-/// What a look at the group finds.
+/// Result of a look at the group.
 enum Looked {
-    /// This, which the member has not been held against yet.
+    /// The group's reach, against which the member's scope has yet to be checked.
     Judge(Arc<Reach>),
-    /// What the member got, and what is to be read for it.
+    /// Deliveries for the member, and the reads that are to be made for it.
     Taken(TakenDeliveries, Vec<Read>),
 }
 
@@ -137,7 +137,7 @@ pub struct LiveMember {
     pub(super) key: MemberKey,
     name: String,
     scope: Scope,
-    /// What the group had when all of it was in `scope`.
+    /// Reach of the group when all of it was in `scope`.
     reach: Option<Arc<Reach>>,
     resumed: bool,
     /// Lives from call to call.
@@ -192,12 +192,12 @@ impl LiveMember {
         &self.name
     }
 
-    /// It was here within its lease: nothing of its partitions was given to others meanwhile.
+    /// Tells whether the member came back within its lease: none of its partitions was given to others meanwhile.
     pub fn is_resumed(&self) -> bool {
         self.resumed
     }
 
-    /// What there is for the member, within `room`; never empty. Wakes when there is something.
+    /// Returns news for the member, within `room`; never empty. Wakes when there is some.
     ///
     /// # Errors
     /// [`MemberEnd`], and from then on always.
@@ -368,7 +368,7 @@ impl LiveMember {
             })
             .map_err(|groups::Gone| MemberEnd::Fenced)?;
         match self.answers.back_mut() {
-            // Those of one write are one.
+            // Answers of one write are merged.
             Some((last, before)) if *last == number && size(before) + size(&answer) <= MERGED => {
                 self.unanswered -= size(before);
                 before.ok = Ranges::of(before.ok.iter().chain(answer.ok.iter()));
@@ -393,8 +393,8 @@ impl LiveMember {
         self.act(|inner, key| inner.logic.renew(key, now))
     }
 
-    /// What to wait for before the member is heard again, if too many of its acknowledgements have no answer yet or it does not take
-    /// the answers. `None` if it may be heard now.
+    /// Returns a signal to wait for before the member is heard again, if too many of its acknowledgements have no answer
+    /// yet or the member does not take the answers; `None` if it may be heard now.
     pub fn is_ahead(&self) -> Option<Arc<Notify>> {
         (self.unanswered > MOST_UNANSWERED).then(|| Arc::clone(&self.answered))
     }
@@ -464,7 +464,7 @@ impl Drop for LiveMember {
                 for (read, _) in &self.reads {
                     inner.logic.failed(read);
                 }
-                // What was read and not taken stays for the next call, and its memory with it.
+                // Messages that were read and not taken stay for the next call, and their memory with them.
                 if inner.logic.ahead(self.key).messages > 0
                     && let Some(held) = self.held.take()
                 {
@@ -478,7 +478,7 @@ impl Drop for LiveMember {
     }
 }
 
-/// What an answer counts for.
+/// Returns the weight of an answer, counted in ranges.
 fn size(answer: &SettlingAnswer) -> usize {
     1 + answer.ok.len() + answer.lost.len()
 }

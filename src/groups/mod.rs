@@ -62,7 +62,7 @@ use self::{
     watching::GroupTable,
 };
 
-/// What marks messages for groups as they are appended, and has the account of memory: the broker.
+/// Marks messages for groups as they are appended, and has the account of memory: the broker.
 pub trait Marker: Send + Sync {
     /// From now on messages that this filter wants are appended with the group's number.
     fn keep_for(&self, group: GroupId, filter: &Filter);
@@ -74,7 +74,7 @@ pub trait Marker: Send + Sync {
     fn matcher(&self, filter: &Filter) -> Arc<MessageFilter>;
     /// Sets bytes aside for a member; false if there are not enough.
     fn hold(&self, bytes: usize) -> bool;
-    /// They are free again.
+    /// Gives bytes of a member back.
     fn release(&self, bytes: usize);
 }
 
@@ -101,7 +101,7 @@ pub struct GroupsOptions {
     pub max_dead_letter_bytes: usize,
     /// Bytes of the log; beyond them the oldest go, or what matches is refused, as each group says.
     pub max_log_bytes: u64,
-    /// How often what is not needed is looked for.
+    /// Interval at which messages that nobody needs are removed.
     pub upkeep_interval: Duration,
     /// The time.
     pub clock: fn() -> Timestamp,
@@ -119,13 +119,13 @@ pub enum GroupError {
     /// There are as many as there may be.
     #[error("there are as many groups as there may be")]
     TooManyGroups,
-    /// It has as many as there may be.
+    /// The group has as many members as there may be.
     #[error("the group has as many members as there may be")]
     TooManyMembers,
     /// There is no memory for one more.
     #[error("there is no memory for another member")]
     Memory,
-    /// It has changed since.
+    /// The group has changed since its etag was read.
     #[error("the group has changed")]
     EtagMismatch,
     /// A place that is no longer in the log, or never was.
@@ -137,13 +137,13 @@ pub enum GroupError {
     /// Its records cannot be read.
     #[error("records of the group are damaged")]
     Damaged,
-    /// It was deleted meanwhile, or is no longer this gateway's.
+    /// The group was deleted meanwhile, or no longer belongs to this gateway.
     #[error("the group is not served any more")]
     Gone,
     /// The member's name was taken by another stream meanwhile.
     #[error("the member is not in the group any more")]
     Fenced,
-    /// Not all that is there is in the caller's scope.
+    /// Some messages of the group are outside the caller's scope.
     #[error("messages of the group are out of scope")]
     OutOfScope,
     /// The store cannot be reached.
@@ -170,7 +170,7 @@ impl From<MemberEnd> for GroupError {
     }
 }
 
-/// Where a group begins, or is moved to.
+/// Place at which a group begins, or to which it is moved.
 #[derive(Debug, Clone)]
 pub enum Start {
     /// After everything that is there.
@@ -188,26 +188,26 @@ pub enum Start {
 pub struct Info {
     /// Its number.
     pub id: GroupId,
-    /// What was asked for.
+    /// Definition, as asked for.
     pub definition: Definition,
-    /// What the scope of a caller must cover that may have what the group has.
+    /// Filters that a caller's scope must cover before the caller may have the group's messages.
     pub reach: Arc<Reach>,
-    /// Changes with each change of it.
+    /// Version of the definition: differs after each change.
     pub etag: String,
-    /// When it was made.
+    /// Time of the group's creation.
     pub created: Timestamp,
-    /// How it is.
+    /// Current numbers of the group.
     pub status: GroupStatus,
 }
 
-/// How a group is.
+/// Current numbers of a group.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct GroupStatus {
     /// Messages that are not acknowledged, delivered or not. About, after a seek.
     pub lag_messages: u64,
     /// Their cost.
     pub lag_bytes: u64,
-    /// When the oldest of them was received, about.
+    /// Time at which the oldest of them was received, about.
     pub oldest: Option<Timestamp>,
     /// Delivered and not acknowledged.
     pub outstanding: usize,
@@ -217,22 +217,22 @@ pub struct GroupStatus {
     pub dead_letters: usize,
     /// Removed unacknowledged since the group was made.
     pub lost: u64,
-    /// What has happened since the process began.
+    /// Events since the process began.
     pub totals: Totals,
 }
 
 /// A message that waits, with its content if it can still be read.
 #[derive(Debug, Clone)]
 pub struct PendingMessage {
-    /// What it waits for.
+    /// Place and state of the message.
     pub pending: Pending,
-    /// It.
+    /// The message, as it is in the log.
     pub record: Option<LogRecord>,
 }
 
 /// Some of the messages that wait.
 pub struct PendingPage {
-    /// They, in order of partition and place.
+    /// The pending messages, ordered by partition and offset.
     pub messages: Vec<PendingMessage>,
     /// The last that was looked at, if there are more behind it.
     pub last: Option<(Partition, u64)>,
@@ -250,7 +250,7 @@ pub struct Groups {
     names: RwLock<BTreeMap<String, Arc<Live>>>,
     /// Held by who makes, changes or deletes a group.
     changing: tokio::sync::Mutex<Registry>,
-    /// Those of the groups, the upkeep, and calls that are run to their end.
+    /// Tasks of the groups, the upkeep, and calls that are run to their end.
     tasks: Mutex<JoinSet<()>>,
 }
 
@@ -395,7 +395,7 @@ impl Groups {
 
     fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock();
-        // Those that have ended meanwhile.
+        // Tasks that have ended meanwhile.
         while tasks.try_join_next().is_some() {}
         tasks.spawn(task);
     }
@@ -464,7 +464,7 @@ impl Groups {
         let owner = Owner::now(epoch);
         let live = self.serve(id, owner, kept, (Vec::new(), None), letters, (SettledCounts::default(), None));
         self.marker.keep_for(id, &filter);
-        // What became durable meanwhile without the group's number is its by the filter.
+        // Messages that became durable meanwhile without the group's number belong to the group by its filter.
         let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
         let changes = live.with(|inner| {
             for (partition, &end) in Partition::all().zip(&ends) {
@@ -478,7 +478,7 @@ impl Groups {
             self.forget(&live);
             return Err(error.into());
         }
-        // Who finds it finds it on disk.
+        // A group that can be found is on disk.
         self.names.write().insert(name, Arc::clone(&live));
         Ok((info(&live), token(self.log.id(), &start)))
     }
@@ -531,7 +531,7 @@ impl Groups {
         let definition =
             StateChange { key: Bytes::from_static(DEFINITION), value: None, expect: Expect::Any };
         if let Err(error) = self.state.write(live.id, epoch, vec![definition]).await {
-            // Whatever became of it: what is served must be there after a restart.
+            // The write may have failed or not: a group that is still served must be there after a restart.
             live.with(|inner| inner.keep());
             return Err(error.into());
         }
@@ -645,7 +645,7 @@ impl Groups {
             }
             Start::Token(token) => {
                 let places = read_token(token, self.log.id())?;
-                // Who has read to the end of the log may be beyond the end of a partition that has nothing there.
+                // A reader at the end of the log may be beyond the end of a partition that has nothing there.
                 let place = |(bounds, place): (PartitionBounds, u64)| {
                     (place >= bounds.start).then(|| place.min(bounds.end))
                 };

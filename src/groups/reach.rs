@@ -1,10 +1,11 @@
-//! Who may have what a group has: callers whose scope covers its filter, and each filter that it had before as long as something
-//! that came under that one is not settled.
+//! Access to a group's messages: a caller's scope must cover its filter, and each of its former filters as long as a
+//! message that came under that filter is not settled.
 //!
-//! A filter that is replaced is remembered with the place in the log at which what it let in ends. That place is known once all that
-//! was submitted before the change has ended; until then the filter counts. From then on it counts while the group has anything
-//! unsettled before that place, so also after a seek that goes back there. It is forgotten when the log has nothing from before it
-//! any more. Dead letters are another thing: they are copies, and each is held against a scope by itself.
+//! A replaced filter is remembered with the place in the log at which its messages end. That place is known once all
+//! messages submitted before the change have ended; until then the filter counts. From then on it counts while the group
+//! has anything unsettled before that place, so also after a seek that goes back there. The filter is forgotten when the
+//! log has nothing from before that place any more. Dead letters are another matter: they are copies, and each is held
+//! against a scope by itself.
 
 use std::sync::Arc;
 
@@ -24,8 +25,8 @@ const MOST: usize = 16;
 /// The place of a filter whose end is not known yet.
 const OPEN: u64 = u64::MAX;
 
-/// Whether all that a group with this filter gets lies within a scope: each topic filter in one of the scope's, and devices named
-/// where the scope limits them.
+/// Tells whether all messages of a group with this filter lie within a scope: each topic filter in one of the scope's, and
+/// devices named where the scope limits them.
 pub fn in_scope(scope: &Scope, filter: &Filter) -> bool {
     if scope.is_all() {
         return true;
@@ -40,7 +41,8 @@ pub fn in_scope(scope: &Scope, filter: &Filter) -> bool {
     Scope::new(Some(filter.topics.clone()), devices).is_ok_and(|wanted| scope.covers(&wanted))
 }
 
-/// Whether a message, or an event, of a group lies within a scope: of one that is [`in_scope`] all do that its filter lets in.
+/// Tells whether a message, or an event, of a group lies within a scope: if the filter is [`in_scope`], all its messages
+/// do.
 pub fn message_in_scope(scope: &Scope, message: &SharedMessage) -> bool {
     if scope.is_all() {
         return true;
@@ -55,7 +57,7 @@ pub fn message_in_scope(scope: &Scope, message: &SharedMessage) -> bool {
     scope.has_message(device, &message.topic)
 }
 
-/// Whether events of this kind tell of filters that devices have, whatever they are.
+/// Tells whether events of this kind name filters of devices, which may be any.
 fn tells_filters(name: &str) -> bool {
     matches!(name, "subscribed" | "unsubscribed")
 }
@@ -78,7 +80,7 @@ impl Reach {
         }
     }
 
-    /// Whether a caller of this scope may have all of it.
+    /// Tells whether a caller of this scope may have all messages of the group.
     pub fn is_within(&self, scope: &Scope) -> bool {
         scope.is_all() || !self.more && self.filters.iter().all(|filter| in_scope(scope, filter))
     }
@@ -108,7 +110,7 @@ impl Formers {
 
     /// The group had the filter `old`, and has `new`.
     fn add(&mut self, old: &Filter, new: &Filter) {
-        // Who changes it to and fro has two of them and not more.
+        // A filter that is changed to and fro is remembered twice, not more often.
         self.0.retain(|former| former.filter.as_ref().is_none_or(|filter| filter != old && filter != new));
         self.0.push(Former { filter: Some(old.clone()), until: OPEN, counts: true });
         if self.0.len() > MOST {
@@ -144,7 +146,8 @@ impl Formers {
         self.0.len() < before
     }
 
-    /// Whether a caller of this scope may have what is there where the group would be unsettled so far.
+    /// Tells whether a caller of this scope may have the messages there, given the places before which the group would be
+    /// unsettled.
     fn is_within(&self, scope: &Scope, is_unsettled: impl Fn(u64) -> bool) -> bool {
         let covers = |former: &Former| former.filter.as_ref().is_some_and(|filter| in_scope(scope, filter));
         let counts = |former: &&Former| former.until == OPEN || is_unsettled(former.until);
@@ -156,7 +159,7 @@ fn bounds(log: &dyn PartitionedLog) -> Vec<PartitionBounds> {
     Partition::all().map(|partition| log.bounds(partition)).collect()
 }
 
-/// Whether there is anything between a place in each partition and `until`.
+/// Tells whether there is anything between a place in each partition and `until`.
 fn is_between(place: impl Fn(Partition) -> u64, bounds: &[PartitionBounds], until: u64) -> bool {
     Partition::all().zip(bounds).any(|(partition, bounds)| place(partition) < bounds.end.min(until))
 }
@@ -175,7 +178,7 @@ impl Inner {
         true
     }
 
-    /// Whether a caller of this scope may have what the group has if it is moved to these places.
+    /// Tells whether a caller of this scope may have the group's messages after a move to these places.
     pub(super) fn may_move(&self, log: &dyn PartitionedLog, scope: &Scope, places: &[u64]) -> bool {
         if scope.is_all() || self.kept.former.is_empty() {
             return true;

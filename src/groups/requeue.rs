@@ -113,7 +113,8 @@ async fn put_back(
     }
     let _claim = LetterClaim { live: &live, id };
     let Some(letter) = read(&live, id).await? else { return Ok(false) };
-    // It becomes one of those of the filter that the group has now: others may have that in their scope, and not this.
+    // A letter that is put back falls under the group's present filter: other callers may have that filter in their scope,
+    // and not this letter.
     let (is_wanted, unmarked) = live.with(|inner| {
         let number = inner.unmarked.as_ref().map(|(number, _)| *number);
         ((inner.wants)(&letter.message.borrow()), number)

@@ -30,7 +30,7 @@ fn clock() -> Timestamp {
 }
 
 thread_local! {
-    /// What members of this test have set aside; its runtime has one thread.
+    /// Memory that members of this test have set aside; its runtime has one thread.
     static HOLDS: std::cell::Cell<usize> = const { std::cell::Cell::new(0) };
 }
 
@@ -640,7 +640,7 @@ async fn what_is_settled_stays_for_its_replay_and_no_longer() {
     assert_eq!(all(&mut member).await.1.len(), 0);
 }
 
-/// What a member that is slow loses must not be hidden by what another has settled meanwhile.
+/// A slow member's losses must not be hidden by the messages that another has settled meanwhile.
 #[tokio::test(start_paused = true)]
 async fn what_one_member_loses_counts_whatever_others_have_settled() {
     let fixture = Fixture::new(MemoryLogOptions::default()).await;

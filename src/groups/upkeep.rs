@@ -38,14 +38,14 @@ struct UnreadMessages {
     is_all: bool,
 }
 
-/// How the log is off.
+/// Room in the log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Space {
-    /// It takes more.
+    /// The log takes more.
     Some,
-    /// It takes more while groups that do not refuse give up what is old.
+    /// The log takes more while groups that do not refuse give up old messages.
     None,
-    /// That was not enough: nothing more is taken for any group.
+    /// Even so there is no room: nothing more is taken for any group.
     Over,
 }
 
@@ -168,10 +168,11 @@ impl Groups {
         live.with(|inner| live.judge(inner));
     }
 
-    /// What is before the mark is lost to the group, as far as it is not settled and no member has it.
+    /// Gives up the messages before the mark, as far as they are not settled and no member has them: the group has lost
+    /// them.
     async fn give_up(&self, live: &Arc<Live>, mark: &Mark) {
         // If no partition has been read beyond the mark, everything after it is still to come, and the loss is a subtraction.
-        // Otherwise what is lost is counted message by message.
+        // Otherwise lost messages are counted one by one.
         let waiting: Vec<Partition> = live.with(|inner| {
             inner.waypoints.forget_before(mark.offset);
             let logic = &inner.logic;
@@ -221,7 +222,7 @@ impl Groups {
         all
     }
 
-    /// What is in a partition from a place on, and which of it is the group's.
+    /// Reads a partition from a place on; also returns which of the records are the group's.
     async fn look(&self, live: &Arc<Live>, partition: Partition, place: u64) -> Option<(Slice, Vec<usize>)> {
         let slice = match self.log.read(partition, place, LOOK) {
             Reading::Now(slice) => slice,

@@ -1,4 +1,4 @@
-//! What becomes durable goes to the groups that want it.
+//! Passes messages on to the groups that want them as soon as they are durable.
 
 use std::sync::{
     Arc,

@@ -1,4 +1,4 @@
-//! Where a group can begin to keep less: places between those at which the log counts, which are 64 MiB apart.
+//! Places at which a group can begin to keep less, between those at which the log counts, which are 64 MiB apart.
 
 use std::collections::VecDeque;
 
@@ -21,7 +21,7 @@ pub(super) struct Waypoints {
 }
 
 impl Waypoints {
-    /// Whether [`Self::note`] would note anything of records that end at `bytes`, the last of them received at `time`.
+    /// Tells whether [`Self::note`] would note a place in records that end at `bytes`, the last of them received at `time`.
     pub(super) fn is_due(&self, (most, age): (u64, u64), bytes: u64, time: Timestamp) -> bool {
         most > 0 && bytes > self.next.0 || age > 0 && time >= self.next.1
     }
@@ -65,12 +65,12 @@ impl Waypoints {
         self.apart *= 2;
     }
 
-    /// What the group keeps has changed: the next record is noted.
+    /// Has the next record noted, since the bounds of the group have changed.
     pub(super) fn hasten(&mut self) {
         (self.apart, self.next) = (0, (0, Timestamp(0)));
     }
 
-    /// What is before this place is no longer of use.
+    /// Forgets the places before this one, which are no longer of use.
     pub(super) fn forget_before(&mut self, offset: u64) {
         while self.marks.front().is_some_and(|mark| mark.offset < offset) {
             self.marks.pop_front();

@@ -94,7 +94,7 @@ async fn a_fetch_has_all_that_it_asks_for_although_it_is_read_in_pieces() {
         log.append(partition, &Arc::from([info.id]), message.share(), None).expect("room");
     }
     let room = Room { messages: 500, ..ROOM };
-    // Who does not wait gets it too.
+    // A caller who does not wait gets the full batch too.
     let fetch = || groups.fetch("g", joining("m", LONG), room, Duration::ZERO);
     assert_eq!(fetch().await.expect("a batch").deliveries.len(), 500);
     assert_eq!(fetch().await.expect("the rest").deliveries.len(), 100);

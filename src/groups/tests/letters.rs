@@ -53,7 +53,7 @@ async fn an_old_letter_put_back_takes_nothing_with_it() {
         fixture.groups.keep_up().await;
         let status = fixture.groups.get("g").expect("a group").status;
         assert_eq!((status.lost, status.lag_messages), (0, messages + 1), "{messages} {bytes}");
-        // It goes with what came before it, and what came after that stays.
+        // The letter goes together with the messages before it, and messages after those stay.
         for text in ["old by then", "new"] {
             tokio::time::sleep(Duration::from_secs(100)).await;
             fixture.append(group, 1, text);

@@ -30,7 +30,7 @@ impl Fixture {
         self.groups.get("g").expect("a group").reach.is_within(&limited())
     }
 
-    /// What is on disk of the group.
+    /// Returns the group's definition, as it is on disk.
     async fn record(&self, group: GroupId) -> String {
         let record = self.state.read(group, Bytes::from_static(DEFINITION), None, 1).await.expect("a record");
         String::from_utf8_lossy(&record[0].value).into_owned()
@@ -67,7 +67,7 @@ async fn what_a_filter_let_in_is_for_those_who_may_have_all_of_it() {
         fixture.refuses_limited().await;
         fixture.groups.keep_up().await;
     }
-    // What the round found is written.
+    // The round's findings are written by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
     fixture.append(group, 1, "after");
     fixture.reloaded().await;

@@ -1,4 +1,4 @@
-//! What outlives a process that is killed: the places of members, attempts and pauses.
+//! State that outlives a killed process: the places of members, attempts and pauses.
 
 use groups::ClaimedPlace;
 
@@ -41,7 +41,7 @@ impl Fixture {
         [has_a, has_b]
     }
 
-    /// How many of ten devices are in partitions of the member.
+    /// Returns how many of ten devices are in partitions of the member.
     fn devices_of(&self, member: &LiveMember) -> usize {
         let own: Vec<Partition> = member.live.with(|inner| inner.logic.partitions(member.key).collect());
         let partition = |device: usize| Partition::of(Some(&format!("device-{device}")), "t");
@@ -158,7 +158,7 @@ async fn a_reconnect_within_the_lease_is_no_attempt() {
     let mut member = fixture.open("g", "a", LEASE);
     let first = messages(&mut member).await;
     drop(member);
-    // It counts once the lease is over.
+    // The delivery counts as an attempt once the lease is over.
     let mut other = fixture.open("g", "b", LEASE);
     let second = messages(&mut other).await;
     assert_eq!((first[0].attempt, second[0].attempt), (1, 2));
