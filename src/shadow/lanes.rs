@@ -27,7 +27,7 @@ const STRIPES: usize = 32;
 /// Bytes counted for work that waits, besides what it carries.
 const OVERHEAD: usize = 1024;
 
-/// What is to be done.
+/// Work to be done for a device.
 pub(super) type LaneWork = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct QueuedWork {
@@ -35,11 +35,11 @@ struct QueuedWork {
     charge: Charge,
 }
 
-/// What waits of a device. There is one as long as a task works for it.
+/// Work that waits for a device. A lane exists as long as a task works for the device.
 #[derive(Default)]
 struct Lane {
     waiting: VecDeque<QueuedWork>,
-    /// How many of them are devices' requests, whose number is limited.
+    /// Number of waiting requests from devices, which is limited.
     requests: usize,
 }
 
@@ -125,7 +125,7 @@ impl Lanes {
             return Err(Rejection::TooManyRequests);
         }
         let work = Box::pin(async move {
-            // Whoever is gone wants no answer.
+            // A caller who is gone wants no answer.
             let _ = reply.send(work.await);
         });
         self.0.push(&mut self.0.stripe(&device).lock(), &device, QueuedWork { work, charge });
@@ -187,7 +187,7 @@ struct Served {
 }
 
 impl Served {
-    /// What is to be done next; the lane has ended if that is nothing.
+    /// Returns the next piece of work; `None` ends the lane.
     fn next(&mut self) -> Option<QueuedWork> {
         let mut stripe = self.inner.stripe(&self.device).lock();
         let next = stripe.get_mut(&self.device).and_then(|lane| lane.waiting.pop_front());

@@ -45,15 +45,15 @@ pub(crate) struct ShadowOptions {
     pub(crate) max_names: usize,
     /// Requests that a device may have under way.
     pub(crate) max_requests: usize,
-    /// How long a request may wait before it is begun: later it is not, so that behind a store that answers nobody requests do not
-    /// wait one after the other for its limit.
+    /// Longest wait of a request before it is begun; after that it is refused, so that behind a store that answers nobody,
+    /// requests do not wait one after the other for the store's time limit.
     pub(crate) max_wait: Duration,
 }
 
-/// How often a change is made anew because others change the shadow at the same time.
+/// Tries of a change that others undo by changing the shadow at the same time.
 const TRIES: usize = 16;
 
-/// How long a store may take for one call.
+/// Longest time that a store may take for one call.
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All shadows.
@@ -75,7 +75,7 @@ pub(crate) struct Shadow {
     pub(crate) state: Option<Arc<State>>,
 }
 
-/// Which shadow.
+/// Name of a shadow.
 #[derive(Debug, Clone)]
 pub(crate) struct ShadowKey {
     pub(crate) device: ClientId,
@@ -103,7 +103,7 @@ impl Shadow {
     }
 }
 
-/// What an update did.
+/// Result of an update: the shadow before and after.
 struct Updated {
     previous: Option<Shadow>,
     current: Shadow,
@@ -204,7 +204,7 @@ impl Shadows {
         self.lanes.settle().await;
     }
 
-    /// Whether what was asked at this time may still be begun.
+    /// Checks that a request from this time may still be begun.
     fn check_wait(&self, asked: Timestamp) -> Result<(), Rejection> {
         let waited = Duration::from_millis(clock::now().0.saturating_sub(asked.0));
         if waited < self.options.max_wait {
@@ -326,7 +326,7 @@ impl Shadows {
     /// Publishes an answer to those who have subscribed to it.
     fn publish(&self, broker: &Broker, key: &ShadowKey, answer: &str, text: &str, turn: &mut Turn) {
         if !is_one_level(key.device.as_str()) {
-            // It has no topics: they could be those of another device.
+            // The device has no topics: they could be those of another device.
             return;
         }
         let topic = self.options.topics.answer(key.device.as_str(), &key.name, answer);
@@ -348,7 +348,7 @@ fn check_version(there: Option<&Shadow>, expected: Option<u64>) -> Result<u64, R
     }
 }
 
-/// What a store answers in time, as requests are told of its errors.
+/// Waits for a store's answer, and turns errors and a late answer into the rejection that requests are told.
 async fn within<T>(call: impl Future<Output = Result<T, StoreError>>) -> Result<T, Rejection> {
     let error = match timeout(STORE_TIMEOUT, call).await {
         Ok(Ok(answer)) => return Ok(answer),

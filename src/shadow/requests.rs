@@ -58,7 +58,7 @@ impl Reserved for DeviceShadows {
         turn.effort.spend_each(Effort::KIB, message.payload.len() / 1024);
         let shadows = &self.0;
         let key = ShadowKey { device: device.clone(), name: Arc::from(name) };
-        // What is larger than any request is answered, but not kept.
+        // A message larger than any request is answered, but not kept.
         let size = message.payload.len().min(shadows.options.limits.request_bytes() + 1);
         let make = || {
             let request = Request {
@@ -149,8 +149,8 @@ impl Shadows {
             }
             Err(rejection) => {
                 self.reject(&broker, &key, operation, token.as_deref(), &rejection, &mut turn);
-                // That is the answer, also where the store is away: a client of MQTT 3 could only be told by the end of its
-                // connection, again and again while it lasts.
+                // The rejection is the answer, also where the store is away: a client of MQTT 3 could only be told by the
+                // end of its connection, again and again while the store is away.
                 promise.keep();
             }
         }

@@ -72,7 +72,7 @@ impl Bench {
         self.broker.account().held(broker::MemoryKind::Shadows)
     }
 
-    /// What watchers hold, with what else is held for shadows.
+    /// Returns the budget that watchers share with all other memory for shadows.
     fn budget(&self) -> Arc<OfShadows> {
         Arc::new(OfShadows(Arc::clone(self.broker.account())))
     }

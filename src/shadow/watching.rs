@@ -21,10 +21,10 @@ const OVERHEAD: usize = 512;
 /// Bytes of changes that a watcher takes at once, not counting the last one.
 const TAKEN: usize = 256 << 10;
 
-/// Whether a watcher wants to know of a shadow.
+/// Tells whether a watcher wants to know of a shadow.
 type WatchFilter = dyn Fn(&Shadow) -> bool + Send + Sync;
 
-/// What a watcher is told.
+/// News for a watcher.
 #[derive(Debug)]
 pub(crate) enum ShadowChange {
     /// A shadow has changed, or was deleted.
@@ -46,7 +46,7 @@ struct Inner {
     changed: Notify,
 }
 
-/// Which shadow.
+/// Name of a shadow, with its device.
 type Name = (ClientId, Arc<str>);
 
 struct PendingChanges {
@@ -68,7 +68,7 @@ struct Newest {
     bytes: usize,
 }
 
-/// What a watcher holds of the budget of whom it watches for; given back on drop.
+/// Charge of a watcher on the budget of the caller for whom it watches; given back on drop.
 struct WatchCharge {
     budget: Arc<dyn Budget + Send + Sync>,
     bytes: usize,
@@ -195,7 +195,7 @@ impl Inner {
             entry.insert(Newest { number, shadow: shadow.clone(), bytes });
             order.insert(number, name);
         } else {
-            // What waits of it is no longer the newest.
+            // The shadow's waiting change is no longer the newest.
             if let Entry::Occupied(there) = entry {
                 there.remove();
                 order.remove(&number);
