@@ -1,4 +1,4 @@
-//! What the service of the user said about the topics that one connection asked for last, and what it is being asked now.
+//! Answers of the user's service about the topics that one connection asked for last, and the question under way.
 
 use std::{
     borrow::Cow,
@@ -39,12 +39,12 @@ struct RememberedAnswer {
 }
 
 impl Asked {
-    /// What was said about publishing to a topic, if it is remembered at `now`.
+    /// Returns the answer about publishing to a topic, if one is remembered at `now`.
     pub(crate) fn about_publish(&self, topic: &str, qos: QoS, retain: bool, now: Timestamp) -> Option<bool> {
         self.find(topic, qos, Some(retain), now)
     }
 
-    /// What was said about subscribing to a filter, if it is remembered at `now`.
+    /// Returns the answer about subscribing to a filter, if one is remembered at `now`.
     pub(crate) fn about_subscribe(&self, filter: &str, qos: QoS, now: Timestamp) -> Option<bool> {
         self.find(filter, qos, None, now)
     }
@@ -63,7 +63,7 @@ impl Asked {
         self.asking = Some((wish, Arc::clone(authorizer), asking));
     }
 
-    /// Whether an answer is waited for.
+    /// Returns whether a question is under way.
     pub(crate) fn is_asking(&self) -> bool {
         self.asking.is_some()
     }
@@ -94,7 +94,8 @@ impl Asked {
     }
 }
 
-/// What stands for a topic in memory. No topic begins as a digest does, with a zero.
+/// Returns the key under which a topic is remembered. No topic begins as a digest does, with a zero. No topic begins as
+/// a digest does, with a zero.
 fn key(topic: &str) -> Cow<'_, str> {
     if topic.len() <= LONGEST {
         return Cow::Borrowed(topic);

@@ -46,15 +46,15 @@ use super::Subject;
 /// # drop(gateway);
 /// ```
 pub trait Authorizer: Send + Sync {
-    /// What may be published to a topic name, also as a will. A client id or user name may be anything that a client chooses,
-    /// `/`, `+` and `#` included.
+    /// Decides on publishing to a topic name, also as a will. A client id or user name may be anything that a client
+    /// chooses, `/`, `+` and `#` included.
     fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant;
 
-    /// Whether messages of a topic may be delivered, by whatever subscription. Limits in the answer mean nothing.
+    /// Decides whether messages of a topic may be delivered, by any subscription. Limits in the answer mean nothing.
     fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant;
 
-    /// Whether a subscription may be made. Its filter is valid and may begin with `$share/group/`. Each message is asked about
-    /// by [`Self::receive`] all the same.
+    /// Decides whether a subscription may be made. Its filter is valid and may begin with `$share/group/`. Each message
+    /// is asked about by [`Self::receive`] all the same.
     fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing;
 
     /// Changes when an answer may be another than before, after that is so. Read for each message, so it should be one atomic

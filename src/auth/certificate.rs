@@ -6,7 +6,7 @@ use x509_parser::{
     certificate::X509Certificate, extensions::GeneralName, prelude::FromDer as _, x509::AttributeTypeAndValue,
 };
 
-/// What the certificate says; nothing if it cannot be read, which TLS would have refused.
+/// Returns the fields of the certificate; empty ones if the certificate cannot be read, which TLS would have refused.
 pub(super) fn read(der: &[u8]) -> CertificateFields {
     let Ok((_, certificate)) = X509Certificate::from_der(der) else { return CertificateFields::default() };
     let text = |attribute: &AttributeTypeAndValue<'_>| attribute.as_str().ok().map(Box::from);

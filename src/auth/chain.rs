@@ -23,11 +23,11 @@ use super::{
 };
 use crate::reload::Reloads;
 
-/// What a step says.
+/// Verdict of a step.
 enum Verdict {
     /// This is who it is.
     Allow(Principal),
-    /// It may not connect, whatever the others would say.
+    /// The client may not connect, whatever the other steps would say.
     Deny(Denied),
     /// Nothing: the next one is asked.
     Pass,
@@ -41,7 +41,7 @@ pub(crate) struct Chain {
     sources: Arc<Sources>,
 }
 
-/// What steps ask.
+/// Sources that the steps consult.
 pub(super) struct Sources {
     certificate: CertificateNames,
     pub(super) scram: Option<Scram>,
@@ -220,7 +220,7 @@ impl Sources {
             let verdict = match step {
                 AuthStep::Certificate => self.by_certificate(fields.as_ref(), &credentials),
                 AuthStep::Jwt => self.by_token(&credentials).await,
-                // It has a method of its own: what came is for others.
+                // SCRAM has a method of its own: a password or token is for the other steps.
                 AuthStep::Scram => Verdict::Pass,
                 AuthStep::Password => self.by_password(&credentials).await,
                 AuthStep::Http => self.by_http(&credentials, fields.as_ref()).await,
@@ -285,7 +285,7 @@ impl Sources {
         }
     }
 
-    /// Whose token this is, if it is good for the device.
+    /// Verifies a token; returns the identity that it proves, if it is good for the device.
     ///
     /// # Errors
     /// Why not; `None` if it is no token of those whose keys there are.

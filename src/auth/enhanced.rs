@@ -120,7 +120,7 @@ impl Dialogue for TokenDialogue {
     }
 }
 
-/// What was decided before anything was said.
+/// Dialogue that was refused before its first message.
 pub(super) struct Refused(pub(super) Denied);
 
 impl Dialogue for Refused {

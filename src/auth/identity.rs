@@ -1,4 +1,4 @@
-//! Who a connection belongs to, as long as it lasts, and who may end it for that.
+//! Identity of a connection, kept as long as the connection lasts, so that the connection can be ended for it.
 
 use std::{any::Any, sync::Arc};
 
@@ -8,11 +8,11 @@ use gateway_core::metrics::count;
 use super::{Method, Principal};
 use crate::tls::CertificateId;
 
-/// What is kept of an authentication beside the connection's own [`Permissions`](super::Permissions), where other threads
-/// can look at it.
+/// Part of an authentication that is kept beside the connection's own [`Permissions`](super::Permissions), where other
+/// threads can look at it.
 #[derive(Debug)]
 pub(crate) struct Identity {
-    /// Who it is.
+    /// The proved identity.
     pub(crate) principal: Arc<Principal>,
     /// The client certificate that TLS verified, whether or not it decided who this is.
     pub(crate) certificate: Option<CertificateId>,
@@ -51,8 +51,8 @@ impl Identity {
     }
 }
 
-/// Who the connection is of; somebody anonymous if nobody in particular. Not to be asked about one of an earlier process, of which
-/// nothing is known.
+/// Returns the principal of the connection; an anonymous one if the client proved no identity. Not to be asked about a
+/// connection of an earlier process, of which nothing is known.
 pub(crate) fn principal(info: &ConnectionInfo) -> Arc<Principal> {
     let identity = info.identity.as_ref().and_then(|identity| identity.downcast_ref::<Identity>());
     identity.map_or_else(Arc::default, |identity| Arc::clone(&identity.principal))
@@ -68,7 +68,7 @@ pub(crate) struct Connected<'a> {
 }
 
 impl Connected<'_> {
-    /// Who it is; `None` for somebody anonymous without a certificate.
+    /// Returns the proved identity; `None` for an anonymous client without a certificate.
     pub(crate) fn identity(&self) -> Option<&Identity> {
         self.info.identity.as_ref()?.downcast_ref()
     }

@@ -1,4 +1,4 @@
-//! Who may connect, publish and subscribe.
+//! Authentication and permissions: decides who may connect, publish and subscribe.
 //!
 //! The seam: net asks [`Authenticator`] once per CONNECT, and what a connection may do after that is asked of its
 //! permissions. What `[auth]` configures is a chain of steps. A program that embeds the gateway may give an [`Authenticator`]
@@ -59,7 +59,7 @@ pub(crate) use rules::{Authority, open_rules};
 
 use crate::door::Address;
 
-/// What a client presents.
+/// Credentials that a client presents.
 #[derive(Debug, Clone)]
 pub struct Credentials {
     /// Client id.
@@ -110,9 +110,9 @@ pub enum Denied {
     NotAuthorized,
     /// The client id is not one that this device may have (0x85).
     ClientId,
-    /// What decides has too much to do (0x89).
+    /// The deciding service has too much to do (0x89).
     Busy,
-    /// What decides is away (0x88).
+    /// The deciding service is away (0x88).
     Unavailable,
 }
 
@@ -140,7 +140,7 @@ pub trait Authenticator: Send + Sync {
     }
 }
 
-/// What is said in an enhanced authentication to what a client has presented.
+/// Reply of an enhanced authentication to the client's data.
 #[derive(Debug)]
 pub enum AuthProgress {
     /// The client has to answer this.

@@ -1,4 +1,4 @@
-//! What one connection may do.
+//! Permissions of one connection.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ use super::{
 /// Subscriptions that are held against the rules before others have their turn.
 const IN_A_ROW: usize = 64;
 
-/// What one connection may do, by who it is.
+/// Permissions of one connection, by its principal.
 #[derive(Debug, Clone)]
 pub(crate) struct Permissions {
     principal: Arc<Principal>,
@@ -32,7 +32,7 @@ pub(crate) struct Refused {
 }
 
 impl Refused {
-    /// Whether it is refused only because no rule says anything about it.
+    /// Returns whether the request is refused only because no rule names its topic.
     pub(crate) fn is_unnamed(self) -> bool {
         self.line == 0 && self.why == Excess::Topic
     }
@@ -43,12 +43,12 @@ impl Permissions {
         Self { principal }
     }
 
-    /// When it ends; never if nothing is said.
+    /// Returns the expiry of the credentials; `None` if they have none.
     pub(crate) fn expires(&self) -> Option<Timestamp> {
         self.principal.expires
     }
 
-    /// Whether this is the same user, of the same tenant.
+    /// Returns whether `principal` is the same user, of the same tenant.
     pub(crate) fn is_of_user(&self, principal: &Principal) -> bool {
         self.principal.username == principal.username && self.principal.tenant == principal.tenant
     }
@@ -58,13 +58,13 @@ impl Permissions {
         self.principal.username.as_deref()
     }
 
-    /// Who it is at a listener, to be kept with what it leaves; `by_service` if the user's service has allowed that, not a
-    /// rule.
+    /// Returns the author mark of this principal at a listener, kept with messages that the client leaves; `by_service`
+    /// if the user's service has allowed the message, not a rule.
     pub(crate) fn author(&self, listener: &str, by_service: bool) -> String {
         Author::write(listener, &self.principal, by_service)
     }
 
-    /// Who it is now, for what was left under who it was.
+    /// Returns the author mark of the present principal, for messages left under an earlier mark.
     pub(crate) fn author_again(&self, before: &str) -> String {
         // Of one that cannot be read nobody knew whose it is, and nobody will.
         let Some(Author { listener, by_service, .. }) = Author::read(before) else {
@@ -78,7 +78,7 @@ impl Permissions {
         self.principal.tenant.as_deref()
     }
 
-    /// Who it is at a listener.
+    /// Returns the subject of questions at a listener.
     pub(crate) fn subject<'a>(&'a self, client_id: &'a str, listener: &'a str) -> Subject<'a> {
         Subject { client_id, listener, principal: &self.principal }
     }
@@ -109,7 +109,7 @@ impl Permissions {
         }
     }
 
-    /// Those of a session's subscriptions that the rules do not name and the service allows.
+    /// Returns the filters that no rule names and the service allows, of a session's subscriptions.
     ///
     /// # Errors
     /// The service does not say so about one of them.

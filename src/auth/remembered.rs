@@ -1,4 +1,4 @@
-//! What was decided about topics last, and what the memory account is charged for that.
+//! Recent decisions about topics, and their charge to the memory account.
 
 use std::sync::Arc;
 

@@ -1,5 +1,5 @@
-//! What devices may do: by the rules in force, which are read from their file and replaced as a whole, each time under another
-//! version, or as the embedding program says.
+//! Decisions on the rights of devices: by the rules in force, which are read from their file and replaced as a whole,
+//! each time under another version, or by the embedding program.
 
 use std::{
     collections::HashSet,
@@ -32,12 +32,12 @@ use super::{
 };
 use crate::reload::Reload;
 
-/// What devices may do, where somebody decides about that.
+/// Decides what devices may do, where rules or a program are set.
 pub(crate) struct Authority {
     decides: Decides,
     /// Asked where the rules say nothing.
     authorizer: Option<Arc<RemoteAuthorizer>>,
-    /// What every device may do without a rule that says so.
+    /// Topics that a device may use without a rule that says so.
     reserved: ReservedTopics,
     /// A denied PUBLISH that no acknowledgement can tell of ends its connection.
     pub(crate) closes: bool,
@@ -63,7 +63,7 @@ struct RulesFile {
 impl Authority {
     /// Has the embedding program decide, and nobody else.
     pub(crate) fn of_program(program: Arc<dyn Authorizer>, closes: bool) -> Arc<Self> {
-        // It denies what it does not allow, these topics too.
+        // The program denies everything that it does not allow, these topics too.
         let reserved = ReservedTopics::default();
         Arc::new(Self { decides: Decides::Program(program), authorizer: None, reserved, closes })
     }
@@ -88,7 +88,8 @@ impl Authority {
         Ok(Arc::new(Self { decides: Decides::Rules(file), authorizer, reserved, closes }))
     }
 
-    /// Whether a client that has proved who it is may connect under its client id. A program decides that as it authenticates.
+    /// Returns whether a client with a proved identity may connect under its client id. A program decides that as it
+    /// authenticates.
     pub(crate) fn may_connect(&self, subject: &Subject<'_>) -> bool {
         match &self.decides {
             Decides::Rules(file) => file.rules.load().connect(subject),
@@ -104,7 +105,7 @@ impl Authority {
         }
     }
 
-    /// What may be published to a topic.
+    /// Returns the grant for publishing to a topic.
     pub(crate) fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
         match &self.decides {
             Decides::Rules(file) => self.or_own(file.rules.load().publish(subject, topic), subject, topic),
@@ -112,7 +113,7 @@ impl Authority {
         }
     }
 
-    /// Whether messages of a topic may be received.
+    /// Returns the grant for receiving messages of a topic.
     pub(crate) fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
         match &self.decides {
             Decides::Rules(file) => self.or_own(file.rules.load().receive(subject, topic), subject, topic),
@@ -120,7 +121,7 @@ impl Authority {
         }
     }
 
-    /// Whether a subscription is granted.
+    /// Decides on a subscription.
     pub(crate) fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing {
         match &self.decides {
             Decides::Rules(file) => match file.rules.load().subscribe(subject, filter) {
@@ -131,7 +132,7 @@ impl Authority {
         }
     }
 
-    /// What no rule names is allowed where the topic is reserved for this device.
+    /// Allows an unnamed topic that is reserved for this device.
     fn or_own(&self, grant: Grant, subject: &Subject<'_>, topic: &str) -> Grant {
         match grant.is_unnamed() && self.reserved.owns(subject.client_id, topic) {
             true => Grant::ALLOWED,
@@ -139,7 +140,7 @@ impl Authority {
         }
     }
 
-    /// Who is asked where the rules say nothing, if somebody is.
+    /// Returns the service that is asked where the rules say nothing, if there is one.
     pub(crate) fn authorizer(&self) -> Option<&Arc<RemoteAuthorizer>> {
         self.authorizer.as_ref()
     }
@@ -184,7 +185,7 @@ impl Authority {
         }
     }
 
-    /// What the gateway itself says about its topics, whatever the rules do.
+    /// Adds the gateway's own decision about its topics, whatever the rules say.
     fn explain_own(
         &self,
         rules: Explanation,
@@ -209,7 +210,8 @@ impl Authority {
         Explanation { allowed, line: 0, lines }
     }
 
-    /// What the user's service says about something that no rule names, and in words; `None` if no service is asked.
+    /// Returns the decision of the user's service about a topic that no rule names, and its words; `None` if no service
+    /// is asked.
     pub(crate) async fn ask_service(
         &self,
         subject: &Subject<'_>,
@@ -234,8 +236,8 @@ impl Authority {
         })
     }
 
-    /// Whether a subscription that was made would be granted by the rules of this moment. What no rule names, the user's service
-    /// has granted, if there is one.
+    /// Returns whether the rules of this moment would grant an existing subscription. A filter that no rule names was
+    /// granted by the user's service, if there is one.
     pub(crate) fn may_subscribe(&self, subject: &Subject<'_>, filter: &str) -> bool {
         match self.subscribe(subject, filter) {
             Subscribing::Denied(line) => line == 0 && self.authorizer.is_some(),
@@ -243,8 +245,8 @@ impl Authority {
         }
     }
 
-    /// Whether a will may be published by the rules of this moment. Of one that was left before there were rules nobody
-    /// knows whose it is, and it may not.
+    /// Returns whether a will may be published by the rules of this moment. The owner of a will that was left before
+    /// there were rules is unknown, and the will may not be published.
     pub(crate) fn may_publish_will(
         &self,
         client_id: &ClientId,
@@ -313,7 +315,7 @@ impl RulesFile {
             }
         };
         let said = format!("{} rules", rules.len());
-        // Whoever sees the version sees these rules or later ones.
+        // A reader that sees the version sees these rules or later ones.
         self.rules.store(Arc::new(rules));
         self.version.fetch_add(1, AcqRel);
         self.replaced.notify_one();
@@ -376,7 +378,7 @@ impl Granted {
         if Self::is_topic(filter) { &mut self.topics } else { &mut self.patterns }
     }
 
-    /// Whether one more can be granted.
+    /// Returns whether one more filter can be granted.
     fn has_room_for(&self, filter: &str) -> bool {
         Self::is_topic(filter) || self.patterns.len() < MOST_PATTERNS
     }

@@ -35,10 +35,10 @@ impl JwtTokens {
         Ok(Self { key_set: KeySet::start(config)?, ..Self::open(config)? })
     }
 
-    /// Whether the files and the URL can be used.
+    /// Checks that the files and the URL can be used.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault, in words.
     pub(super) fn check(config: &AuthJwt) -> Result<(), ConfigError> {
         Self::open(config)?;
         KeySet::check(config)
@@ -93,7 +93,7 @@ impl JwtTokens {
     }
 }
 
-/// When this second since 1970 comes, if the wall shows `wall` now.
+/// Returns the instant at which the second `at` since 1970 comes, if the wall shows `wall` now.
 fn ends(at: u64, now: Timestamp, wall: u64) -> Timestamp {
     now.plus_millis(at.saturating_mul(1000).saturating_sub(wall))
 }

@@ -1,5 +1,5 @@
-//! Who is at the other end of a connection: a stranger, whose place, seat and memory are needed for others sooner or later, until
-//! credentials were shown.
+//! The client at the other end of a connection: a stranger until credentials were shown, whose place, seat and memory
+//! are needed for others sooner or later.
 
 use std::{
     net::SocketAddr,
@@ -32,7 +32,7 @@ pub(super) const ENCRYPTED: usize = 48 << 10;
 /// Strangers who find room also while those of other listeners have used up what there is for all.
 const FEW: usize = 64;
 
-/// What strangers hold, on the part of the memory account that those have who have not authenticated.
+/// Holdings of strangers, charged to the part of the memory account for clients that have not authenticated.
 pub(super) struct Strangers {
     account: Arc<Account>,
     number: Arc<AtomicUsize>,
@@ -59,7 +59,7 @@ impl Strangers {
     }
 }
 
-/// What one stranger holds; given back on drop.
+/// Charge of one stranger; given back on drop.
 pub(super) struct StrangerCharge {
     _charge: Charge,
     cost: usize,
@@ -93,9 +93,9 @@ pub(super) struct HttpClient {
 }
 
 struct ClientHolding {
-    /// What it holds as a stranger.
+    /// Charge as a stranger.
     charge: Option<StrangerCharge>,
-    /// What it holds since it has shown credentials.
+    /// Bytes held since credentials were shown.
     known: Option<HeldBytes>,
     seat: Option<(RequestKind, TakenSeat)>,
 }
@@ -155,7 +155,7 @@ impl HttpClient {
             NoSeat::Share
         })?;
         if kind == RequestKind::Page {
-            // It may yet be closed for a newcomer while places at the door are short, and is one of few.
+            // The connection may yet be closed for a newcomer while places at the door are short, and is one of few.
             held.charge = None;
             return Ok(());
         }
@@ -170,8 +170,9 @@ impl HttpClient {
         Ok(())
     }
 
-    /// Whether the connection ends with the answer, so that nobody keeps a seat by asking now and then: supervisors come with a
-    /// new one each time, and who is not known needs none, whatever the answer is: a login form, a description, an error.
+    /// Returns whether the connection ends with the answer, so that no client keeps a seat by asking now and then:
+    /// supervisors come with a new connection each time, and an unknown client needs none, whatever the answer is: a
+    /// login form, a description, an error.
     pub(super) fn leaves(&self) -> bool {
         self.held.lock().seat.as_ref().is_none_or(|(_, seat)| !seat.is_kept())
     }

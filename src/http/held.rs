@@ -1,4 +1,4 @@
-//! What requests, answers and those who are logged in hold, on the memory account.
+//! Bytes that requests, answers and logins hold on the memory account.
 
 use std::{
     convert::Infallible,

@@ -30,7 +30,7 @@ pub(crate) use server::{HttpLimits, serve};
 
 /// All that the listener answers.
 pub(crate) struct Site {
-    /// What is always there.
+    /// Pages that are always there.
     pub pages: Pages,
     /// The parts that are switched on, each with paths of its own.
     pub more: Vec<Router>,

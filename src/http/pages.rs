@@ -1,4 +1,4 @@
-//! What operators read over HTTP: `/metrics`, `/healthz` and `/readyz`.
+//! Pages that operators read over HTTP: `/metrics`, `/healthz` and `/readyz`.
 
 use std::{net::IpAddr, sync::Arc};
 
@@ -25,17 +25,17 @@ pub(crate) enum Denied {
     Forbidden,
 }
 
-/// Whether the sender of this value of `authorization` at this address may see a page.
+/// Decides whether the sender of this value of `authorization` at this address may see a page.
 pub(crate) type Authorize = Arc<dyn Fn(Option<&[u8]>, IpAddr) -> Result<(), Denied> + Send + Sync>;
 
-/// What the pages show.
+/// Contents of the pages.
 #[derive(Clone)]
 pub(crate) struct Pages {
-    /// Who may see it, health aside, which everybody may.
+    /// Decides who may see them, health aside, which everybody may.
     pub authorize: Authorize,
     /// Text of `/metrics`.
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
-    /// What to say when the gateway takes connections; if it does not, why.
+    /// Status text while the gateway takes connections; otherwise the reason why it does not.
     pub ready: Arc<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
 

@@ -17,12 +17,12 @@ use crate::{
     grpc::{CallerKey, NoPlace, Places},
 };
 
-/// What a request is, as far as it may keep others waiting. Told by its path, before anything of it is worked on.
+/// Kind of a request, by the load it may put on others. Told by its path, before anything of it is worked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
     /// Of supervisors, who are never kept waiting by others.
     Health,
-    /// What operators read, such as metrics.
+    /// A page that operators read, such as metrics.
     Page,
     /// A call of the API, which is answered and over.
     Api,
@@ -77,7 +77,7 @@ impl Seats {
         }
     }
 
-    /// How many there are of all kinds.
+    /// Returns the number of places of all kinds.
     pub(super) fn places(&self) -> usize {
         let kinds = [&self.health, &self.pages, &self.api, &self.streams, &self.screens, &self.live];
         kinds.iter().fold(0, |all, kind| all.saturating_add(kind.places.most))
@@ -109,9 +109,9 @@ struct TakenSeats {
     next: u64,
     /// In the order in which they came.
     strangers: BTreeMap<u64, Stranger>,
-    /// Of those who have shown who they are; callers without one are not here.
+    /// Seats of callers that have shown credentials; callers without a seat are not here.
     callers: HashMap<CallerKey, usize>,
-    /// How many these are.
+    /// Number of kept seats.
     kept: usize,
 }
 

@@ -69,7 +69,7 @@ pub(crate) struct HttpLimits {
     pub max_streams_per_caller: usize,
     /// Time for a request's header, also between requests.
     pub header_timeout: Duration,
-    /// How long a client may read nothing of an answer before its connection ends.
+    /// Time that a client may leave an answer unread before its connection ends.
     pub write_timeout: Duration,
 }
 
@@ -88,14 +88,14 @@ impl Default for HttpLimits {
     }
 }
 
-/// How long at most a connection keeps its place when others wait for one.
+/// Longest time that a connection keeps its place when others wait for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Sockets that may wait for a place, as a multiple of the places.
 const LOBBY: usize = 4;
 /// Connections beyond the seats, so that strangers find places while all seats are kept.
 const STRANGERS: usize = 256;
 
-/// Where a request comes from, among its extensions.
+/// Address of the sender, among a request's extensions.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Peer(pub(super) SocketAddr);
 
@@ -103,14 +103,14 @@ pub(super) struct Peer(pub(super) SocketAddr);
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Encrypted;
 
-/// What all connections share.
+/// State that all connections share.
 struct Server {
     authorize: Authorize,
     router: TowerToHyperService<Router>,
     limits: HttpLimits,
     seats: Seats,
     account: Arc<Account>,
-    /// Whether only this machine can connect: then requests must name it as their host.
+    /// True if only this machine can connect: then requests must name it as their host.
     loopback: bool,
     stopped: watch::Receiver<bool>,
 }
@@ -185,7 +185,7 @@ pub(crate) async fn serve(
     let _ = timeout(limits.header_timeout, finished).await;
 }
 
-/// Who has come through the door, with what it has there.
+/// Client that has come through the door, with its holdings.
 struct Entrant {
     peer: SocketAddr,
     seat: Seat,
@@ -290,7 +290,7 @@ impl Server {
             return refuse(StatusCode::MISDIRECTED_REQUEST, why);
         }
         let kind = RequestKind::of(request.uri().path());
-        // What the API shows to whom is the API's own matter.
+        // The API decides itself which callers see which data.
         if kind == RequestKind::Page {
             match self.authorized(request, client.peer().ip()) {
                 Ok(()) => {}
@@ -326,7 +326,8 @@ impl Server {
 }
 
 impl Server {
-    /// Whether who asks may see more than health. One with two identities has none.
+    /// Returns whether the sender may see more than health. A request with two identities has none. One with two
+    /// identities has none.
     fn authorized<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Denied> {
         let mut values = request.headers().get_all(AUTHORIZATION).iter();
         let value = values.next().map(|value| value.as_bytes());
@@ -335,7 +336,8 @@ impl Server {
     }
 }
 
-/// Whether nothing in the request names a host that others own. A request without a host is no browser's.
+/// Returns whether all hosts named in the request are this machine. A request without a host is no browser's. A request
+/// without a host is no browser's.
 fn names_this_machine<B>(request: &Request<B>) -> bool {
     let hosts = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let target = request.uri().authority().map(|authority| authority.as_str());

@@ -26,7 +26,7 @@ const LEAST_MEMORY: Duration = Duration::from_secs(1);
 /// Questions at once about the subscriptions of one session.
 const AT_ONCE: usize = 16;
 
-/// What a device wants to do.
+/// Request of a device to be authorised.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Wish {
     /// Publish messages of this QoS and RETAIN flag to a topic.
@@ -45,7 +45,7 @@ pub(crate) struct RemoteAuthorizer {
     guard: Arc<ServiceGuard<()>>,
     on_error: OnError,
     digester: Digester,
-    /// How long a connection remembers a yes, and a no.
+    /// Times for which a connection remembers a yes, and a no.
     memory: [Duration; 2],
 }
 
@@ -69,7 +69,7 @@ impl RemoteAuthorizer {
         })))
     }
 
-    /// What can be read again.
+    /// Returns the files that can be read again.
     pub(crate) fn reloads(&self) -> Arc<dyn Reload> {
         Arc::new(self.provider.clone())
     }
@@ -107,7 +107,7 @@ impl RemoteAuthorizer {
         }
     }
 
-    /// Which of these filters the party may subscribe to, sorted. Cancel safe.
+    /// Returns the filters that the party may subscribe to, sorted. Cancel safe.
     ///
     /// # Errors
     /// Nobody has said so about one of them.

@@ -28,7 +28,7 @@ const BATCH: usize = 256;
 const BATCH_BYTES: usize = 256 << 10;
 /// Most bytes of events that wait.
 const QUEUE_BYTES: usize = 16 << 20;
-/// How long the first event of a batch waits for others.
+/// Time that the first event of a batch waits for others.
 const LINGER: Duration = Duration::from_millis(100);
 
 /// See the module.
@@ -38,7 +38,7 @@ pub(crate) struct Courier {
     deadline: Duration,
     retry: Retry,
     queue: Queue,
-    /// What is under way, or to be sent again.
+    /// Batch that is under way, or to be sent again.
     batch: Option<OnEventsRequest>,
     sequence: u64,
     /// Most events of the next batch: fewer while one of them may be what the service does not take.
@@ -97,7 +97,7 @@ impl Courier {
         }))
     }
 
-    /// What can be read again.
+    /// Returns the files that can be read again.
     pub(crate) fn reloads(&self) -> Arc<dyn Reload> {
         Arc::new(self.provider.clone())
     }
@@ -149,7 +149,7 @@ impl Courier {
                 () = &mut next, if waits => sending = Some(self.send()),
                 _ = stop.wait_for(|stop| *stop), if !stopping => {
                     stopping = true;
-                    // What was sent before it, such as the end of the last connection.
+                    // Events sent before the stop, such as the end of the last connection.
                     while let Ok(event) = events.try_recv() {
                         if self.wants(&event.kind) {
                             self.queue.push(translate(event));
@@ -200,7 +200,7 @@ impl Courier {
         })
     }
 
-    /// What came of a batch. Returns in how long to go on.
+    /// Takes the outcome of a batch. Returns the time after which to go on.
     fn take(&mut self, told: Result<(), NoAnswer>) -> Duration {
         match told {
             Ok(()) => {

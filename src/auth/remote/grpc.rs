@@ -35,15 +35,15 @@ impl GrpcHook {
         Ok(Self { provider, guard, on_error: config.on_error, digester: Digester::new("auth.grpc.url")? })
     }
 
-    /// Whether the URL and the files can be used.
+    /// Checks that the URL and the files can be used.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault, in words.
     pub(in crate::auth) fn check(config: &AuthGrpc) -> Result<(), ConfigError> {
         Provider::check(config)
     }
 
-    /// What can be read again.
+    /// Returns the files that can be read again.
     pub(in crate::auth) fn reloads(&self) -> Arc<dyn Reload> {
         Arc::new(self.provider.clone())
     }
@@ -100,7 +100,7 @@ fn question(credentials: &Credentials, fields: Option<&CertificateFields>) -> v1
     }
 }
 
-/// What an answer means.
+/// Translates the service's answer.
 fn understand(answer: v1::AuthenticateResponse) -> Result<ServiceAnswer<Principal>, String> {
     match answer.decision() {
         v1::Decision::Deny => return Ok(ServiceAnswer::Deny),

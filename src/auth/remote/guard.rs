@@ -43,7 +43,7 @@ pub(super) enum Away {
 pub(super) struct ServiceGuard<P> {
     name: &'static str,
     limits: RemoteLimits,
-    /// Where questions are asked: neither on shards nor on their timers.
+    /// Runtime on which questions are asked: neither on shards nor on their timers.
     runtime: Handle,
     places: Arc<Places>,
     breaker: Mutex<Breaker>,
@@ -266,7 +266,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             ServiceAnswer::Deny | ServiceAnswer::Ignore => (others, allowed, limits.cache_negative_ttl.0),
         };
         own.put(key, answer.clone(), now, fresh, limits.stale_if_error.0, jitter[0]);
-        // It may have been another before.
+        // The previous answer may be in the other cache.
         other.forget(&key);
     }
 }

@@ -42,15 +42,15 @@ impl HttpHook {
         Ok(Self { service, guard, on_error: config.on_error, digester })
     }
 
-    /// Whether the URL and the CA can be used.
+    /// Checks that the URL and the CA can be used.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault, in words.
     pub(in crate::auth) fn check(config: &AuthHttp) -> Result<(), ConfigError> {
         client(config).map(drop)
     }
 
-    /// What can be read again.
+    /// Returns the files that can be read again.
     pub(in crate::auth) fn reloads(&self) -> Arc<dyn Reload> {
         Arc::clone(&self.service) as _
     }
@@ -97,7 +97,7 @@ fn client(config: &AuthHttp) -> Result<Client, ConfigError> {
     })
 }
 
-/// What is posted; `None` for a password that is no text, which JSON cannot carry.
+/// Returns the body to post; `None` for a password that is no text, which JSON cannot carry.
 fn question(credentials: &Credentials, fields: Option<&CertificateFields>) -> Option<Vec<u8>> {
     let password = match &credentials.password {
         Some(password) => Some(std::str::from_utf8(&password.0).ok()?),
@@ -117,7 +117,7 @@ fn question(credentials: &Credentials, fields: Option<&CertificateFields>) -> Op
     Some(body.to_string().into_bytes())
 }
 
-/// What an answer means.
+/// Translates the service's response.
 fn understand(status: StatusCode, body: &[u8]) -> Result<ServiceAnswer<Principal>, NoAnswer> {
     match status {
         StatusCode::NO_CONTENT => Ok(ServiceAnswer::Allow(allowed())),

@@ -76,15 +76,15 @@ impl KeySet {
         Ok(Some(Self { inner, task }))
     }
 
-    /// Whether the URL and the CA can be used.
+    /// Checks that the URL and the CA can be used.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault, in words.
     pub(in crate::auth) fn check(config: &AuthJwt) -> Result<(), ConfigError> {
         if config.jwks_url.is_some() { client(config).map(drop) } else { Ok(()) }
     }
 
-    /// What can be read again.
+    /// Returns the files that can be read again.
     pub(in crate::auth) fn reloads(&self) -> Arc<dyn Reload> {
         Arc::clone(&self.inner.service) as _
     }

@@ -9,18 +9,19 @@ use crate::auth::Credentials;
 /// Makes digests under a key of its own.
 pub(super) struct Digester(hmac::Key);
 
-/// What stands for one question.
+/// Digests that stand for one question.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct QuestionKeys {
     /// The whole question.
     pub(super) question: [u8; 32],
-    /// Who is asked about with what proves it, wherever it comes from; of a topic, the whole question.
+    /// The party with its proof, from any address; of a topic, the whole question.
     pub(super) proof: ShortDigest,
-    /// Who says to be asked about.
+    /// The name under which the party presents itself.
     pub(super) name: ShortDigest,
 }
 
-/// Who was allowed something lately. Only an answer that allows adds to it.
+/// Parties that were allowed something lately. Only an answer that allows adds to them. Only an answer that allows adds
+/// to it.
 pub(super) struct AllowedLately {
     proofs: Lately,
     names: Lately,
@@ -95,7 +96,7 @@ impl AllowedLately {
         self.names.insert(keys.name);
     }
 
-    /// How well whoever a question is about is known.
+    /// Returns the standing of the party that a question is about.
     pub(super) fn standing(&self, keys: &QuestionKeys) -> Standing {
         if self.proofs.contains(&keys.proof) {
             Standing::Proved

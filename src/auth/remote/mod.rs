@@ -28,18 +28,18 @@ const MAX_CLAIMS: usize = 64;
 /// The most bytes of who somebody is: each connection holds them, and each answer that is remembered.
 const MAX_PRINCIPAL: usize = 16 << 10;
 
-/// What a service said.
+/// Answer of a service.
 #[derive(Debug, Clone)]
 enum ServiceAnswer<P> {
     /// Yes; about a login, with who it is.
     Allow(P),
     /// No.
     Deny,
-    /// It has nothing to say about this.
+    /// The service has nothing to say about the question.
     Ignore,
 }
 
-/// What came of a question about a login.
+/// Outcome of a question about a login.
 pub(super) enum LoginOutcome {
     Allow(Principal),
     Deny,
@@ -49,7 +49,7 @@ pub(super) enum LoginOutcome {
     Unavailable,
 }
 
-/// Who somebody is, as the service says.
+/// Returns the answer with the identity that the service names, if it fits.
 ///
 /// # Errors
 /// It is more than may be held. Nothing is left out: a rule may deny by what would be.
@@ -69,7 +69,7 @@ fn fitting(principal: Principal) -> Result<ServiceAnswer<Principal>, String> {
     Ok(ServiceAnswer::Allow(principal))
 }
 
-/// What an answer, or that there is none, means for a login.
+/// Turns an answer, or the lack of one, into the outcome of a login.
 fn conclude(
     answer: Result<ServiceAnswer<Principal>, Away>,
     on_error: OnError,

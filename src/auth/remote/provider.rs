@@ -46,7 +46,7 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 pub(crate) struct Provider(Arc<Inner>);
 
 struct Inner {
-    /// What is shown, and for what.
+    /// Name that is shown for the provider.
     name: &'static str,
     config: AuthGrpc,
     runtime: Handle,
@@ -73,10 +73,10 @@ impl Provider {
         Ok(Self(Arc::new(Inner { name, config, runtime, current, allowance })))
     }
 
-    /// Whether the URL and the files can be used.
+    /// Checks that the URL and the files can be used.
     ///
     /// # Errors
-    /// What is wrong.
+    /// The fault, in words.
     pub(super) fn check(config: &AuthGrpc) -> Result<(), ConfigError> {
         read(config).map(drop)
     }

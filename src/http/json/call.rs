@@ -16,7 +16,7 @@ use tonic::{
 use super::problem::Problem;
 use crate::grpc::{CallerKey, Local};
 
-/// What is called, for whom.
+/// Method that is called, and its caller.
 pub(super) struct HttpCall<'a> {
     pub(super) api: &'a Local,
     pub(super) peer: Option<SocketAddr>,
@@ -39,7 +39,7 @@ impl HttpCall<'_> {
         Ok(api.server_streaming(self.request(message)?, path, Raw).await?.into_inner())
     }
 
-    /// Who would be let through with it, before its message is taken.
+    /// Returns the caller that the credentials would let through, before the message of the call is taken.
     pub(super) fn check(&self) -> Result<CallerKey, Problem> {
         Ok(self.local().check(&self.path()?, &self.credentials)?)
     }
@@ -66,7 +66,7 @@ impl HttpCall<'_> {
     fn request(&self, message: Bytes) -> Result<Request<Bytes>, Problem> {
         let mut request = Request::new(message);
         for value in &self.credentials {
-            // What is no text is no credentials of ours.
+            // A value that is no text is no credentials of ours.
             let value = value.to_str().ok().and_then(|text| MetadataValue::try_from(text).ok());
             request
                 .metadata_mut()

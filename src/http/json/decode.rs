@@ -163,7 +163,7 @@ fn enum_number(of: &EnumDescriptor, text: &str, is_number: bool) -> Result<i32, 
     })
 }
 
-/// What the names of all values begin with, as in `WAIT_`.
+/// Returns the prefix of the names of all values, as in `WAIT_`.
 fn prefix_of(of: &EnumDescriptor) -> String {
     let zero = of.default_value();
     zero.name().strip_suffix("UNSPECIFIED").unwrap_or_default().to_owned()
@@ -220,7 +220,7 @@ fn snake(camel: &str) -> String {
     snake
 }
 
-/// What reading a body has to know wherever it is.
+/// Context of reading a body, the same at every depth.
 struct DecodeContext<'h> {
     form: JsonForm,
     held: RefCell<&'h mut HeldBytes>,

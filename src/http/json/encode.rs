@@ -7,10 +7,10 @@ use serde_json::value::RawValue;
 
 use super::{payload::View, problem::Problem};
 
-/// How many times its bytes a message takes when it is decoded and written as JSON, at most, as far as it is charged.
+/// Size of a decoded message with its JSON, at most, as a multiple of the message's bytes, for its charge.
 pub(super) const TIMES: usize = 6;
 
-/// How much like proto3 JSON it is.
+/// Resemblance to proto3 JSON.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum JsonForm {
     /// For people: what is 0, false or empty is there as well, payloads are text, and the documents of shadows JSON.
@@ -20,7 +20,7 @@ pub(super) enum JsonForm {
 }
 
 impl JsonForm {
-    /// Whether the text of `field` is JSON, and shown and read as such.
+    /// Returns whether the text of `field` is JSON, and shown and read as such.
     pub(super) fn shows_json_of(self, field: &FieldDescriptor) -> bool {
         self == Self::Plain
             && matches!(
@@ -61,7 +61,7 @@ impl Serialize for Shown<'_> {
         let mut map = serializer.serialize_map(None)?;
         for field in of.fields() {
             let is_there = message.has_field(&field);
-            // What can be absent is so only if it is.
+            // A field with presence is left out only if it is absent.
             let stands = form == JsonForm::Plain && !field.supports_presence();
             if !is_there && !stands {
                 continue;
@@ -160,7 +160,7 @@ fn float<S: Serializer>(value: f64, serializer: S) -> Result<S::Ok, S::Error> {
     }
 }
 
-/// What JSON writes as a string.
+/// Writes a well-known type that JSON writes as a string.
 fn well_known<S: Serializer>(message: &DynamicMessage, serializer: S) -> Result<S::Ok, S::Error> {
     let whole = |number| message.get_field_by_number(number);
     let seconds = whole(1).and_then(|value| value.as_i64()).unwrap_or_default();

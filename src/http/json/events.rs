@@ -32,9 +32,10 @@ use super::{
 };
 use crate::http::held::HeldBytes;
 
-/// When nothing happens a comment goes so often, for proxies that close what is silent, and to find readers that are gone.
+/// Interval of comments while nothing happens, for proxies that close silent connections, and to find readers that are
+/// gone.
 const COMMENT: Duration = Duration::from_secs(15);
-/// How long a client is to wait before it comes back, in milliseconds.
+/// Time, in milliseconds, that a client is to wait before it comes back.
 const RETRY: &str = "retry: 2000\n\n";
 /// Bytes that a stream holds: its task, and a response as JSON.
 const STREAM: usize = 128 << 10;
@@ -59,7 +60,7 @@ pub(super) async fn open(
         }
     };
     let resumes = message.descriptor().get_field_by_name(RESUME).is_some();
-    // What sends its state first leaves nothing open.
+    // A stream that sends its state first leaves no gap.
     let restates = message.descriptor().get_field_by_name("changes_only").is_some()
         && message.get_field_by_name("changes_only").is_some_and(|only| only.as_bool() == Some(false))
         || call.method.name() == "WatchCommand";
@@ -133,7 +134,7 @@ impl HttpBody for Events {
         if this.ended {
             return Poll::Ready(None);
         }
-        // What was made before has been read.
+        // The text made before has been read.
         this.held.at_most(STREAM);
         loop {
             let text = match Pin::new(&mut this.stream).poll_next(cx) {

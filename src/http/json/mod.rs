@@ -60,12 +60,12 @@ use super::{
 };
 use crate::grpc::Local;
 
-/// What is served as `/openapi.json`; a test writes it from the routes and the protos.
+/// Document served as `/openapi.json`; a test writes it from the routes and the protos.
 const OPENAPI: &str = include_str!("openapi.json");
 const JSON: &str = "application/json";
-/// How long a call may take that says nothing of it.
+/// Timeout of a call that names none.
 const TIMEOUT: Duration = Duration::from_secs(60);
-/// How long one may ask for.
+/// Longest timeout that a call may ask for.
 const LONGEST: Duration = Duration::from_secs(3600);
 
 /// Bounds and permissions of the JSON API.
@@ -237,7 +237,7 @@ pub(super) fn busy() -> Response {
     Problem::busy().into_response()
 }
 
-/// What a request asks for besides its path and body.
+/// Wishes of a request besides its path and body.
 struct RequestFields {
     /// Fields of the message.
     fields: Vec<(String, String)>,

@@ -22,7 +22,7 @@ const METHODS: &str = "GET, POST, PUT, PATCH, DELETE";
 const HEADERS: &str = "authorization, content-type, idempotency-key, last-event-id";
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Whose page a request is of.
+/// Page that a request comes from.
 enum Page {
     /// None, or one of the gateway's own host.
     Own,

@@ -1,4 +1,4 @@
-//! How payloads are taken and shown.
+//! Payloads: the forms in which they are taken and shown.
 
 use axum::{
     http::{
@@ -20,10 +20,10 @@ use crate::http::held::{HeldBytes, paced};
 /// be on the gateway's own origin.
 const SHOWN: [&str; 6] =
     ["application/json", "application/cbor", "application/x-protobuf", "text/plain", "text/csv", "image/png"];
-/// What `curl -d` says whatever it sends.
+/// Content type that `curl -d` names for any body.
 const FORM: &str = "application/x-www-form-urlencoded";
 
-/// How a payload is shown.
+/// Form in which a payload is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum View {
     /// `payload`, in base64.

@@ -36,7 +36,7 @@ struct ProblemDetails {
     code: &'static str,
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     metadata: BTreeMap<String, String>,
-    /// What is wrong with which field.
+    /// Faults by field.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     violations: Vec<Violation>,
     #[serde(skip)]

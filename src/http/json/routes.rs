@@ -1,4 +1,4 @@
-//! Which path is which RPC, and where its fields come from.
+//! The routes: path, RPC, and the sources of its fields.
 
 use axum::routing::MethodFilter;
 
@@ -26,7 +26,7 @@ impl Verb {
     }
 }
 
-/// What the body of a request is.
+/// Content of a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Body {
     /// Not read.
@@ -114,14 +114,14 @@ impl Route {
         self.fields.iter().find(|(known, _)| *known == name).map_or(name, |(_, field)| field)
     }
 
-    /// Whether it answers with a stream.
+    /// Returns whether the route answers with a stream.
     pub(super) fn is_stream(&self) -> bool {
         self.path.starts_with("/v1/stream/")
     }
 }
 
 impl JsonForm {
-    /// How payloads are shown where the request does not say it.
+    /// Returns the form of payloads if the request names none.
     pub(super) fn view(self) -> View {
         match self {
             Self::Plain => View::Text,

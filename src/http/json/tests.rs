@@ -64,7 +64,7 @@ impl Dice {
                 continue;
             }
             let value = self.field(&field, depth);
-            // What is nothing and cannot be told from it is not there.
+            // An empty value that looks like an absent one is left out.
             let value =
                 value.filter(|value| field.supports_presence() || !value.is_default_for_field(&field));
             if let Some(value) = value {
@@ -116,7 +116,7 @@ impl Dice {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Whatever a message has, its JSON has it: each request and answer of each call, in both forms.
+    /// Checks that the JSON of a message has all of the message: each request and answer of each call, in both forms.
     #[test]
     fn any_message_comes_back_from_its_json(seed: u64) {
         let mut dice = Dice(seed);

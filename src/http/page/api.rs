@@ -31,7 +31,7 @@ pub(super) struct Api {
 
 impl Api {
     pub(super) fn new(local: &Local, token: Option<&str>, peer: SocketAddr) -> Self {
-        // What is no header value is no token, and must not become a call without one.
+        // A token that is no header value is no token, and must not become a call without one.
         let value = |token: &str| HeaderValue::try_from(format!("Bearer {token}"));
         let token = token.map(|token| value(token).unwrap_or(HeaderValue::from_static("")));
         let token = token.map(|mut token| {
@@ -41,7 +41,7 @@ impl Api {
         Self { local: local.on_behalf_of(peer), token }
     }
 
-    /// Whose share of seats the visitor counts for.
+    /// Returns the caller whose share of seats the visitor uses.
     pub(super) fn key(&self) -> Result<CallerKey, Status> {
         let who = PathAndQuery::from_static("/gateway.v1.Operations/GetCaller");
         self.local.check(&who, self.token.as_slice())

@@ -26,7 +26,7 @@ impl Asset {
         Self { name: format!("{stem}-{hash}.{ending}"), kind, text }
     }
 
-    /// Where it is served.
+    /// Returns the path under which the asset is served.
     pub(super) fn path(&self) -> String {
         format!("/page/assets/{}", self.name)
     }

@@ -150,7 +150,7 @@ fn state(state: BridgeState) -> Markup {
     }
 }
 
-/// How often it has failed, by reason.
+/// Returns the number of failures, by reason.
 fn failures(bridge: &v1::Bridge) -> String {
     let words = counts(&bridge.failures);
     if words.is_empty() { "none since the start".to_owned() } else { words }

@@ -15,7 +15,7 @@ const COLOURS: [RGBColor; 6] = [
     RGBColor(0x7f, 0x7f, 0x00),
 ];
 const SIZE: (u32, u32) = (480, 170);
-/// What is drawn: beyond these sizes arithmetic has no room for axes, and devices send what they like.
+/// Bounds of drawn values: beyond these sizes arithmetic has no room for axes, and devices send any number.
 const LARGEST: f64 = 1e60;
 const LEAST: f64 = 1e-60;
 /// Seconds for which a value is the present one: two samples.
@@ -28,7 +28,7 @@ pub(super) struct ChartLine {
 }
 
 impl ChartLine {
-    /// What is now; none if the last point is of earlier, as of something that has not happened since.
+    /// Returns the present value; `None` if the last point is an old one, as of a figure that has not changed since.
     fn last(&self) -> Option<f64> {
         self.points.last().filter(|(at, _)| *at >= -FRESH).map(|(_, value)| *value)
     }
@@ -107,7 +107,7 @@ fn draw(lines: &[ChartLine]) -> Option<String> {
 }
 
 fn is_drawn((x, y): &(f64, f64)) -> bool {
-    // What lies ahead, by a clock that was set back, has no place on the axis.
+    // A point that lies ahead, by a clock that was set back, has no place on the axis.
     (-LARGEST..=0.0).contains(x) && y.abs() <= LARGEST
 }
 
@@ -126,7 +126,7 @@ fn ago(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    /// Whatever numbers a device sends, the viewer gets a chart, and soon.
+    /// The viewer soon gets a chart, whatever numbers a device sends.
     #[test]
     fn numbers_of_any_size_neither_panic_nor_take_for_ever() {
         let extremes = [

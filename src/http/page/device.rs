@@ -22,7 +22,7 @@ use super::{
     visit::{FormFields, Post, Visitor},
 };
 
-/// How long a page waits for what a device says.
+/// Time that a page waits for the device's answer.
 const ANSWER: Duration = Duration::from_secs(10);
 /// Most of each list.
 const SUBSCRIPTIONS: i32 = 100;
@@ -125,7 +125,7 @@ async fn perform(visitor: &Visitor, id: &str, fields: &FormFields) -> Result<Str
     }
 }
 
-/// What became of a message, in words.
+/// Returns the fate of a message, in words.
 pub(super) fn outcome(answer: &v1::PublishResponse) -> String {
     let what = match answer.outcome() {
         v1::Outcome::Sent => "sent",
@@ -407,7 +407,7 @@ async fn commands(visitor: &Visitor, id: &str) -> Markup {
     }
 }
 
-/// What the device sends, and what happens to it.
+/// Streams the device's messages, and its events.
 pub(super) async fn live(
     State(house): State<Arc<House>>,
     visitor: Visitor,
@@ -445,7 +445,7 @@ async fn happenings(visitor: &Visitor, id: String, events: &Events) -> Result<()
     Ok(())
 }
 
-/// What happened, in words.
+/// Returns the event in words.
 fn words(detail: Option<&Detail>) -> String {
     match detail {
         Some(Detail::Connected(connected)) => {

@@ -24,7 +24,7 @@ const PAGE: usize = 50;
 /// looked at 500,000 ids.
 const CALLS: usize = 64;
 
-/// What to list.
+/// Query of the list.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct DevicesQuery {
@@ -110,10 +110,10 @@ impl DevicesQuery {
     }
 }
 
-/// What was found.
+/// Devices found by a query.
 struct FoundDevices {
     devices: Vec<v1::Device>,
-    /// Where to go on; empty at the end.
+    /// Cursor of the next page; empty at the end.
     next: String,
 }
 

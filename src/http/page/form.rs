@@ -1,4 +1,4 @@
-//! What a form has brought: within a size, on the memory account while it is worked on.
+//! The fields of a posted form: within a size, on the memory account while the form is worked on.
 
 use axum::{
     body::Body,
@@ -67,17 +67,17 @@ impl FormFields {
         Ok(Self { pairs, _held: held })
     }
 
-    /// What is in the field; empty if it is not there.
+    /// Returns the text of the field; empty if the field is not there.
     pub(super) fn get(&self, name: &str) -> &str {
         self.pairs.iter().find(|(known, _)| known == name).map_or("", |(_, value)| value)
     }
 
-    /// What is in a field of several lines, which browsers send with line breaks of their own.
+    /// Returns the text of a field of several lines, which browsers send with line breaks of their own.
     pub(super) fn lines(&self, name: &str) -> String {
         self.get(name).replace("\r\n", "\n")
     }
 
-    /// Whether the box is ticked.
+    /// Returns whether the box is ticked.
     pub(super) fn ticked(&self, name: &str) -> bool {
         !self.get(name).is_empty()
     }

@@ -1,4 +1,4 @@
-//! What stands around every page, and words for what comes from the API.
+//! The frame around every page, and words for answers of the API.
 
 use std::fmt::Write as _;
 
@@ -92,7 +92,7 @@ fn document(title: &str, content: Markup) -> Markup {
     }
 }
 
-/// What a form must bring back.
+/// Renders the token that a form must bring back.
 pub(super) fn csrf(visitor: &Visitor) -> Markup {
     html! { input type="hidden" name="csrf" value=(visitor.csrf); }
 }
@@ -114,14 +114,14 @@ pub(super) fn button(
     }
 }
 
-/// What the API has refused, in its words.
+/// Renders a refusal of the API, in its words.
 pub(super) fn problem(status: &Status) -> Markup {
     html! {
         p.notice.bad role="alert" { (sentence(status.message())) }
     }
 }
 
-/// What was done.
+/// Renders the notice of a deed that is done.
 pub(super) fn done(text: &str) -> Markup {
     html! { p.notice.good role="status" { (text) } }
 }

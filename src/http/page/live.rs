@@ -41,7 +41,7 @@ impl Drop for OpenPart {
     }
 }
 
-/// Where events go.
+/// Sender of events to the browser.
 pub(super) struct Events(mpsc::Sender<Result<Bytes, Infallible>>);
 
 /// The browser is gone.

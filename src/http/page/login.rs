@@ -1,4 +1,4 @@
-//! Who looks: a token that somebody has shown once stays here, and the browser has a random name for it.
+//! Logins: a token that was shown once stays here, and the browser has a random name for it.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -38,15 +38,15 @@ use crate::http::{
 const MOST: usize = 256;
 /// Longest token that is tried, as the API's own bound.
 const LONGEST: usize = 8 << 10;
-/// How long a login lasts that is not used, and how long at most.
+/// Time after which an unused login ends, and longest time of any login.
 const IDLE: Duration = Duration::from_hours(1);
 const LONGEST_LOGIN: Duration = Duration::from_hours(12);
-/// How often a live part looks whether its login lasts.
+/// Interval at which a live part checks that its login lasts.
 const LOOK: Duration = Duration::from_secs(15);
 /// The cookie. It is for the pages alone.
 const NAME: &str = "gateway_page";
 
-/// What a login takes besides its token.
+/// Bytes of a login besides its token.
 const OVERHEAD: usize = 512;
 
 /// A login.
@@ -66,11 +66,11 @@ enum NoLogin {
     Memory,
 }
 
-/// What a request has of its login.
+/// Login of a request.
 #[derive(Clone)]
 pub(super) struct PageLogin {
     pub(super) token: Option<Arc<Zeroizing<String>>>,
-    /// What a form must bring back.
+    /// Token that a form must bring back.
     pub(super) csrf: Arc<str>,
 }
 
@@ -176,7 +176,7 @@ fn id(headers: &HeaderMap) -> Option<&str> {
         .find_map(|pair| pair.trim().strip_prefix(NAME)?.strip_prefix('='))
 }
 
-/// Whether the browser talks TLS, to this listener or to a proxy in front of it.
+/// Returns whether the browser talks TLS, to this listener or to a proxy in front of it.
 fn is_tls(encrypted: bool, headers: &HeaderMap) -> bool {
     let says = |name: &str, wanted: &dyn Fn(&str) -> bool| {
         headers.get(name).and_then(|value| value.to_str().ok()).is_some_and(wanted)
@@ -192,8 +192,8 @@ fn cookie(value: &str, encrypted: bool, headers: &HeaderMap, age: u64) -> Header
     HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// Whether a form comes from a page of ours, as its browser says: it names the origin of every post. A proxy may have changed
-/// the host, but says which it was; no other page can make a browser say so.
+/// Returns whether a form comes from a page of ours, by the origin that its browser names with every post. A proxy may
+/// have changed the host, but names the original one; no other page can make a browser name ours.
 pub(super) fn is_own_form(headers: &HeaderMap) -> bool {
     let text = |name| headers.get(name).and_then(|value: &HeaderValue| value.to_str().ok());
     let Some((_, origin)) = text(ORIGIN.as_str()).and_then(|origin| origin.split_once("://")) else {
@@ -205,7 +205,7 @@ pub(super) fn is_own_form(headers: &HeaderMap) -> bool {
         .any(|host| host.eq_ignore_ascii_case(origin))
 }
 
-/// Where to go after the login: a page of ours.
+/// Returns the page to show after the login: one of ours.
 fn safe(next: &str) -> &str {
     let own = next.starts_with("/page/") && !next.contains(['\\', '\r', '\n']) && !next.contains("//");
     if own { next } else { "/page/" }

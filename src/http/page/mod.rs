@@ -70,18 +70,18 @@ use super::{
 };
 use crate::grpc::Local;
 
-/// How long at most a page is worked on.
+/// Longest time that a page is worked on.
 const PATIENCE: Duration = Duration::from_secs(30);
 /// Nothing but what this listener serves, no script or style inside a page, no frame around it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
-/// What all pages share.
+/// State that all pages share.
 struct House {
     local: Local,
-    /// What pages, forms, logins and live parts hold is charged to it.
+    /// Account to which pages, forms, logins and live parts are charged.
     account: Arc<Account>,
-    /// Whether callers of the API are asked who they are: then visitors are, too.
+    /// True if callers of the API must authenticate: then visitors must, too.
     asks: bool,
     logins: Logins,
     /// For a form to come.

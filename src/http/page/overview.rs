@@ -17,7 +17,7 @@ use super::{
     visit::Visitor,
 };
 
-/// What the charts and the tables are made of.
+/// Figures behind the charts and the tables.
 const WANTED: &[&str] = &[
     "mqtt_connections",
     "mqtt_sessions",

@@ -145,7 +145,7 @@ fn what(packet: &v1::TracedPacket) -> Markup {
 mod tests {
     use super::*;
 
-    /// Whatever a device names its topics, it is text.
+    /// A device's topic names are shown as text, whatever they contain.
     #[test]
     fn what_is_in_a_packet_is_never_html() {
         let evil = "<script>alert(1)</script>\"'";

@@ -1,4 +1,4 @@
-//! Who may do what: the rules in force, what they decide and why, tokens, and bans.
+//! Rights: the rules in force, their decisions with the reasons, tokens, and bans.
 
 use axum::{extract::Query, response::Response};
 use gateway_api::gateway::v1::{self, UnnamedAccess, ban_target::Target, explain_access_request::Action};
@@ -15,7 +15,7 @@ use super::{
 };
 
 const PAGE: i32 = 100;
-/// How long a token may last, if it has an end.
+/// Longest life of a token that expires, in days.
 const MOST_DAYS: u64 = 36_500;
 const TO: &str = "/page/access";
 

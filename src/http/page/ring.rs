@@ -12,14 +12,14 @@ use parking_lot::Mutex;
 
 use crate::http::held::HeldBytes;
 
-/// How long charts reach back.
+/// Number of samples that charts reach back.
 const SAMPLES: usize = 150;
 /// Milliseconds between two samples at least.
 pub(super) const STEP: u64 = 2_000;
 /// Milliseconds after which charts begin anew: nobody has looked meanwhile.
 const FORGOTTEN: u64 = 30_000;
 
-/// What was read at a time.
+/// Values read at one time.
 #[derive(Clone)]
 pub(super) struct Sample {
     /// Milliseconds of the wall clock.
@@ -61,7 +61,7 @@ impl Sample {
     }
 }
 
-/// What a value takes, name and node, about.
+/// Approximate bytes of a value with name and node.
 const VALUE: usize = 96;
 
 /// The last samples, of five minutes, on the memory account.
@@ -100,18 +100,18 @@ impl Ring {
     }
 }
 
-/// What `of` says of each sample: seconds before the last, and value.
+/// Returns the value of `of` for each sample: seconds before the last, and value.
 pub(super) fn levels(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> Vec<(f64, f64)> {
     let last = samples.last().map_or(0, |last| last.at);
     samples.iter().map(|sample| (-((last - sample.at) as f64) / 1e3, of(sample))).collect()
 }
 
-/// How fast what only grows has grown, per second.
+/// Returns the growth of an ever-growing value, per second.
 pub(super) fn rates(samples: &[Sample], of: impl Fn(&Sample) -> f64) -> Vec<(f64, f64)> {
     ratios(samples, of, |sample| sample.at as f64 / 1e3)
 }
 
-/// How much `of` has grown for each one that `by` has grown; nothing where that has not.
+/// Returns the growth of `of` for each unit that `by` has grown; no point where `by` has not.
 pub(super) fn ratios(
     samples: &[Sample],
     of: impl Fn(&Sample) -> f64,

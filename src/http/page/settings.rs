@@ -1,4 +1,4 @@
-//! What the gateway runs with: its certificates, and the configuration in effect.
+//! Settings of the running gateway: its certificates, and the configuration in effect.
 
 use axum::{extract::Query, response::Response};
 use gateway_api::gateway::v1;

@@ -1,4 +1,4 @@
-//! Who does not keep up: devices of which much waits, and streams of backends.
+//! Slow receivers: devices for which much waits, and streams of backends.
 
 use axum::{extract::Query, response::Response};
 use gateway_api::gateway::v1::{self, DeviceRank};

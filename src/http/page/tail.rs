@@ -1,4 +1,4 @@
-//! What is published, as it comes: rows of a table that a live part adds.
+//! Messages as they are published: rows of a table that a live part adds.
 
 use gateway_api::gateway::v1::{self, subscribe_item::Item};
 use maud::{Markup, html};
@@ -12,10 +12,10 @@ use super::{
 
 /// Most messages of a batch that are shown: more are only counted, since nobody reads so fast.
 const SHOWN: usize = 50;
-/// What the gateway keeps for a browser that reads slowly; the oldest go first.
+/// Bytes that the gateway keeps for a browser that reads slowly; the oldest messages go first.
 const BUFFER: u32 = 64 << 10;
 
-/// What to ask for: batches a few times a second.
+/// Returns the request for the stream: batches a few times a second.
 pub(super) fn request(topic_filters: Vec<String>, device_ids: Vec<String>) -> v1::SubscribeRequest {
     v1::SubscribeRequest {
         topic_filters,

@@ -31,7 +31,7 @@ const POINTS: usize = 200;
 /// Most bytes of a retained message that are edited.
 const EDITED: usize = 32 << 10;
 
-/// What to list.
+/// Query of the list.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct TopicsQuery {
@@ -168,7 +168,7 @@ impl<'a> Tree<'a> {
     }
 }
 
-/// Which topic.
+/// Query of one topic.
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(super) struct TopicQuery {
@@ -227,7 +227,8 @@ async fn page(visitor: &Visitor, named: &TopicQuery, said: Markup) -> Response {
     };
     let to = format!("/page/topic?{}", query(&[("name", name)]));
     let kept = retained.as_ref().ok().and_then(Option::as_ref);
-    // What is not text, or too long for a form, is replaced and not edited: it would come back as something else.
+    // A payload that is not text, or too long for a form, is replaced and not edited: it would come back as another
+    // one.
     let text = kept.map(|kept| std::str::from_utf8(&kept.payload).ok().filter(|text| text.len() <= EDITED));
     let editable = text.flatten().unwrap_or_default();
     let body = html! {
@@ -337,7 +338,7 @@ async fn history(visitor: &Visitor, device: &str, named: &TopicQuery) -> Option<
     (points.len() > 1).then(|| drawn(&format!("The last {} values of {device}", points.len()), &points))
 }
 
-/// What comes on the topic, and its numbers as a chart of what has come.
+/// Streams the messages of the topic, and their numbers as a chart.
 pub(super) async fn live(
     State(house): State<Arc<House>>,
     visitor: Visitor,

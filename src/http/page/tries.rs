@@ -25,7 +25,7 @@ struct Failures {
     count: u32,
 }
 
-/// Who counts as one: in IPv6 a network, of which a host has as many addresses as it likes.
+/// Returns the address that tries are counted by: in IPv6 a network, of which a host has as many addresses as it likes.
 fn whose(peer: SocketAddr) -> IpAddr {
     match peer.ip().to_canonical() {
         IpAddr::V6(address) => Ipv6Addr::from_bits(address.to_bits() & (!0 << 64)).into(),

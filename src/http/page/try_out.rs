@@ -19,7 +19,7 @@ use super::{
     visit::{FormFields, Post, Visitor},
 };
 
-/// How long a publish waits for its receivers.
+/// Time that a publish waits for its receivers.
 const ANSWER: Duration = Duration::from_secs(10);
 
 #[derive(Deserialize, Default)]
@@ -102,7 +102,7 @@ fn page(visitor: &Visitor, filter: &str, fields: Option<&FormFields>, said: Mark
     layout::page(visitor, "/page/try", "Try it out", body)
 }
 
-/// What is published to a filter.
+/// Streams the messages published to a filter.
 pub(super) async fn live(
     State(house): State<Arc<House>>,
     visitor: Visitor,

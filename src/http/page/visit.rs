@@ -21,16 +21,16 @@ use super::{
 };
 use crate::http::{client::HttpClient, server::Peer};
 
-/// Who looks, and what they may do.
+/// Visitor of a page, and the rights of the visitor's role.
 pub(super) struct Visitor {
     pub(super) api: Api,
     pub(super) caller: v1::GetCallerResponse,
-    /// What every form brings back.
+    /// Token that every form brings back.
     pub(super) csrf: Arc<str>,
 }
 
 impl Visitor {
-    /// Whether the role may call this method, as `Devices/GetDevice`.
+    /// Returns whether the role may call this method, as `Devices/GetDevice`.
     pub(super) fn may(&self, method: &str) -> bool {
         let known = |path: &String| path.strip_prefix("/gateway.v1.") == Some(method);
         self.caller.methods.iter().any(known)
@@ -75,12 +75,12 @@ impl Visitor {
     }
 }
 
-/// Where a request comes from.
+/// Returns the address that a request comes from.
 pub(super) fn peer(parts: &Parts) -> SocketAddr {
     parts.extensions.get::<Peer>().map_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0)
 }
 
-/// Where one logs in, and comes back from. A stream of events is not followed elsewhere.
+/// Redirects to the login, which leads back to the page. A stream of events is not followed elsewhere.
 fn to_login(parts: &Parts) -> Response {
     let path = parts.uri.path_and_query().map_or("/page/", |path| path.as_str());
     if path.starts_with("/page/live/") {
