@@ -21,7 +21,7 @@ pub enum DecodeError {
     /// is not MQTT, and is told nothing [MQTT-3.1.2-1].
     #[error("unsupported protocol level {level}")]
     UnsupportedProtocol {
-        /// Whether the protocol name is one that we know.
+        /// True if the protocol name is one that we know.
         name_ok: bool,
         /// The level asked for.
         level: u8,

@@ -19,7 +19,7 @@ pub struct Frame<'a> {
 }
 
 impl Frame<'_> {
-    /// Whether this is a PUBLISH.
+    /// Returns whether this is a PUBLISH.
     #[inline]
     pub fn is_publish(&self) -> bool {
         self.first >> 4 == 3

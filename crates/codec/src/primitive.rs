@@ -26,7 +26,7 @@ impl<'a> Reader<'a> {
         self.bytes.is_empty()
     }
 
-    /// What is left.
+    /// Returns the bytes that are left.
     #[inline]
     pub(super) fn rest(self) -> &'a [u8] {
         self.bytes
@@ -126,8 +126,8 @@ fn utf8(bytes: &[u8]) -> Result<&str, DecodeError> {
         .map_err(|_| DecodeError::Malformed("ill-formed UTF-8 [MQTT-1.5.4-1] [MQTT-1.5.3-1]"))
 }
 
-/// Whether `bytes` has NUL, `+` or `#`. Eight at a time: half the cost of a plain loop over a topic of
-/// 31 bytes.
+/// Returns whether `bytes` has NUL, `+` or `#`. Looks at eight bytes at a time: half the cost of a plain loop over a
+/// topic of 31 bytes.
 #[inline]
 fn has_special(bytes: &[u8]) -> bool {
     const EACH: u64 = 0x0101_0101_0101_0101;

@@ -126,37 +126,37 @@ pub fn v3_return_code(v5: u8) -> u8 {
     }
 }
 
-/// Whether a CONNACK may carry `code` [MQTT-3.2.2-8].
+/// Returns whether a CONNACK may carry `code` [MQTT-3.2.2-8].
 pub(super) fn in_connack(code: u8) -> bool {
     matches!(code, 0x00 | 0x80..=0x8A | 0x8C | 0x90 | 0x95 | 0x97 | 0x99..=0x9D | 0x9F)
 }
 
-/// Whether a PUBACK or PUBREC may carry `code` [MQTT-3.4.2-1] [MQTT-3.5.2-1].
+/// Returns whether a PUBACK or PUBREC may carry `code` [MQTT-3.4.2-1] [MQTT-3.5.2-1].
 pub(super) fn in_puback(code: u8) -> bool {
     matches!(code, 0x00 | 0x10 | 0x80 | 0x83 | 0x87 | 0x90..=0x91 | 0x97 | 0x99)
 }
 
-/// Whether a PUBREL or PUBCOMP may carry `code` [MQTT-3.6.2-1] [MQTT-3.7.2-1].
+/// Returns whether a PUBREL or PUBCOMP may carry `code` [MQTT-3.6.2-1] [MQTT-3.7.2-1].
 pub(super) fn in_pubrel(code: u8) -> bool {
     matches!(code, 0x00 | 0x92)
 }
 
-/// Whether a SUBACK may carry `code` [MQTT-3.9.3-2].
+/// Returns whether a SUBACK may carry `code` [MQTT-3.9.3-2].
 pub(super) fn in_suback(code: u8) -> bool {
     matches!(code, 0x00..=0x02 | 0x80 | 0x83 | 0x87 | 0x8F | 0x91 | 0x97 | 0x9E | 0xA1..=0xA2)
 }
 
-/// Whether an UNSUBACK may carry `code` [MQTT-3.11.3-2].
+/// Returns whether an UNSUBACK may carry `code` [MQTT-3.11.3-2].
 pub(super) fn in_unsuback(code: u8) -> bool {
     matches!(code, 0x00 | 0x11 | 0x80 | 0x83 | 0x87 | 0x8F | 0x91)
 }
 
-/// Whether a DISCONNECT may carry `code` [MQTT-3.14.2-1].
+/// Returns whether a DISCONNECT may carry `code` [MQTT-3.14.2-1].
 pub(super) fn in_disconnect(code: u8) -> bool {
     matches!(code, 0x00 | 0x04 | 0x80..=0x83 | 0x87 | 0x89 | 0x8B..=0x90 | 0x93..=0xA2)
 }
 
-/// Whether an AUTH may carry `code` [MQTT-3.15.2-1].
+/// Returns whether an AUTH may carry `code` [MQTT-3.15.2-1].
 pub(super) fn in_auth(code: u8) -> bool {
     matches!(code, SUCCESS | CONTINUE_AUTHENTICATION | RE_AUTHENTICATE)
 }

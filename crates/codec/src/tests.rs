@@ -137,7 +137,7 @@ fn reason_and_user_properties_give_way_to_the_maximum_packet_size() {
     assert_eq!(out, [9], "nothing appended");
 }
 
-/// What is said of PUBACK holds for every packet that explains itself.
+/// Every packet that explains itself gives way as PUBACK does.
 #[test]
 fn every_explanation_gives_way_to_the_maximum_packet_size() {
     let text = || Some("no".to_owned());
