@@ -114,7 +114,7 @@ impl Outbound {
         Begin::New
     }
 
-    /// What the answer to the PUBLISH of `id` waits for, if it has come before and is not released.
+    /// Returns the commit that the answer to the PUBLISH of `id` waits for. The outer `None`: no such PUBLISH is open.
     pub(crate) fn received_before(&self, id: u16) -> Option<Option<Arc<Commit>>> {
         self.rare.as_ref()?.received.get(&id).cloned()
     }

@@ -51,7 +51,7 @@ const OUTBOUND_BYTES: usize = 64 << 10;
 /// Bytes counted for an alias beside its topic.
 const OVERHEAD: usize = 64;
 
-/// How to send a topic.
+/// Form in which a topic is sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum AliasUse {
     /// No alias.
@@ -73,7 +73,7 @@ impl OutboundAliases {
         self.bytes
     }
 
-    /// How to send `topic`; changes nothing, see [`Self::assign`].
+    /// Returns how to send `topic`; changes nothing, see [`Self::assign`].
     pub(super) fn choose(&self, topic: &str) -> AliasUse {
         if let Some(alias) = self.topics.get(topic) {
             return AliasUse::Known(*alias);

@@ -48,7 +48,7 @@ pub(super) struct Backlog {
 #[derive(Debug)]
 struct Publisher {
     place: u64,
-    /// When the message may be removed from disk unsent.
+    /// Time from which the message may be removed from disk unsent.
     until: Option<Timestamp>,
     receipt: Arc<Receipt>,
 }
@@ -61,7 +61,7 @@ impl Backlog {
         Self { tail, restored: next, begun, exact, ..Self::default() }
     }
 
-    /// Whether an earlier process may have sent this entry.
+    /// Returns whether an earlier process may have sent this entry.
     pub(super) fn is_sent(&self, entry: &StoredEntry<u32>) -> bool {
         entry.seq < self.restored && (entry.sent || entry.seq < self.begun)
     }
@@ -122,10 +122,10 @@ impl Backlog {
         self.trimmed_meanwhile = true;
     }
 
-    /// All that may be trimmed is, from the place that is returned on; whoever waits for it is told. Also about how many messages
-    /// that were: how many there are is not always known.
+    /// Trims all messages that may be trimmed, and tells publishers that wait for them. Returns the first place that was
+    /// trimmed, and about how many messages that were: their number is not always known.
     pub(super) fn purge(&mut self, budget: &dyn Budget) -> (u64, usize) {
-        // What is being read has not been sent, and is not taken up then.
+        // Messages that are being read have not been sent, and are not taken up then.
         self.stop_loading(budget);
         let from = self.oldest();
         let first = self.awaited.partition_point(|waiting| waiting.place < from);
@@ -137,14 +137,14 @@ impl Backlog {
         (from, messages)
     }
 
-    /// Whether the client may have begun to receive what is in this place, or is about to.
+    /// Returns whether the client may have begun to receive the message in this place, or is about to.
     pub(super) fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
         self.tail.loading().is_some()
             || place < self.tail.from()
             || (qos == QoS::ExactlyOnce && place < self.exact)
     }
 
-    /// Whether there is something to read and no read is under way.
+    /// Returns whether there is something to read and no read is under way.
     pub(super) fn wants_load(&self) -> bool {
         self.tail.loading().is_none() && !self.tail.is_empty()
     }
@@ -238,7 +238,7 @@ impl Backlog {
         }
     }
 
-    /// Whether a replay, which can wait, may add messages.
+    /// Returns whether a replay, which can wait, may add messages.
     pub(super) fn has_room(&self) -> bool {
         self.tail.messages() < Tail::LOW
     }

@@ -1,4 +1,4 @@
-//! What CONNECT asks for and what the gateway grants: one pure decision.
+//! One pure decision: the wishes of a CONNECT and the grants of the gateway.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use super::{
     inbound::{fits, is_connection_state, may_publish_to},
 };
 
-/// What the decision depends on besides the packet.
+/// Inputs of the decision besides the packet.
 pub struct ConnectPolicy<'a> {
     /// Bounds.
     pub limits: &'a Limits,
@@ -35,7 +35,7 @@ pub struct Accepted {
     pub expiry: u32,
     /// Keep alive in force, seconds, 0 is none.
     pub keep_alive: u16,
-    /// What the session's outbound half needs to know.
+    /// Parameters of the connection for the session's outbound half.
     pub link: LinkParams,
     /// The CONNACK; the caller sets `session_present`.
     pub connack: ConnAck,

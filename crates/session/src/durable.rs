@@ -23,7 +23,7 @@ use super::{
 const WINDOW: usize = 1_000;
 const WINDOW_BYTES: usize = 1 << 20;
 
-/// Where the durable state of one session goes.
+/// Destination of the durable state of one session.
 #[derive(Clone, Copy)]
 pub struct Disk<'a> {
     /// Takes changes of the queue.
@@ -32,7 +32,7 @@ pub struct Disk<'a> {
     pub queue: QueueId,
 }
 
-/// What an earlier process left on disk for a session.
+/// State that an earlier process left on disk for a session.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Left<'a> {
     /// The first place in use.
@@ -51,7 +51,7 @@ pub struct Left<'a> {
     pub received: &'a [u16],
 }
 
-/// What [`Outbound::begin_load`] found.
+/// Result of [`Outbound::begin_load`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Load {
     /// There is nothing to read, or no room for it.
@@ -62,7 +62,7 @@ pub enum Load {
     NoRoom,
 }
 
-/// Where a delivery is besides memory.
+/// State of a delivery on disk.
 #[derive(Debug, Clone)]
 pub(super) enum OnDisk {
     /// Nowhere.
@@ -127,7 +127,7 @@ impl Delivery {
 }
 
 impl Outbound {
-    /// What an earlier process left.
+    /// Takes over the state that an earlier process left.
     pub fn restore(&mut self, left: &Left<'_>) {
         let rare = self.rare();
         if left.next > 0 {
@@ -159,13 +159,13 @@ impl Outbound {
         }
     }
 
-    /// Whether the client may have begun to receive what is on disk in this place. Then it must stay there although it
-    /// has expired, and the session removes it in the end.
+    /// Returns whether the client may have begun to receive the message on disk in this place. Then it must stay there
+    /// although it has expired, and the session removes it in the end.
     pub fn may_have_sent(&self, place: u64, qos: QoS) -> bool {
         self.backlog().is_some_and(|backlog| backlog.may_have_sent(place, qos))
     }
 
-    /// What to read from disk, if there is room and no read is under way. The caller reads and then calls
+    /// Begins a read from disk, if there is room and no other is under way. The caller reads and then calls
     /// [`Self::loaded`] or [`Self::load_failed`].
     pub fn begin_load(&mut self, env: &Env<'_>) -> Load {
         if !self.wants_load() {
@@ -185,7 +185,7 @@ impl Outbound {
         self.rare.as_ref()?.backlog.as_deref()
     }
 
-    /// Whether [`Self::begin_load`] would begin a read, if the memory budget had room.
+    /// Returns whether [`Self::begin_load`] would begin a read, if the memory budget had room.
     pub fn wants_load(&self) -> bool {
         self.is_online()
             && self.rare.as_ref().is_some_and(|rare| {
@@ -222,7 +222,8 @@ impl Outbound {
         }
     }
 
-    /// What must be on disk before the next connection may be answered, since its first packets may be PUBRELs.
+    /// Returns the commits that must be done before the next connection may be answered, since its first packets may be
+    /// PUBRELs.
     pub fn unsafe_releases(&self) -> Vec<Arc<Commit>> {
         self.rare.as_ref().map_or_else(Vec::new, |rare| rare.inflight.unsafe_releases().cloned().collect())
     }
@@ -408,7 +409,7 @@ pub(super) fn waits_until(since: Timestamp, env: &Env<'_>) -> Option<Timestamp> 
     (age > 0).then(|| since.plus_millis(age))
 }
 
-/// How long the store keeps an entry that the session does not remove.
+/// Time for which the store keeps an entry that the session does not remove.
 #[derive(Clone, Copy)]
 enum Lifetime {
     /// For ever: it has been sent.
@@ -422,7 +423,7 @@ impl Lifetime {
         Self::Waits(waits_until(received, env))
     }
 
-    /// When the store may remove an entry whose message expires at `expires`, if ever.
+    /// Returns the time from which the store may remove an entry whose message expires at `expires`, if ever.
     fn until(self, expires: Option<Timestamp>) -> Option<Timestamp> {
         match self {
             Self::Sent => None,

@@ -19,7 +19,7 @@ pub struct Enhanced {
     stage: EnhancedStage,
     /// AUTH packets of the client in this authentication.
     packets: u8,
-    /// When the minute began in which `begun` authentications have begun.
+    /// Beginning of the minute to which `begun` belongs.
     minute: Timestamp,
     begun: u8,
 }
@@ -34,10 +34,10 @@ enum EnhancedStage {
     Theirs,
 }
 
-/// What a client has presented.
+/// Authentication data that a client has presented.
 #[derive(Debug, PartialEq, Eq)]
 pub struct Presented {
-    /// It begins a new authentication.
+    /// True if the packet begins a new authentication.
     pub begins: bool,
     /// Authentication Data; empty if there was none.
     pub data: Bytes,
@@ -55,7 +55,7 @@ impl Enhanced {
         &self.method
     }
 
-    /// Whether an authentication is under way.
+    /// Returns whether an authentication is under way.
     pub fn is_under_way(&self) -> bool {
         self.stage != EnhancedStage::Idle
     }

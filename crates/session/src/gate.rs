@@ -1,30 +1,30 @@
-//! Who decides, message by message, whether the session's client may have it, where somebody does.
+//! The gate of a session, if it has one: decides about each message whether the client may have it.
 
 use std::fmt::Debug;
 
-/// What is granted beyond the rules is looked at for each new topic, so it is limited.
+/// The session has no room for more grants: each is looked at for each new topic, so their number is limited.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TooManyGranted;
 
 /// Asked under the session's lock, so it must be quick and must not block.
 pub trait Gate: Debug + Send + Sync {
-    /// Whether a message on this topic may be delivered now. Asked when a message comes, when one that has waited is
+    /// Returns whether a message on this topic may be delivered now. Called when a message comes, when a waiting one is
     /// sent, and when one is sent again.
     fn admits(&mut self, topic: &str) -> bool;
 
-    /// A subscription is allowed of which it could not know: its messages are admitted, unless something speaks against one.
-    /// Returns whether that is new.
+    /// Grants a subscription of which the gate could not know: its messages are admitted, unless something speaks against
+    /// one. Returns whether the grant is new.
     ///
     /// # Errors
-    /// It can hold no more of these; nothing has changed.
+    /// The gate has no room for more grants; nothing has changed.
     fn grant(&mut self, _filter: &str) -> Result<bool, TooManyGranted> {
         Ok(false)
     }
 
-    /// What was granted to this filter ends.
+    /// Ends the grant of this filter.
     fn withdraw(&mut self, _filter: &str) {}
 
-    /// Takes over what was granted, for all questions from now on.
+    /// Gives up all grants and returns their filters, for the gate that follows.
     fn take_granted(&mut self) -> Vec<Box<str>> {
         Vec::new()
     }

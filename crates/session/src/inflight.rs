@@ -11,12 +11,12 @@ use gateway_core::{Commit, Receipt};
 use super::{WrongStep, durable::OnDisk, pending::Delivery};
 
 const IDS: u64 = 65_535;
-/// How many windows there may be from the first place in flight to a new one. It is more than one because places of
-/// messages that were dropped or expired unsent stay empty.
+/// Number of windows that may lie between the first place in flight and a new one. More than one because places of messages that
+/// were dropped or expired unsent stay empty.
 const SPAN: usize = 4;
 const LEAST_SPAN: usize = 1024;
 
-/// What a packet id in flight waits for.
+/// Answer that a packet id in flight waits for.
 #[derive(Debug)]
 pub(super) enum InflightStage {
     /// PUBACK or PUBREC; the message may have to be sent again.
@@ -25,7 +25,7 @@ pub(super) enum InflightStage {
     Release(Released),
 }
 
-/// What is left of a QoS 2 delivery after PUBREC.
+/// Remainder of a QoS 2 delivery after PUBREC.
 #[derive(Debug)]
 pub(super) struct Released {
     /// Reports the end.
@@ -94,13 +94,13 @@ impl Inflight {
         self.first + self.ring.len() as u64
     }
 
-    /// Whether a message for `place` may be taken up within `window`.
+    /// Returns whether a message for `place` may be taken up within `window`.
     pub(super) fn has_room(&self, window: usize, place: u64) -> bool {
         let span = (window * SPAN).clamp(LEAST_SPAN, IDS as usize - 1) as u64;
         self.live < window && (self.ring.is_empty() || place - self.first < span)
     }
 
-    /// Whether everything of earlier connections has been sent again.
+    /// Returns whether every packet of earlier connections has been sent again.
     pub(super) fn is_resent(&self) -> bool {
         self.resend >= self.ring.len()
     }
@@ -131,7 +131,7 @@ impl Inflight {
         last
     }
 
-    /// Whether `place` comes after all others and its identifier is not in flight.
+    /// Returns whether `place` comes after all others and its identifier is not in flight.
     pub(super) fn fits(&self, place: u64) -> bool {
         self.ring.is_empty() || (place >= self.next_place() && place - self.first < IDS - 1)
     }

@@ -1,5 +1,5 @@
-//! What a session holds besides its queue, charged in steps, so that a message that is acknowledged at once touches no
-//! shared counter.
+//! Memory that a session holds besides its queue, charged in steps, so that a message acknowledged at once touches
+//! no shared counter.
 
 use gateway_core::Budget;
 
@@ -25,7 +25,7 @@ impl Default for Ledger {
 }
 
 impl Ledger {
-    /// Whether the session may hold `needed` bytes here, besides `others` that are charged elsewhere.
+    /// Returns whether the session may hold `needed` bytes here, besides `others` that are charged elsewhere.
     #[inline]
     pub(super) fn covers(&mut self, needed: usize, others: usize, budget: &dyn Budget) -> bool {
         needed <= self.room || self.grows(needed, others, budget)

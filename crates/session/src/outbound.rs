@@ -31,7 +31,7 @@ pub const OUT_BUFFER: usize = 64 << 10;
 /// Bytes that a session under a [`Gate`] has beside the gate, which others have only when something waits for them.
 pub const GATED: usize = size_of::<Rare>();
 
-/// What calls need from outside.
+/// Environment of a call: bounds, clock, budget and disk.
 pub struct Env<'a> {
     /// Bounds.
     pub limits: &'a Limits,
@@ -39,11 +39,11 @@ pub struct Env<'a> {
     pub now: Timestamp,
     /// Budget.
     pub budget: &'a dyn Budget,
-    /// Where the durable state of a persistent session goes; `None` for other sessions.
+    /// Destination of the durable state of a persistent session; `None` for other sessions.
     pub disk: Option<Disk<'a>>,
 }
 
-/// What a new connection brings.
+/// Parameters of a new connection.
 #[derive(Debug, Clone, Copy)]
 pub struct LinkParams {
     /// Protocol level.
@@ -67,7 +67,7 @@ pub(crate) enum Begin {
     Exceeded,
 }
 
-/// What few sessions need, made when first used.
+/// State that few sessions need, made when first used.
 #[derive(Debug, Default)]
 pub(super) struct Rare {
     pub(super) inflight: Inflight,
@@ -78,7 +78,7 @@ pub(super) struct Rare {
     pub(super) forgetting: Vec<(u16, Arc<Commit>)>,
     pub(super) backlog: Option<Box<Backlog>>,
     pub(super) aliases: Option<OutboundAliases>,
-    /// What messages in flight and aliases hold of the budget.
+    /// Bytes of the budget that messages in flight and aliases hold.
     pub(super) ledger: Ledger,
     pub(super) marks: VecDeque<ReceiptMark>,
     pub(super) dropped: u64,
@@ -86,7 +86,7 @@ pub(super) struct Rare {
     pub(super) overflowed: bool,
     /// Bytes beyond which deliveries wait as messages, if fewer than [`OUT_BUFFER`].
     pub(super) room: Option<NonZeroU32>,
-    /// Whose messages are looked at one by one.
+    /// Gate that looks at each message, if there is one.
     pub(super) gate: Option<Box<dyn Gate>>,
 }
 
@@ -164,12 +164,12 @@ impl Outbound {
         self.settle(env.budget);
     }
 
-    /// Whether there is a connection.
+    /// Returns whether there is a connection.
     pub fn is_online(&self) -> bool {
         self.window != 0
     }
 
-    /// Whether [`Self::end`] was called.
+    /// Returns whether [`Self::end`] was called.
     pub fn is_ended(&self) -> bool {
         self.ended
     }
@@ -199,13 +199,13 @@ impl Outbound {
         self.rare.as_ref().map_or(0, |rare| rare.dropped)
     }
 
-    /// Whether the last offer was dropped because the queue is full and the policy is to end the connection. Resets
-    /// that.
+    /// Returns whether the last offer was dropped because the queue is full and the policy is to end the connection;
+    /// the next call returns false.
     pub fn take_overflow(&mut self) -> bool {
         self.rare.as_mut().is_some_and(|rare| std::mem::take(&mut rare.overflowed))
     }
 
-    /// Whether a paced replay may offer more now without queueing.
+    /// Returns whether a paced replay may offer more now without queueing.
     pub fn has_room(&self) -> bool {
         self.is_online()
             && self.out.len() < OUT_BUFFER / 2
@@ -274,7 +274,7 @@ impl Outbound {
         std::mem::replace(&mut self.rare().gate, gate)
     }
 
-    /// Who looks at each message, if somebody does.
+    /// Returns the gate that looks at each message, if there is one.
     pub fn gate(&mut self) -> Option<&mut (dyn Gate + 'static)> {
         self.rare.as_mut()?.gate.as_deref_mut()
     }
@@ -335,7 +335,7 @@ impl Outbound {
         }
     }
 
-    /// Whether [`Self::pump`] may find something.
+    /// Returns whether [`Self::pump`] may find a message to send.
     pub fn has_waiting(&self) -> bool {
         self.rare.as_ref().is_some_and(|rare| !rare.pending.is_empty() || !rare.inflight.is_resent())
     }
@@ -447,8 +447,9 @@ impl Outbound {
         messages
     }
 
-    /// What is in memory for the client, first what is in flight, from the index `from` on and at most `most` messages: each with
-    /// its QoS and whether it is in flight. And the place from which on there are more on disk, if there are.
+    /// Returns messages in memory for the client, those in flight first, from the index `from` on and at most `most`:
+    /// each with its QoS and whether it is in flight. Also returns the first place of the messages on disk, if there
+    /// are more.
     #[expect(clippy::type_complexity, reason = "one caller, which names the parts")]
     pub fn queued(&self, from: usize, most: usize) -> (Vec<(Arc<SharedMessage>, QoS, bool)>, Option<u64>) {
         let Some(rare) = &self.rare else { return (Vec::new(), None) };
@@ -510,7 +511,7 @@ impl Outbound {
                 .is_none_or(|rare| self.out.len() < rare.room() && rare.can_send(self.window))
     }
 
-    /// Whether the budget has room for `cost` more bytes in flight.
+    /// Returns whether the budget has room for `cost` more bytes in flight.
     pub(super) fn affords(&mut self, cost: usize, env: &Env<'_>) -> bool {
         let Some(rare) = &mut self.rare else { return cost <= ledger::FREE || self.affords_first(cost, env) };
         let needed = rare.inflight.bytes() + rare.alias_bytes() + cost;
@@ -550,7 +551,7 @@ impl Rare {
         self.pending.bytes() + self.ledger.charged()
     }
 
-    /// Whether the gate, if there is one, withholds a message that was taken before.
+    /// Returns whether the gate, if there is one, withholds a message that was taken before.
     pub(super) fn withholds(gate: &mut Option<Box<dyn Gate>>, message: &SharedMessage) -> bool {
         !message.direct && gate.as_mut().is_some_and(|gate| !gate.admits(&message.topic))
     }
@@ -560,7 +561,7 @@ impl Rare {
         self.room.map_or(OUT_BUFFER, |room| room.get() as usize)
     }
 
-    /// Whether a new QoS 1 or 2 message may be sent before anything else.
+    /// Returns whether a new QoS 1 or 2 message may be sent before anything else.
     fn can_send(&self, window: u16) -> bool {
         self.pending.is_empty()
             && self.inflight.is_resent()

@@ -20,12 +20,12 @@ pub(super) struct Delivery {
     pub(super) qos: QoS,
     pub(super) retain: bool,
     pub(super) awaited: Awaited,
-    /// When it will have waited too long, if it waited without a connection.
+    /// Time at which the message will have waited too long, if it waited without a connection.
     pub(super) until: Option<Timestamp>,
     pub(super) on_disk: OnDisk,
 }
 
-/// What a waiting publisher was told of a delivery, so that each delivery is reported exactly once.
+/// Reports about a delivery that its waiting publisher has had so far, so that each delivery is reported exactly once.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Awaited {
     /// Nobody waits: there is no receipt, or the delivery was queued for an offline session.
@@ -52,7 +52,7 @@ impl Delivery {
         }
     }
 
-    /// How it was offered.
+    /// Returns the offer that the delivery came with.
     pub(super) fn offer(&self) -> Offer<'_> {
         Offer {
             qos: self.qos,
@@ -64,17 +64,17 @@ impl Delivery {
         }
     }
 
-    /// Whether it must no longer be sent.
+    /// Returns whether the message must no longer be sent.
     pub(super) fn is_expired(&self, now: Timestamp) -> bool {
         self.message.is_expired(now) || self.until.is_some_and(|at| at <= now)
     }
 
-    /// When to tell those who wait for it that its message has expired.
+    /// Returns the time at which to tell a waiting publisher that the message has expired.
     fn tells_expiry(&self) -> Option<Timestamp> {
         self.receipt().and(self.message.expires)
     }
 
-    /// Where to report, if somebody waits for this delivery.
+    /// Returns the receipt, if a publisher waits for this delivery.
     pub(super) fn receipt(&self) -> Option<&Arc<Receipt>> {
         self.message.receipt.as_ref().filter(|_| self.awaited != Awaited::No)
     }
@@ -106,10 +106,11 @@ pub(super) struct PendingQueue {
     due: Option<Box<Due>>,
 }
 
-/// Which deliveries expire while somebody waits for them, so that a look at the clock does not have to look at all.
+/// Deliveries that expire while a publisher waits for them, so that a glance at the clock need not go through the queue.
 #[derive(Debug, Default)]
 struct Due {
-    /// When each expires, and its place: its index plus what has left the front since this is here.
+    /// Expiry of each, and its place: its index plus the number of deliveries that have left the front since this set
+    /// was made.
     places: BTreeSet<(Timestamp, u64)>,
     left: u64,
 }
@@ -123,12 +124,12 @@ impl PendingQueue {
         self.bytes
     }
 
-    /// Whether QoS 0 messages wait (a new one must then wait behind them [MQTT-4.6.0-5]).
+    /// Returns whether QoS 0 messages wait (a new one must then wait behind them [MQTT-4.6.0-5]).
     pub(super) fn has_qos0(&self) -> bool {
         self.qos0 > 0
     }
 
-    /// Whether QoS 1 or 2 messages wait.
+    /// Returns whether QoS 1 or 2 messages wait.
     pub(super) fn has_acknowledged(&self) -> bool {
         self.queue.len() > self.qos0
     }
@@ -137,7 +138,7 @@ impl PendingQueue {
         self.queue.is_empty()
     }
 
-    /// Those from the index `from` on.
+    /// Returns the deliveries from the index `from` on.
     pub(super) fn skip(&self, from: usize) -> impl Iterator<Item = &Delivery> {
         self.queue.range(from.min(self.queue.len())..)
     }
@@ -274,7 +275,7 @@ mod tests {
     }
 
     proptest! {
-        /// Whatever leaves the queue from wherever: those that have expired are told, and nobody else is.
+        /// Deliveries leave the queue from anywhere: the publishers of expired ones are told, and no others.
         #[test]
         fn what_is_told_is_what_has_expired(steps in proptest::collection::vec((0..8_u8, 0..60_u64), 1..80)) {
             let mut pending = PendingQueue::default();

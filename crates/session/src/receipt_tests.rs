@@ -1,4 +1,4 @@
-//! What a waiting publisher is told: each delivery exactly once, and only those it waits for.
+//! Reports to a waiting publisher: each delivery exactly once, and only those it waits for.
 
 use std::sync::Arc;
 

@@ -495,7 +495,7 @@ fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
         }
     }
     assert_eq!((outbound.sizes().0, budget.held.get()), (3, 0));
-    // What is not acknowledged at the end of the session is released with it.
+    // Messages not acknowledged at the end of the session are released with it.
     outbound.offer(&message(&[b'x'; 30_000], QoS::AtLeastOnce), offer(QoS::AtLeastOnce), &env);
     assert!(budget.held.get() > 30_000);
     outbound.detach(&env);

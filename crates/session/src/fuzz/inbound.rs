@@ -55,7 +55,7 @@ const ALIAS_PLACE: usize = 16;
 const ALIAS_OVERHEAD: usize = 64;
 const RECEIVE_MAXIMUM: u16 = 3;
 
-/// How far a handshake towards the client has come.
+/// Stage of a handshake towards the client: the packet that must come next.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Phase {
     Puback,
@@ -63,7 +63,7 @@ enum Phase {
     Pubcomp,
 }
 
-/// What a packet should come to.
+/// Outcome that a packet should have.
 #[derive(Debug, PartialEq)]
 enum Expected {
     Done,
@@ -82,7 +82,7 @@ struct Connection<'a> {
     enhanced: &'a mut Option<Enhanced>,
     limits: &'a Limits,
     now: Timestamp,
-    /// It is not known yet what the client may publish.
+    /// True while the client's right to publish is not known.
     undecided: bool,
 }
 
@@ -120,7 +120,7 @@ impl Owner for Connection<'_> {
     }
 }
 
-/// Whose turn it is in an authentication, and how many packets and beginnings there were.
+/// The side whose turn it is in an authentication.
 #[derive(Default, Clone, Copy, PartialEq, Eq)]
 enum Turn {
     #[default]
@@ -354,7 +354,7 @@ impl World {
         }
     }
 
-    /// What a broker does with a routed message: takes it, or refuses it as a whole.
+    /// Acts as a broker on a routed message: takes it, or refuses it as a whole.
     fn conclude(&mut self, qos: QoS, packet_id: u16, refuse: bool) {
         if !refuse {
             let reply = self.inbound.routed(qos, packet_id, u32::from(packet_id) % 2, None);
@@ -481,7 +481,7 @@ impl World {
         }
     }
 
-    /// What is in the out-buffer, but QoS 0.
+    /// Takes the packets in the out-buffer, but QoS 0.
     fn sent(&mut self) -> Vec<Sent> {
         let bytes = self.outbound.take_out();
         self.outbound.note_written(0);

@@ -37,7 +37,7 @@ impl<F> Filters<F> {
         self.codes.push(code);
     }
 
-    /// Whether all filters were handed out.
+    /// Returns whether all filters were handed out.
     pub fn is_done(&self) -> bool {
         self.left.len() == 0
     }

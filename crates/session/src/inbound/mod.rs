@@ -1,4 +1,4 @@
-//! What the client sends: the half of a session that ends with its connection. Frames in, effects out.
+//! Packets of the client: the half of a session that ends with its connection. Frames in, effects out.
 //!
 //! [`Inbound::handle`] takes one frame, checks it, does what the session can do alone, and says what is left for the
 //! connection's owner: route a message, subscribe to filters, answer, end. It needs no socket, broker or clock. The other
@@ -26,7 +26,7 @@ pub(super) use publish::{fits, may_publish_to};
 /// PUBACK packets that are handled under one lock: deliveries to the session wait for them.
 const ACKS_PER_LOCK: usize = 16;
 
-/// What the inbound half needs of the one who has the connection.
+/// Services that the inbound half needs of the connection's owner.
 pub trait Owner {
     /// Why the connection ends.
     type End: From<Violation>;
@@ -34,13 +34,13 @@ pub trait Owner {
     /// Bounds in force.
     fn limits(&self) -> &Limits;
 
-    /// When the packets came that are handled now.
+    /// Returns the time of arrival of the packets that are handled now.
     fn now(&self) -> Timestamp;
 
     /// The authentications of the connection; none if its CONNECT named no method.
     fn enhanced(&mut self) -> Option<&mut Enhanced>;
 
-    /// Whether the client may publish this to this topic name, which an alias may stand for.
+    /// Decides whether the client may publish this message to this topic name, which an alias may stand for.
     fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> Permit;
 
     /// Takes memory for the client's topic aliases, `bytes` in all. Their number was granted, so that nothing else than the
@@ -57,16 +57,16 @@ pub trait Owner {
     fn outbound<R>(&mut self, act: impl FnOnce(&mut Outbound, &Env<'_>) -> R) -> Result<R, Self::End>;
 }
 
-/// Whether the client may publish a message.
+/// Decision about a message that the client wants to publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Permit {
-    /// It may.
+    /// The client may publish it.
     Granted,
-    /// It may not. Where no acknowledgement can say so, the message is forgotten.
+    /// The client may not. Where no acknowledgement can say so, the message is forgotten.
     Dropped,
-    /// It may not. Where no acknowledgement can say so, the connection ends.
+    /// The client may not. Where no acknowledgement can say so, the connection ends.
     Closed,
-    /// That is not known yet.
+    /// The client's rights are not known yet.
     Later,
 }
 
@@ -81,7 +81,7 @@ impl From<DecodeError> for Violation {
     }
 }
 
-/// What is left to do for a packet, in the order of the packets.
+/// Work that a packet leaves to the owner, in the order of the packets.
 #[derive(Debug)]
 pub enum Effect {
     /// Nothing.
@@ -112,13 +112,13 @@ pub enum Effect {
 /// An acknowledgement, to be sent after those before it, and not before what it waits for is on disk.
 #[derive(Debug)]
 pub struct Reply {
-    /// Which packet.
+    /// Kind of packet.
     pub kind: AckKind,
     /// Packet identifier.
     pub packet_id: u16,
     /// Reason code of version 5.
     pub code: u8,
-    /// What it waits for.
+    /// Commit that must be done first.
     pub after: Option<Arc<Commit>>,
 }
 

@@ -101,7 +101,7 @@ impl Inbound {
         Ok(Effect::Publish)
     }
 
-    /// It is handled again, and counted then.
+    /// Takes the message out of the counters: the packet is handled again, and counted then.
     #[cold]
     fn put_off(qos: QoS, bytes: usize) -> Effect {
         count(|c| {
@@ -117,7 +117,7 @@ impl Inbound {
         Effect::Later
     }
 
-    /// What becomes of a PUBLISH that is not allowed, where the connection is to go on.
+    /// Drops a PUBLISH that is not allowed, where the connection is to go on.
     #[cold]
     fn forget(&self, qos: QoS, packet_id: u16) -> Effect {
         count(|c| c.refused_not_authorized.add(1));
@@ -126,7 +126,7 @@ impl Inbound {
         reply.map_or(Effect::Done, Effect::Reply)
     }
 
-    /// What becomes of a PUBLISH that is not allowed, where only an acknowledgement keeps the connection.
+    /// Refuses a PUBLISH that is not allowed, where only an acknowledgement keeps the connection.
     #[cold]
     fn deny(&self, qos: QoS, packet_id: u16) -> Result<Effect, Violation> {
         count(|c| c.refused_not_authorized.add(1));
@@ -136,7 +136,7 @@ impl Inbound {
         Ok(Effect::Reply(Reply { code: reason::NOT_AUTHORIZED, ..Reply::to(qos, packet_id, None) }))
     }
 
-    /// What becomes of a PUBLISH that is refused before it is routed.
+    /// Refuses a PUBLISH before it is routed.
     fn refuse(&self, qos: QoS, packet_id: u16, code: u8) -> Result<Effect, Violation> {
         count(|c| c.refused_not_accepted.add(1));
         Ok(self.refused(qos, packet_id, code)?.map_or(Effect::Done, Effect::Reply))
@@ -229,7 +229,7 @@ impl Reply {
     }
 }
 
-/// What becomes of a PUBLISH that is refused.
+/// Treatment of a refused PUBLISH.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum PublishRefusal {
     /// Acknowledged with this code.
@@ -240,8 +240,9 @@ pub(crate) enum PublishRefusal {
     Close,
 }
 
-/// What becomes of a PUBLISH of `qos` that is refused with `code`. 3.1.1 may close or acknowledge what is not allowed
-/// [MQTT-3.3.5-2]; 3.1 must acknowledge it (its section 3.3), but not what may be accepted when it comes again.
+/// Returns the treatment of a PUBLISH of `qos` that is refused with `code`. 3.1.1 may close or acknowledge if it is not
+/// allowed [MQTT-3.3.5-2]; 3.1 must acknowledge it (its section 3.3), but not a message that may be accepted when it
+/// comes again.
 pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> PublishRefusal {
     let for_good = matches!(code, reason::NOT_AUTHORIZED | reason::TOPIC_NAME_INVALID);
     match (protocol, qos) {
@@ -252,7 +253,8 @@ pub(crate) fn refusal(protocol: Protocol, qos: QoS, code: u8) -> PublishRefusal 
     }
 }
 
-/// Whether the gateway takes messages for this topic name, which is well formed, from a client: in a PUBLISH or as its will.
+/// Returns whether the gateway takes messages for this topic name, which is well formed, from a client: in a PUBLISH or
+/// as its will.
 pub(crate) fn may_publish_to(topic: &str, limits: &Limits) -> bool {
     fits(topic, limits) && !topic.starts_with("$SYS/")
 }

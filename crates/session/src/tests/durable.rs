@@ -118,7 +118,7 @@ fn what_waits_on_disk_ages_also_if_it_came_while_there_was_a_connection() {
         bench.ops().iter().map(expires).collect::<Vec<_>>(),
         [(true, None), (false, Some(12_000)), (false, Some(13_000)), (false, Some(15_000))]
     );
-    // What was in flight is sent again; the rest may go.
+    // The message that was in flight is sent again; the rest may go.
     let kept = [0, 1, 2, 3].map(|place| bench.out.may_have_sent(place, QoS::AtLeastOnce));
     assert_eq!(kept, [true, false, false, false]);
 }
@@ -271,7 +271,7 @@ fn the_end_of_a_connection_leaves_on_disk_what_was_sent() {
     assert_eq!(noted(&mut bench), Some(3), "2 was written as waiting");
     assert_eq!(noted(&mut bench), None, "once");
 
-    // What a crash left in doubt and was not read since.
+    // A crash left doubt about places that were not read since.
     let mut bench = Bench::new(Limits::default());
     bench.out.restore(&Left { begun: 2, ..left(0, 3, 0, 3, 300) });
     assert_eq!(noted(&mut bench), Some(2));

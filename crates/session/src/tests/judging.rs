@@ -1,4 +1,4 @@
-//! What a client asks for and sends is judged before anything is done about it.
+//! A client's requests and messages are judged before anything is done about them.
 
 use codec::Connect;
 

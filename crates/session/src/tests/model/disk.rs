@@ -1,4 +1,4 @@
-//! What the queue store promises, in memory: operations in order, a commit point that may advance at any time, and
+//! Promises of the queue store, in memory: operations in order, a commit point that may advance at any time, and
 //! crashes that lose everything after it.
 
 use std::{
@@ -29,7 +29,7 @@ enum Job {
     Load(u64),
 }
 
-/// What commits lead to.
+/// State to which commits lead.
 #[derive(Default)]
 pub(super) struct DiskState {
     waiting: VecDeque<Job>,
@@ -37,7 +37,7 @@ pub(super) struct DiskState {
     pub(super) received: BTreeSet<(QueueId, u16)>,
     /// Loads that may be answered: the place to read from.
     readable: VecDeque<u64>,
-    /// What trims have taken away.
+    /// Messages that trims have taken away.
     pub(super) trimmed: Vec<Arc<SharedMessage>>,
 }
 

@@ -37,7 +37,7 @@ enum Step {
     Release,
 }
 
-/// What the connection answers, in order, once it is safe.
+/// Answer of the connection, sent in order and once the message is safe.
 enum ModelAnswer {
     PubRec(u16, Option<Arc<Commit>>),
     PubComp(u16, Option<Arc<Commit>>),

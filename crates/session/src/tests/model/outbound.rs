@@ -78,7 +78,7 @@ struct World {
     window: usize,
     answers: VecDeque<(u8, u16)>,
     order: [Vec<u32>; 3],
-    /// What another member has, whether it was promised, and its place here, which is to be removed.
+    /// Messages that another member has: index, whether it was promised, and its place here, which is to be removed.
     moved: Vec<(usize, bool, Option<u64>)>,
     /// Places of those that are still on disk here, because the store has refused to move them so far.
     staying: Vec<u64>,
@@ -255,7 +255,7 @@ impl World {
         }
     }
 
-    /// What waits no longer needs to arrive; all else holds as before.
+    /// Purges the queue: waiting messages need no longer arrive; all else holds as before.
     fn purge(&mut self) {
         self.with(|outbound, env| outbound.purge(env));
         self.messages.iter_mut().for_each(|sent| sent.purged = true);

@@ -20,7 +20,7 @@ impl World {
                 Packet::Publish(publish) => self.receive(&publish),
                 Packet::PubRel(ack) => {
                     self.held.remove(&ack.packet_id);
-                    // What was released on an earlier connection is released again without a PUBREC.
+                    // A message released on an earlier connection is released again without a PUBREC.
                     if self.unreleased.contains(&ack.packet_id) {
                         assert_eq!(
                             self.unreleased.pop_front(),
