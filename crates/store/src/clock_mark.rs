@@ -1,4 +1,4 @@
-//! Where a data directory's time continues after a restart (file `clock`): see [`gateway_core::clock`].
+//! Continues a data directory's time after a restart (file `clock`): see [`gateway_core::clock`].
 
 use std::{
     fs,

@@ -11,12 +11,12 @@ use std::{
 
 use super::StoreError;
 
-/// How the embedded stores are verified when they are opened: their files are read page by page before they are used.
+/// Verification of the embedded stores when they are opened: their files are read page by page before they are used.
 #[derive(Debug, Clone, Copy)]
 pub struct Verify {
     /// Verify files that were closed cleanly too, however long it takes.
     pub always: bool,
-    /// How long to verify each store at most; the rest is assumed sound. Zero means no limit.
+    /// Most time to verify each store; the rest is assumed sound. Zero means no limit.
     pub limit: Duration,
 }
 
@@ -74,7 +74,7 @@ impl DataDir {
         Ok(Arc::new(Self { path: path.to_owned(), verify, _lock: lock }))
     }
 
-    /// How the stores in it are verified.
+    /// Returns the verification of the stores in it.
     pub fn verify(&self) -> Verify {
         self.verify
     }
@@ -87,7 +87,7 @@ impl DataDir {
         replace_file(self, name, content)
     }
 
-    /// Where it is.
+    /// Returns the path of the directory.
     pub fn path(&self) -> &Path {
         &self.path
     }

@@ -1,4 +1,4 @@
-//! What consumer groups must not forget: small records beside the log.
+//! State of consumer groups that must not be forgotten: small records beside the log.
 
 use bytes::Bytes;
 use gateway_core::GroupId;
@@ -55,15 +55,15 @@ pub struct Epoch(pub u64);
 /// One change of a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StateChange {
-    /// Which record; at most 400 bytes.
+    /// Key of the record; at most 400 bytes.
     pub key: Bytes,
-    /// What it becomes; `None` removes it.
+    /// New value of the record; `None` removes it.
     pub value: Option<Bytes>,
-    /// What it must be for the write to be made.
+    /// Condition on the record under which the write is made.
     pub expect: Expect,
 }
 
-/// What a record must be.
+/// Condition on a record.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expect {
     /// Anything.

@@ -10,7 +10,7 @@ use super::{BoxFuture, StoreError};
 /// The last payload of a (device, topic).
 #[derive(Debug, Clone, PartialEq)]
 pub struct LatestValue {
-    /// Who sent it.
+    /// Device that sent the value.
     pub device: ClientId,
     /// On which topic.
     pub topic: Arc<str>,
@@ -22,7 +22,7 @@ pub struct LatestValue {
     pub retain: bool,
     /// MQTT 5 properties, if any.
     pub properties: Option<Arc<Properties>>,
-    /// When the gateway received it.
+    /// Time at which the gateway received the value.
     pub received: Timestamp,
     /// Order of writes: grows with every value of the process, never goes back.
     pub version: u64,
@@ -30,7 +30,7 @@ pub struct LatestValue {
     pub server: Option<Arc<str>>,
 }
 
-/// Which latest values to list.
+/// Selects the latest values to list.
 #[derive(Debug, Clone, Default)]
 pub struct LatestQuery {
     /// Only these devices; empty is all.
@@ -79,7 +79,7 @@ pub trait LatestStore: Send + Sync + 'static {
     /// One page of values.
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
 
-    /// Whether [`LatestStore::list`] works without device ids; if not, it fails with [`StoreError::NeedsDevices`].
+    /// Returns whether [`LatestStore::list`] works without device ids; if not, it fails with [`StoreError::NeedsDevices`].
     fn lists_all(&self) -> bool {
         true
     }
@@ -87,7 +87,7 @@ pub trait LatestStore: Send + Sync + 'static {
 
 /// A [`LatestStore`] on this machine that keeps what another one does not take.
 pub trait SpillStore: LatestStore {
-    /// How many values there are. Quick.
+    /// Returns the number of values. Quick.
     fn count(&self) -> usize;
 
     /// About the bytes that they take on the disk.

@@ -1,4 +1,4 @@
-//! What the gateway remembers beyond a process: traits for each role, with suites for their backends and twins in memory.
+//! The gateway's memory beyond a process: traits for each role, with suites for their backends and twins in memory.
 //!
 //! Callers know the traits; only the backends know a database: LMDB and files in `disk`, Cassandra and Scylla in `cassandra`.
 //! Latest values and history reach theirs through the write-behind of `values`. Nothing here knows the protocol.

@@ -33,11 +33,11 @@ pub trait PartitionedLog: Send + Sync {
     /// The reason why not.
     fn admit(&self, message: &Message<'_>) -> Result<(), NoRoom>;
 
-    /// How many messages [`Self::append`] has taken. They wait for the disk until [`Self::ended`] is as much, and only then
-    /// all that is durable of them is within [`Self::bounds`].
+    /// Returns the number of messages that [`Self::append`] has taken. They wait for the disk until [`Self::ended`] is as much;
+    /// only then are all durable ones among them within [`Self::bounds`].
     fn submitted(&self) -> u64;
 
-    /// How many of the first of these have ended: each can be read, or was refused and never will be.
+    /// Returns how many of the first of these have ended: each can be read, or was refused and never will be.
     fn ended(&self) -> u64;
 
     /// Reads records of a partition from `from` on, in order: what is in memory at once, the rest from the disk.
@@ -47,7 +47,7 @@ pub trait PartitionedLog: Send + Sync {
     /// order; what comes before the place is older. Cancel safe.
     fn find(&self, partition: Partition, time: Timestamp) -> BoxFuture<'static, Result<u64, StoreError>>;
 
-    /// What is there of a partition.
+    /// Returns the bounds of the messages that are left of a partition.
     fn bounds(&self, partition: Partition) -> PartitionBounds;
 
     /// Nothing of the partition before this place is needed from now on; the next process must say so again. The log frees room
@@ -96,7 +96,7 @@ pub trait LogWatcher: Send + Sync {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LogFull;
 
-/// How much to read.
+/// Limits of one read.
 #[derive(Debug, Clone, Copy)]
 pub struct ReadLimit {
     /// Records, at least one.
@@ -105,11 +105,11 @@ pub struct ReadLimit {
     pub bytes: usize,
 }
 
-/// What [`PartitionedLog::read`] gives.
+/// Result of [`PartitionedLog::read`].
 pub enum Reading {
-    /// It was in memory.
+    /// The records were in memory.
     Now(Slice),
-    /// It is on the disk. Cancel safe.
+    /// The records are on the disk. Cancel safe.
     Later(BoxFuture<'static, Result<Slice, StoreError>>),
 }
 
@@ -118,8 +118,8 @@ pub enum Reading {
 pub struct Slice {
     /// In order; none if nothing of the partition is in the stretch.
     pub records: Vec<LogRecord>,
-    /// Where to read on: after the last record, and after what holds nothing of this partition; so it may be beyond the
-    /// end of the partition's [`PartitionBounds`]. Greater than `from` unless nothing is there yet.
+    /// Place to read on from: after the last record, and after a stretch that has no record of this partition; so it may be
+    /// beyond the end of the partition's [`PartitionBounds`]. Greater than `from` unless nothing is there yet.
     pub next: u64,
     /// Places before the first record that can be read no more.
     pub missing: Option<Missing>,
@@ -137,13 +137,13 @@ pub struct Missing {
 /// Why something cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MissingReason {
-    /// It was trimmed.
+    /// The places were trimmed.
     Trimmed,
-    /// It is damaged and was set aside.
+    /// The places are damaged and were set aside.
     Damaged,
 }
 
-/// What is there of a partition.
+/// Bounds of the messages that are left of a partition.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct PartitionBounds {
     /// The first place that may be read.
@@ -157,8 +157,8 @@ pub struct PartitionBounds {
 pub struct Mark {
     /// The place in each partition that this is; one for all where offsets are those of the whole log.
     pub offset: u64,
-    /// When what comes here was received, about. Never earlier than anything before this place, although a record may be older
-    /// than those before it: what is given up for its age ends at a mark.
+    /// Approximate time at which messages from here on were received. Never earlier than anything before this place, although a
+    /// record may be older than the ones before it: messages given up for their age end at a mark.
     pub time: Timestamp,
     /// Messages of the group before this place, since the log began.
     pub messages: u64,

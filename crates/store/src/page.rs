@@ -1,4 +1,4 @@
-//! Which values a page holds, and the token that continues it. Shared by all backends.
+//! Selection of a page's values, and the token that continues it. Shared by all backends.
 
 use gateway_core::matches;
 
@@ -66,7 +66,7 @@ impl Selection {
         Ok(Self { devices, filter: query.filter, after, limit: query.limit.clamp(1, MAX_PAGE) })
     }
 
-    /// Whether the (device, topic) is asked for and not on an earlier page.
+    /// Returns whether the (device, topic) is asked for and not on an earlier page.
     pub fn selects(&self, device: &str, topic: &str) -> bool {
         let later = self.after.as_ref().is_none_or(|after| (device, topic) > (&*after.device, &*after.topic));
         later
@@ -89,12 +89,12 @@ impl PageBuilder {
         Self { values: Vec::new(), bytes: 0, limit }
     }
 
-    /// Whether nothing more should be pushed.
+    /// Returns whether nothing more should be pushed.
     pub fn is_full(&self) -> bool {
         self.values.len() >= self.limit || self.bytes >= PAGE_BYTES
     }
 
-    /// How many more values it takes at most.
+    /// Returns the number of values for which there is room.
     pub fn room(&self) -> usize {
         self.limit - self.values.len()
     }

@@ -1,5 +1,5 @@
-//! What the gRPC Publisher must not forget: which keyed messages it has answered, which wait for their time, and which commands
-//! devices have.
+//! State of the gRPC Publisher that must not be forgotten: keys of answered messages, messages that wait for their time, and
+//! commands that devices have.
 
 use std::sync::Arc;
 
@@ -18,7 +18,7 @@ pub trait PublisherStore: Send + Sync {
     /// Reads a table in order of key; damaged records are counted, reported and left out. For the start: blocks on the disk.
     fn restore(&self, table: PublisherTable, into: &mut dyn FnMut(Bytes, Bytes)) -> Result<(), StoreError>;
 
-    /// Whether something new should be submitted: commits succeed, or it is time to try again.
+    /// Returns whether a new operation should be submitted: commits succeed, or it is time to try again.
     fn accepts(&self) -> bool;
 
     /// Its health.
@@ -39,10 +39,10 @@ pub enum PublisherTable {
 /// One record to be written, or to be removed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PublisherChange {
-    /// Where it is.
+    /// Table of the record.
     pub table: PublisherTable,
-    /// Which one; 1 to 400 bytes.
+    /// Key of the record; 1 to 400 bytes.
     pub key: Bytes,
-    /// What it becomes; `None` removes it.
+    /// New value of the record; `None` removes it.
     pub value: Option<Bytes>,
 }

@@ -4,10 +4,10 @@ use gateway_core::{Journal, Message, NoRoom, QoS, QueueId, StoredEntry};
 
 use super::{BoxFuture, StoreError};
 
-/// What is known of one queue without reading its messages.
+/// Facts known of one queue without reading its messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct QueueSummary {
-    /// Which.
+    /// Queue that is summed up.
     pub queue: QueueId,
     /// Entries.
     pub messages: usize,
@@ -31,7 +31,7 @@ pub struct QueueSummary {
 pub struct Loaded {
     /// Entries in order. Damaged ones are left out, counted and logged.
     pub entries: Vec<StoredEntry>,
-    /// Where to read on.
+    /// Place to read on from.
     pub next: u64,
     /// Nothing more was there.
     pub end: bool,
@@ -54,8 +54,8 @@ pub enum StoreHealth {
 /// Decides about entries that expire, and hears of those that are gone. Called on a thread of the store, so it must not
 /// wait for the store.
 pub trait Expiry: Send + Sync {
-    /// Whether an expired entry stays because its receiver may have begun to receive it. Whoever has it in memory then
-    /// removes it: the store does not ask again.
+    /// Returns whether an expired entry stays because its receiver may have begun to receive it. The session that has it in
+    /// memory then removes it: the store does not ask again.
     fn keeps(&self, queue: QueueId, seq: u64, qos: QoS) -> bool;
 
     /// This many entries and bytes of a queue expired and were removed.
@@ -77,7 +77,7 @@ pub trait QueueStore: Journal {
     /// All queues with entries or received identifiers, in order. For the start: blocks on the disk, reads no message.
     fn summaries(&self) -> Result<Vec<QueueSummary>, StoreError>;
 
-    /// Whether there is room for another message, in memory and, as far as known, on disk.
+    /// Returns whether there is room for another message, in memory and, as far as known, on disk.
     fn accepts(&self) -> bool;
 
     /// As [`Self::accepts`], for this message: while room is short, its sender may hold no more than its share.

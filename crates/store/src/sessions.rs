@@ -15,7 +15,7 @@ pub struct StoredSession {
     pub client_id: ClientId,
     /// Seconds to live after the connection ended; `u32::MAX` is for ever.
     pub expiry: u32,
-    /// When the connection ended; `None` while there is one. Deadlines count from here, or from the restart.
+    /// Time at which the connection ended; `None` while there is one. Deadlines count from here, or from the restart.
     pub since: Option<Timestamp>,
     /// Protocol level of the last connection.
     pub protocol: Protocol,
@@ -23,7 +23,7 @@ pub struct StoredSession {
     pub listener: Arc<String>,
     /// User name of the last connection.
     pub username: Option<Box<str>>,
-    /// Whether that was proved: then the session counts for the user, else for the client id. Known only where quotas of
+    /// True if the user name was proved: then the session counts for the user, else for the client id. Known only where quotas of
     /// identities are configured.
     pub proved: bool,
     /// The tenant that it counts for, if that is not the listener's and has quotas.
@@ -41,7 +41,7 @@ pub struct StoredWill {
     pub expiry: Option<u32>,
     /// Will Delay Interval in seconds.
     pub delay: u32,
-    /// Who left it, as whoever decides about it has written that; `None` if nobody does.
+    /// Author of the will, in the form written by the code that judges wills; `None` if wills are not judged.
     pub author: Option<Arc<String>>,
 }
 
@@ -95,8 +95,8 @@ pub trait SessionStore: Send + Sync {
     /// it is given without its subscriptions.
     fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError>;
 
-    /// Whether it takes another session, as far as is known. While it does not, beginning a session and refusing it
-    /// would leave behind a removal that waits for the disk.
+    /// Returns whether the store takes another session, as far as is known. While it does not, beginning a session and refusing
+    /// it would leave behind a removal that waits for the disk.
     fn accepts(&self) -> bool;
 
     /// Its health.

@@ -16,22 +16,22 @@ pub const MAX_SHADOW_NAME: usize = 64;
 /// A shadow, or what is left of a deleted one.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ShadowRecord {
-    /// Whose it is; 1 to [`MAX_SHADOW_DEVICE`] bytes.
+    /// Device of the shadow; 1 to [`MAX_SHADOW_DEVICE`] bytes.
     pub device: ClientId,
-    /// Which of the device's; empty is the classic one. At most [`MAX_SHADOW_NAME`] bytes.
+    /// Name of the shadow among the device's; empty is the classic one. At most [`MAX_SHADOW_NAME`] bytes.
     pub name: Arc<str>,
     /// Its version, from 1.
     pub version: u64,
-    /// When it was changed last, by the wall clock.
+    /// Time of the last change, by the wall clock.
     pub changed: Timestamp,
     /// Its content, which only the caller reads. `None` is a deleted one, of which the version is remembered.
     pub document: Option<Bytes>,
 }
 
-/// What became of a write.
+/// Outcome of a write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShadowPut {
-    /// It is made.
+    /// The write is made.
     Written,
     /// Nothing is changed: the stored version is another than expected.
     Conflict,

@@ -13,11 +13,11 @@ use parking_lot::Mutex;
 
 use super::{DataDir, StoreError, data_dir::replace_file};
 
-/// How far ahead of the newest version the ceiling on disk is set, in microseconds.
+/// Distance of the ceiling on disk ahead of the newest version, in microseconds.
 const RESERVE: u64 = 10_000_000;
 
-/// Where in each millisecond the versions of this gateway begin, in microseconds: gateways that share a store hardly
-/// ever give two values of one topic the same version.
+/// Returns the offset of this gateway's versions in each millisecond, in microseconds: gateways that share a store hardly ever
+/// give two values of one topic the same version.
 pub fn version_offset(server_id: &str) -> u64 {
     u64::from(crc32fast::hash(server_id.as_bytes()) % 1000)
 }
@@ -84,7 +84,7 @@ impl VersionMark {
         })
     }
 
-    /// Where this process's versions start.
+    /// Returns the version above which this process's versions start.
     pub fn ceiling(&self) -> u64 {
         self.ceiling.load(Relaxed)
     }

@@ -1,4 +1,4 @@
-//! How history is cut into buckets, and the order in which a page visits them. Shared by all backends.
+//! Division of history into buckets, and the order in which a page visits them. Shared by all backends.
 
 use std::fmt;
 
@@ -22,7 +22,7 @@ const MAX_PAGE: usize = 10_000;
 /// A page ends when its payloads reach this many bytes.
 const PAGE_BYTES: usize = 8 << 20;
 
-/// Which messages of one (device, topic) to read.
+/// Selects messages of one (device, topic).
 #[derive(Debug, Clone, Default)]
 pub struct HistoryQuery {
     /// Client id.
@@ -69,7 +69,7 @@ impl HistoryPlace {
         Self { received, version: 0 }
     }
 
-    /// Where a page goes on after `value`: just after it with the oldest first, else just before it.
+    /// Returns the place at which a page goes on after `value`: just after it with the oldest first, else just before it.
     pub fn beyond(value: &LatestValue, oldest_first: bool) -> Self {
         Self { received: value.received.0, version: value.version + u64::from(oldest_first) }
     }
@@ -115,7 +115,7 @@ pub struct BucketPart {
 /// is full, and so on until there is no part; then [`Walk::page`].
 #[derive(Debug)]
 pub struct Walk {
-    /// What is not yet visited.
+    /// Range of places not yet visited.
     low: HistoryPlace,
     high: HistoryPlace,
     oldest_first: bool,
@@ -171,12 +171,12 @@ impl Walk {
         Some(BucketPart { bucket, low, high })
     }
 
-    /// Whether nothing more may be pushed.
+    /// Returns whether nothing more may be pushed.
     pub fn is_full(&self) -> bool {
         self.values.len() >= self.limit || self.bytes >= PAGE_BYTES
     }
 
-    /// How many more messages it takes at most.
+    /// Returns the number of messages for which there is room.
     pub fn room(&self) -> usize {
         self.limit - self.values.len()
     }

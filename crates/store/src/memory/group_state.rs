@@ -41,22 +41,22 @@ impl MemoryGroupState {
         Self::default()
     }
 
-    /// Whether writes wait until [`Self::settle`] is called.
+    /// Sets whether writes wait until [`Self::settle`] is called.
     pub fn hold(&self, held: bool) {
         self.0.lock().held = held;
     }
 
-    /// Whether writes and acquisitions fail.
+    /// Sets whether writes and acquisitions fail.
     pub fn fail(&self, failing: bool) {
         self.0.lock().failing = failing;
     }
 
-    /// How many writes wait.
+    /// Returns the number of waiting writes.
     pub fn waiting(&self) -> usize {
         self.0.lock().waiting.len()
     }
 
-    /// How many writes were made.
+    /// Returns the number of writes made.
     pub fn writes(&self) -> usize {
         self.0.lock().writes
     }

@@ -17,7 +17,7 @@ use crate::{
 /// Messages between two marks.
 const MARK_EVERY: u64 = 100;
 
-/// How a [`MemoryLog`] behaves.
+/// Options of a [`MemoryLog`].
 #[derive(Debug, Clone)]
 pub struct MemoryLogOptions {
     /// Cost of messages that may wait; beyond it nothing is taken.
@@ -73,7 +73,7 @@ struct MemoryPartition {
 }
 
 struct WaitingAppend {
-    /// How many were submitted before it.
+    /// Number of messages submitted before this one.
     number: u64,
     partition: Partition,
     groups: Arc<[GroupId]>,
@@ -97,7 +97,7 @@ impl MemoryLog {
         Self { options, shares, state: Mutex::new(state), watcher: Mutex::default() }
     }
 
-    /// How many messages wait.
+    /// Returns the number of waiting messages.
     pub fn waiting(&self) -> usize {
         self.state.lock().waiting.len()
     }

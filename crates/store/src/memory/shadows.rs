@@ -30,12 +30,12 @@ impl Default for MemoryShadows {
 }
 
 impl MemoryShadows {
-    /// Whether calls wait until this is called again.
+    /// Sets whether calls wait until this is called again.
     pub fn hold(&self, held: bool) {
         self.held.send_replace(held);
     }
 
-    /// Whether calls fail.
+    /// Sets whether calls fail.
     pub fn fail(&self, failing: bool) {
         self.failing.send_replace(failing);
     }

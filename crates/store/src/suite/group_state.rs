@@ -1,4 +1,4 @@
-//! What every [`GroupState`] must do. Each engine runs all of it.
+//! Suite that every [`GroupState`] must pass. Each engine runs all of it.
 
 use bytes::Bytes;
 use gateway_core::GroupId;

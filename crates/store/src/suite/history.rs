@@ -1,4 +1,4 @@
-//! What every [`HistoryStore`] must do. Each backend runs all of it.
+//! Suite that every [`HistoryStore`] must pass. Each backend runs all of it.
 
 use bytes::Bytes;
 use gateway_core::{ClientId, Properties, QoS};

@@ -1,4 +1,4 @@
-//! What every [`LatestStore`] must do. Each backend runs all of it.
+//! Suite that every [`LatestStore`] must pass. Each backend runs all of it.
 
 use std::sync::Arc;
 

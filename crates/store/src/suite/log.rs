@@ -1,4 +1,4 @@
-//! What every [`PartitionedLog`] must do. Each engine runs all of it, and so does one that is told to delay, to settle
+//! Suite that every [`PartitionedLog`] must pass. Each engine runs all of it, and so does one that is told to delay, to settle
 //! partitions in another order than they came in, and to fail.
 
 use std::sync::{
@@ -215,13 +215,14 @@ fn the_watcher_hears_of_each_once_and_in_order(log: &dyn PartitionedLog, seen: &
                 assert_eq!(told, expected);
                 break;
             }
-            // It is told after the commit has ended.
+            // The watcher is told after the commit has ended.
             seen.changed.wait(&mut records);
         }
     }
 }
 
-/// Who waits until all has ended that was submitted before would otherwise miss a message in the bounds.
+/// Checks that messages that have ended are in the bounds: a reader that waited for all submitted ones to end would otherwise
+/// miss some.
 fn what_has_ended_can_be_read(log: &dyn PartitionedLog, push: Push<'_>) {
     let partitions = [Partition(70), Partition(71), Partition(72)];
     let there =

@@ -1,4 +1,4 @@
-//! What every backend of a trait must do: each runs all of its suite in its own tests.
+//! Suites that the backends of each trait must pass: each runs all of its suite in its own tests.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "tests of other crates")]
 
 pub mod group_state;

@@ -1,4 +1,4 @@
-//! What every [`ShadowStore`] must do. Each backend runs all of it.
+//! Suite that every [`ShadowStore`] must pass. Each backend runs all of it.
 
 use std::sync::Arc;
 
