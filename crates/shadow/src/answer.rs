@@ -1,4 +1,4 @@
-//! What is told about a shadow: documents as text.
+//! Answers about a shadow: documents as text.
 
 use crate::{
     Rejection, State, Update,
@@ -6,10 +6,10 @@ use crate::{
     state::{write_echo, write_times, write_values},
 };
 
-/// What every answer says besides its content.
+/// Parts that every answer has besides its content.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct AnswerContext<'a> {
-    /// When it is made, in seconds.
+    /// Time of the answer, in seconds.
     pub now: u64,
     /// The token of the request.
     pub client_token: Option<&'a str>,
@@ -32,7 +32,7 @@ impl AnswerContext<'_> {
         self.end(version, &mut out)
     }
 
-    /// What is desired and not reported; `None` if nothing is.
+    /// Returns the delta: the desired state that is not reported; `None` if there is none.
     pub fn delta(&self, shadow: Snapshot<'_>) -> Option<String> {
         let delta = shadow.state.delta();
         if delta.is_empty() {

@@ -29,7 +29,7 @@ pub enum Json {
 /// Why text is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum JsonError {
-    /// It is not JSON.
+    /// The text is not JSON.
     Invalid,
     /// Objects and arrays lie in each other more levels deep than allowed.
     TooDeep,
@@ -143,7 +143,7 @@ impl JsonReader<'_> {
         }
     }
 
-    /// Whether `byte` is next, which is taken then.
+    /// Takes `byte` if it is next, and returns whether it was.
     fn take(&mut self, byte: u8) -> bool {
         let is_next = self.peek() == Some(byte);
         self.at += usize::from(is_next);

@@ -1,11 +1,10 @@
-//! What a device shadow is, without a store, topics' routing and a clock: documents and requests in, documents and answers
-//! out.
+//! Rules of device shadows, without a store, topics' routing and a clock: documents and requests in, documents and answers out.
 //!
 //! Words:
 //!
-//! - A *shadow* is a document about a device: what backends want it to be (*desired*) and what it says it is (*reported*).
+//! - A *shadow* is a document about a device: the state that backends want (*desired*) and the one that it reports (*reported*).
 //!   The unnamed one is the *classic* shadow; a device may have some with names besides.
-//! - The *delta* is what is desired and not reported. It is computed, never stored.
+//! - The *delta* is the desired state that is not reported. It is computed, never stored.
 //! - *Metadata* has the time of each value. It does not count for the size of the document.
 //! - The *version* grows by one with every accepted update, also one that changes nothing, and with the deletion.
 //!
@@ -45,7 +44,7 @@ pub const MAX_CLIENT_TOKEN: usize = 64;
 /// The longest name of a shadow, in bytes.
 pub const MAX_NAME: usize = 64;
 
-/// How large a document may be.
+/// Bounds on a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Bytes of its desired and reported sections together, as compact JSON.

@@ -1,4 +1,4 @@
-//! What a request asks for.
+//! Requests and their contents.
 
 use crate::{
     Limits, MAX_CLIENT_TOKEN, Rejection,
@@ -17,9 +17,9 @@ pub enum Patch {
 /// An update, of which nothing is known yet but that it is well formed.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Update {
-    /// What is desired.
+    /// Change of the desired state.
     pub desired: Option<Patch>,
-    /// What is reported.
+    /// Change of the reported state.
     pub reported: Option<Patch>,
     /// The version that the shadow must have.
     pub version: Option<u64>,

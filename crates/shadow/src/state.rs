@@ -31,7 +31,7 @@ impl PartialEq for JsonNode {
     }
 }
 
-/// What is desired and what is reported.
+/// Desired and reported state of a device.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct State {
     pub(crate) desired: Section,
@@ -39,8 +39,8 @@ pub struct State {
 }
 
 impl State {
-    /// What the update makes of it at `now`, in seconds. Its version is the caller's to compare; its depth was looked at when
-    /// it was read.
+    /// Returns the state after the update at `now`, in seconds. Its version is the caller's to compare; its depth was checked
+    /// when it was read.
     pub fn updated(&self, update: &Update, now: u64, limits: &Limits) -> Result<Self, Rejection> {
         let mut next = self.clone();
         for (section, patch) in [(&mut next.desired, &update.desired), (&mut next.reported, &update.reported)]
@@ -56,7 +56,7 @@ impl State {
         if text.len() > limits.bytes { Err(Rejection::TooLarge) } else { Ok(next) }
     }
 
-    /// What is desired and not reported.
+    /// Returns the desired state that is not reported.
     pub(crate) fn delta(&self) -> Section {
         difference(&self.desired, &self.reported)
     }
@@ -71,9 +71,9 @@ impl State {
         out
     }
 
-    /// What [`Self::encode`] has written; `None` if it is something else.
+    /// Decodes text that [`Self::encode`] has written; `None` if it is something else.
     pub fn decode(text: &[u8]) -> Option<Self> {
-        // Whatever the limits were when it was written.
+        // Covers any limit that was configured when the state was written.
         const DEPTH: usize = 256;
         let text = std::str::from_utf8(text).ok()?;
         let Json::Object(mut document) = Json::parse(text, DEPTH).ok()? else { return None };
@@ -100,7 +100,7 @@ impl State {
         values_text(&self.reported)
     }
 
-    /// What is desired and not reported, as JSON; `None` if nothing is.
+    /// Returns the desired state that is not reported, as JSON; `None` if there is none.
     pub fn delta_text(&self) -> Option<String> {
         let delta = self.delta();
         (!delta.is_empty()).then(|| values_text(&delta))
@@ -258,7 +258,7 @@ fn stamp(value: Json, time: Json) -> Option<JsonNode> {
     }
 }
 
-/// What an accepted update repeats: its sections as they were sent, and the times of their values.
+/// Writes the parts that an accepted update repeats: its sections as they were sent, and the times of their values.
 pub(crate) fn write_echo(update: &Update, now: u64, out: &mut String) {
     let sections = || {
         let both = [("desired", &update.desired), ("reported", &update.reported)];

@@ -13,7 +13,7 @@ fn large(request: &str) -> Update {
     Update::parse(request.as_bytes(), &WIDE).unwrap()
 }
 
-/// What requests make of an empty shadow, the n-th at the time n.
+/// Returns an empty shadow's state after the requests, the n-th at the time n.
 fn after(requests: &[&str]) -> State {
     let mut state = State::default();
     for (now, request) in requests.iter().enumerate() {
@@ -260,7 +260,7 @@ fn request() -> impl Strategy<Value = Update> {
 
 const WIDE: Limits = Limits { bytes: 1 << 20, depth: 16 };
 
-/// Where both are objects all keys are patched, and `null` removes: RFC 7396, whose words are the model here.
+/// Patches all keys where both are objects, `null` removing one: RFC 7396, whose words are the model here.
 fn patched(target: serde_json::Value, patch: &serde_json::Value) -> serde_json::Value {
     let serde_json::Value::Object(patch) = patch else { return patch.clone() };
     let mut target = match target {

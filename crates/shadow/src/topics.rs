@@ -1,10 +1,10 @@
-//! Which topics are those of shadows: `{prefix}/{client_id}/shadow/…` and `{prefix}/{client_id}/shadow/name/{name}/…`.
+//! Topics of shadows: `{prefix}/{client_id}/shadow/…` and `{prefix}/{client_id}/shadow/name/{name}/…`.
 
 use thiserror::Error;
 
 use crate::MAX_NAME;
 
-/// What a device asks for.
+/// Operation on a shadow that a device requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Operation {
     /// Change it.
@@ -85,7 +85,7 @@ pub fn operation(rest: &str) -> Option<(Operation, &str)> {
     Some((operation, name))
 }
 
-/// Whether it can be the name of a shadow: 1 to 64 of letters, digits, `:`, `_` and `-`.
+/// Returns whether the text can be the name of a shadow: 1 to 64 of letters, digits, `:`, `_` and `-`.
 pub fn is_name(name: &str) -> bool {
     (1..=MAX_NAME).contains(&name.len())
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || matches!(byte, b':' | b'_' | b'-'))
