@@ -94,8 +94,7 @@ impl Asked {
     }
 }
 
-/// Returns the key under which a topic is remembered. No topic begins as a digest does, with a zero. No topic begins as
-/// a digest does, with a zero.
+/// Returns the key under which a topic is remembered. No topic begins as a digest does, with a zero.
 fn key(topic: &str) -> Cow<'_, str> {
     if topic.len() <= LONGEST {
         return Cow::Borrowed(topic);

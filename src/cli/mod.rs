@@ -41,7 +41,7 @@ use crate::{
     tls::{self, TlsStore},
 };
 
-/// How far beyond `shutdown.deadline` an orderly end may take before the process ends regardless.
+/// Time beyond `shutdown.deadline` that an orderly end may take before the process ends regardless.
 const MARGIN: Duration = Duration::from_secs(1);
 
 /// Runs the command with the arguments of the process.
@@ -84,7 +84,7 @@ pub fn main() -> ExitCode {
             // A start that fails leaves the runtime of the signals here: none may be dropped inside another.
             let mut signals = Some(signals);
             let code = runtime.block_on(run(config, &mut signals));
-            // What still runs has had its time, and ends with the process.
+            // Tasks that still run have had their time, and end with the process.
             runtime.shutdown_background();
             code
         }
@@ -114,7 +114,7 @@ fn check(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     Backends::open(&config.backends)?;
     let certificates = TlsStore::new();
     for (name, files) in config.tls_uses() {
-        // They were just read without fault.
+        // The files were just read without fault.
         let _ = certificates.add(&name, files, &[]);
     }
     let notices = certificates.notices(now).into_iter().map(|notice| notice.text);
@@ -246,7 +246,7 @@ fn fail(code: u8, problem: &dyn Display) -> ExitCode {
     ExitCode::from(code)
 }
 
-/// What the parser of flags says over several lines, without the usage.
+/// Puts the words of the flag parser, which fill several lines, on one line, without the usage.
 fn on_one_line(text: &str) -> String {
     let lines =
         text.lines().map(|line| line.trim().trim_start_matches("error: ").trim_start_matches("tip: "));

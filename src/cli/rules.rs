@@ -77,7 +77,8 @@ fn asked(test: &RulesTest) -> Result<AccessQuestion<'_>, TopicError> {
     }
 }
 
-/// Who the arguments describe. How it has proved that matters to rules only as far as it has proved anything.
+/// Returns the principal that the arguments describe. The method of its proof matters to rules only as far as there was
+/// any proof.
 fn principal(test: &RulesTest) -> Principal {
     let method = if !test.claims.is_empty() {
         Method::Jwt

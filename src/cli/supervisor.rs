@@ -1,5 +1,5 @@
-//! What a service manager is told, in systemd's way: that the gateway is ready, reads its files again, ends, and lives. Started by
-//! anything else (no `NOTIFY_SOCKET`), nothing is told and nothing runs.
+//! Notifications to a service manager, in systemd's way: the gateway is ready, reads its files again, ends, and lives.
+//! Started by anything else (no `NOTIFY_SOCKET`), the gateway notifies nobody and nothing runs.
 
 use std::time::Duration;
 

@@ -9,8 +9,8 @@ use crate::{abuse::Bans, net};
 
 /// The shortest time between two walks over all connections, however often bans are made.
 const PAUSE: Duration = Duration::from_millis(100);
-/// How many times as long as the last walk the pause is, if that is longer: clients that flap are banned by themselves, and
-/// must not keep a thread busy with that.
+/// Factor between the last walk and the pause after it, if that is longer than the usual pause: clients that flap are
+/// banned by themselves, and must not keep a thread busy.
 const SHARE: u32 = 10;
 
 /// Looks at every connection when there is a new ban. Never ends; cancel it by dropping.

@@ -35,7 +35,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedGr
     Ok(OpenedGroups { log, state, memory: waiting.0 + cache.0 })
 }
 
-/// How often groups look for what they need not keep.
+/// Interval at which groups look for records they need not keep.
 const UPKEEP: Duration = Duration::from_secs(1);
 
 impl OpenedGroups {
@@ -62,7 +62,7 @@ impl OpenedGroups {
         GroupLog { log: Arc::clone(&self.log) as _, memory: self.memory }
     }
 
-    /// Where damaged files were moved.
+    /// Returns the place to which damaged files were moved.
     pub(super) fn set_aside(&self) -> Option<PathBuf> {
         self.state.set_aside().cloned()
     }
@@ -122,7 +122,7 @@ fn build(filter: &Filter) -> GroupFilter {
     }
 }
 
-/// What is shown of each group: a figure, and where its value is.
+/// Value shown of each group: a figure, and the function that reads it.
 type OfGroup = (&'static Figure<1>, fn(&Status) -> u64);
 
 const OF_GROUPS: [OfGroup; 8] = [

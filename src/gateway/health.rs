@@ -1,4 +1,4 @@
-//! What operators learn about the stores on disk and about certificates.
+//! Health of the stores on disk and of certificates, for operators.
 
 use std::{
     path::PathBuf,
@@ -58,7 +58,7 @@ impl Durable {
     }
 }
 
-/// How long a retained message that was not stored is a problem of the gateway, in milliseconds.
+/// Time for which the loss of a retained message counts as a problem of the gateway, in milliseconds.
 const REFUSAL_TOLD: u64 = 600_000;
 
 /// A line about retained messages, if one was not stored lately since a limit was reached.
@@ -96,15 +96,15 @@ impl StoreWatch {
         durable.chain(groups).chain(self.shadows.as_ref().and_then(shadows::OpenedShadows::health))
     }
 
-    /// Whether the store of consumer groups answers. One whose disk takes nothing does: groups read on, and it tries again with
-    /// each change.
+    /// Returns whether the store of consumer groups answers. A store whose disk takes nothing does: groups read on, and
+    /// the store tries again with each change.
     pub(super) fn groups_answer(&self) -> bool {
         self.engines.as_ref().is_some_and(|engines| {
             engines.health().into_iter().all(|(_, health)| health != StoreHealth::Damaged)
         })
     }
 
-    /// Whether the store of shadows answers, likewise: the one on this disk, or the database.
+    /// Returns whether the store of shadows answers, likewise: the one on this disk, or the database.
     pub(super) fn shadows_answer(&self) -> bool {
         let Some(shadows) = &self.shadows else { return false };
         match (shadows.health(), &self.database) {
@@ -114,7 +114,7 @@ impl StoreWatch {
         }
     }
 
-    /// What is wrong, a line each; nothing if all is well.
+    /// Returns the present problems, a line each; an empty text if all is well.
     pub(super) fn problems(&self) -> String {
         let mut text = String::new();
         for (name, health) in self.health() {

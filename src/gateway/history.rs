@@ -31,7 +31,7 @@ pub(super) fn open(config: &Config, database: &ScyllaLatest, latest: &LatestOpti
     Some(History::new(Arc::new(ScyllaHistory::new(database)), options))
 }
 
-/// What waits for the database.
+/// Returns the figures of values that wait for the database.
 pub(super) fn figures(history: &History) -> [Row; 3] {
     let now = history.gauges();
     [

@@ -1,4 +1,4 @@
-//! Where latest values are kept: in a database that `db_addr` names, else in the data directory.
+//! The store of latest values: a database that `db_addr` names, or else the data directory.
 
 use std::{sync::Arc, time::Duration};
 
@@ -22,7 +22,7 @@ pub(super) struct OpenedLatest {
     pub(super) history: Option<Arc<History>>,
     /// Shadows in the same database.
     pub(super) shadows: Option<Arc<ScyllaShadows>>,
-    /// Those that are in the data directory.
+    /// Latest values in the data directory.
     pub(super) on_disk: Option<Arc<EmbeddedLatest>>,
 }
 

@@ -56,9 +56,9 @@ pub enum StartError {
     /// A certificate or key is not usable.
     #[error("tls for {name}: {error}")]
     Tls {
-        /// Which listener.
+        /// Name of the listener.
         name: String,
-        /// What is wrong and the fix.
+        /// The fault and its fix.
         error: TlsError,
     },
     /// Bans cannot be read.
@@ -110,7 +110,7 @@ fn unopened(error: &StoreError) -> String {
     let why = if met(&["No space left on device", "Disk quota exceeded"]) {
         ""
     } else if met(&["Input/output error"]) {
-        // What LMDB makes of a write that was cut short.
+        // LMDB reports a write that was cut short with this error.
         "the disk may be full, "
     } else {
         return text;
@@ -118,7 +118,7 @@ fn unopened(error: &StoreError) -> String {
     format!("{text}; {why}make room on that disk, or choose another directory with --data-dir")
 }
 
-/// What to do about an address that cannot be bound.
+/// Returns advice on an address that cannot be bound.
 fn unbound(error: &io::Error) -> &'static str {
     match error.kind() {
         io::ErrorKind::AddrNotAvailable => {
@@ -195,9 +195,9 @@ pub struct Gateway {
     events_task: Option<tokio::task::JoinHandle<()>>,
     /// Ends by itself after draining.
     grpc_task: Option<tokio::task::JoinHandle<()>>,
-    /// They end by themselves after draining.
+    /// Tasks of bridges; end by themselves after draining.
     bridges: tokio::task::JoinSet<()>,
-    /// They end by themselves after draining, those of QUIC once their last packet is sent.
+    /// Tasks of listeners; end by themselves after draining, those of QUIC once their last packet is sent.
     listeners: tokio::task::JoinSet<()>,
     tasks: tokio::task::JoinSet<()>,
 }
@@ -208,7 +208,7 @@ impl Gateway {
         Builder { config, auth: None, authorizer: None, sockets: BTreeMap::new() }
     }
 
-    /// Where it listens: listener name, `grpc` or `http`, and address.
+    /// Returns the addresses it listens on: listener name, `grpc` or `http`, and address.
     pub fn addresses(&self) -> &[(String, Address)] {
         &self.addresses
     }
@@ -308,7 +308,7 @@ impl Gateway {
         }
         self.bridges.shutdown().await;
         if let Some(groups) = self.watch.groups.get() {
-            // What was answered is written.
+            // Acknowledged positions are on disk before the end.
             groups.stop().await;
         }
         if let Some(shadows) = &self.watch.shadows

@@ -37,10 +37,10 @@ use crate::{
     tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
 };
 
-/// How often files that can be read again are looked at.
+/// Interval at which files that can be read again are looked at.
 const RELOAD_LOOK: Duration = Duration::from_secs(1);
 
-/// How often the age of certificates is looked at.
+/// Interval at which the age of certificates is looked at.
 const CERTIFICATE_AGE_LOOK: Duration = Duration::from_secs(60);
 
 /// Connections to gRPC or HTTP that the system may have ready, as for devices.
@@ -347,7 +347,7 @@ fn judge_will(authority: Arc<Authority>) -> Arc<JudgeWill> {
 }
 
 struct Prepared {
-    /// Where the address was configured.
+    /// Configuration key of the address.
     key: String,
     address: Address,
     listener: config::Listener,
@@ -427,7 +427,7 @@ fn prepare_listeners(config: &Config, tls: &TlsStore) -> Result<Vec<Prepared>, S
     Ok(prepared)
 }
 
-/// What the TLS use of a device listener is called.
+/// Returns the name of the TLS use of a device listener.
 pub(super) fn tls_use(listener: &str) -> String {
     format!("listener {listener}")
 }
@@ -453,7 +453,8 @@ fn take_or_bind(
         Some(socket) => socket,
         None => net::listen(address, ipv6_only).map_err(failed)?,
     };
-    // That of the standard library is 128: in a flood of connections the system would have others try again a second later.
+    // The standard library's backlog is 128: in a flood of connections the system would have others try again a second
+    // later.
     socket2::SockRef::from(&socket).listen(BACKLOG)?;
     probe_silent_peers(&socket, config.limits.tcp_keepalive.0)?;
     socket.set_nonblocking(true)?;
@@ -469,7 +470,7 @@ fn json(config: &Config, api: &grpc::Api, broker: &Broker) -> http::Json {
     http::Json::new(api.local(), Arc::clone(broker.account()), options)
 }
 
-/// What the health of services depends on.
+/// Returns the health of the stores on which services depend.
 fn stores_answer(watch: &Arc<StoreWatch>) -> grpc::StoresAnswer {
     let (groups, shadows) = (Arc::clone(watch), Arc::clone(watch));
     grpc::StoresAnswer {
@@ -478,7 +479,7 @@ fn stores_answer(watch: &Arc<StoreWatch>) -> grpc::StoresAnswer {
     }
 }
 
-/// What operators are shown by the API.
+/// Returns the state of the gateway that the API shows to operators.
 fn operated(
     config: &Arc<Config>,
     tls: &Arc<TlsStore>,

@@ -13,7 +13,7 @@ use crate::{
     tls::{Revocations, TlsStore},
 };
 
-/// What the revocation lists of each listener say.
+/// Contents of the revocation lists of each listener.
 pub(super) struct RevokedCertificates(BTreeMap<String, Arc<Revocations>>);
 
 impl RevokedCertificates {

@@ -1,4 +1,4 @@
-//! What runs beside the connections: gRPC, HTTP pages, timers and `$SYS`.
+//! The services beside the connections: gRPC, HTTP pages, timers and `$SYS`.
 
 use std::{
     sync::Arc,
@@ -75,7 +75,7 @@ pub(super) async fn run_http(
                 Some(latest) if !latest.healthy() && watch.database.is_none() => {
                     Err("latest-value store is failing".to_owned())
                 }
-                // What needs neither disk nor database is served all the same.
+                // Services that need neither disk nor database are up all the same.
                 _ => Ok(format!("ready\n{}", watch.problems())),
             }
         }),
@@ -102,7 +102,7 @@ fn or_no_limit(most: usize) -> usize {
     if most == 0 { usize::MAX } else { most }
 }
 
-/// How often the clocks are saved.
+/// Interval at which the clocks are saved.
 const KEEP_CLOCK: Duration = Duration::from_secs(30);
 
 /// Seconds between two looks for bans that have expired.
@@ -188,7 +188,7 @@ impl Sys {
         for (topic, payload) in &values {
             let mut message = Message::new(topic, payload.as_bytes(), clock::now(), Origin::SERVER);
             message.retain = true;
-            // What answers a subscription once is only kept; without retained messages it can only be sent.
+            // A value that answers a subscription once is only kept; without retained messages it can only be sent.
             if !(is_answered_once(topic) && self.broker.set_retained(&message).is_ok()) {
                 self.broker.publish(&message, &mut turn);
             }
@@ -197,7 +197,7 @@ impl Sys {
     }
 }
 
-/// What `/metrics` and OTLP show.
+/// Returns the figures that `/metrics` and OTLP show.
 pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWatch) -> Vec<Row> {
     let mut read = figures(broker, latest);
     read.extend(watch.figures());

@@ -1,4 +1,4 @@
-//! Where device shadows are kept, as latest values are: in a database that `db_addr` names, else in the data directory.
+//! The store of device shadows, as of latest values: a database that `db_addr` names, or else the data directory.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
@@ -27,7 +27,7 @@ pub(super) fn open(
     if let Some(store) = database {
         return Ok(OpenedShadows { shadows: Shadows::new(store, options_of(config)), on_disk: None });
     }
-    // What waits is on the memory account before it comes here.
+    // Waiting shadows are on the memory account before they come here.
     let options = DurableOptions { map_size: 64 << 20, ..DurableOptions::default() };
     let on_disk =
         Arc::new(EmbeddedShadows::open(directory, &options, config.shadow.max_total_bytes.0 as u64)?);
@@ -35,7 +35,7 @@ pub(super) fn open(
     Ok(OpenedShadows { shadows: Shadows::new(store, options_of(config)), on_disk: Some(on_disk) })
 }
 
-/// How long a request may wait for those before it.
+/// Longest time that a request may wait for earlier ones.
 const MAX_WAIT: Duration = Duration::from_secs(10);
 
 fn options_of(config: &Config) -> ShadowOptions {
@@ -50,12 +50,12 @@ fn options_of(config: &Config) -> ShadowOptions {
 }
 
 impl OpenedShadows {
-    /// What hears from devices.
+    /// Returns the receiver of messages from devices.
     pub(super) fn reserved(&self) -> Arc<dyn Reserved> {
         Arc::new(DeviceShadows(Arc::clone(&self.shadows)))
     }
 
-    /// Where a damaged file was moved.
+    /// Returns the place to which a damaged file was moved.
     pub(super) fn set_aside(&self) -> Option<PathBuf> {
         self.on_disk.as_ref().and_then(|store| store.set_aside().cloned())
     }

@@ -55,7 +55,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedSt
     Ok(OpenedStores { stores, sessions, queues, retained, publisher })
 }
 
-/// Which messages are acknowledged when.
+/// Returns the durability that messages must reach before they are acknowledged, by topic.
 pub(super) fn rules(config: &Config) -> DurabilityRules {
     let rules = config.store.rules.iter();
     DurabilityRules {
@@ -75,7 +75,7 @@ impl OpenedStores {
         }
     }
 
-    /// Where damaged files were moved.
+    /// Returns the places to which damaged files were moved.
     pub(super) fn set_aside(&self) -> impl Iterator<Item = PathBuf> {
         let aside = [
             self.sessions.set_aside(),

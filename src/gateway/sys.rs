@@ -8,7 +8,7 @@ use std::time::Duration;
 use broker::Gauges;
 use gateway_core::metrics::Totals;
 
-/// What [`SysStats::tick`] needs besides the counters.
+/// Values that [`SysStats::tick`] needs besides the counters.
 #[derive(Debug, Clone, Copy, Default)]
 pub(super) struct SysInput {
     /// Time since 1970; only differences and the formatted time matter.
@@ -150,7 +150,7 @@ fn rates(totals: &Totals) -> [(&'static str, u64); 10] {
     ]
 }
 
-/// Whether a subscriber gets the topic once, on subscribing, and not at every interval.
+/// Returns whether a subscriber gets the topic once, on subscribing, and not at every interval.
 pub(super) fn is_answered_once(topic: &str) -> bool {
     matches!(topic, "$SYS/broker/version" | "$SYS/broker/time")
 }

@@ -326,8 +326,7 @@ impl Server {
 }
 
 impl Server {
-    /// Returns whether the sender may see more than health. A request with two identities has none. One with two
-    /// identities has none.
+    /// Returns whether the sender may see more than health. A request with two identities may not.
     fn authorized<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Denied> {
         let mut values = request.headers().get_all(AUTHORIZATION).iter();
         let value = values.next().map(|value| value.as_bytes());
@@ -336,8 +335,7 @@ impl Server {
     }
 }
 
-/// Returns whether all hosts named in the request are this machine. A request without a host is no browser's. A request
-/// without a host is no browser's.
+/// Returns whether all hosts named in the request are this machine. A request without a host is no browser's.
 fn names_this_machine<B>(request: &Request<B>) -> bool {
     let hosts = request.headers().get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let target = request.uri().authority().map(|authority| authority.as_str());

@@ -20,8 +20,7 @@ pub(super) struct QuestionKeys {
     pub(super) name: ShortDigest,
 }
 
-/// Parties that were allowed something lately. Only an answer that allows adds to them. Only an answer that allows adds
-/// to it.
+/// Parties that were allowed something lately. Only an answer that allows adds to them.
 pub(super) struct AllowedLately {
     proofs: Lately,
     names: Lately,

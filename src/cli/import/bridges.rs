@@ -16,11 +16,11 @@ use super::{
     lines::{flag, number, shown, text},
 };
 
-/// Where what waits is.
+/// The places of waiting messages.
 const SESSION: &str =
     "what goes out waits in the log of this side, and what comes in for max_age in a session of the other";
 
-/// What of a bridge needs nothing here, and why.
+/// Options of a bridge that need nothing here, with the reason.
 const NEEDLESS: &[(&str, &str)] = &[
     ("bridge_attempt_unsubscribe", "a bridge subscribes there to what it brings in, and to nothing else"),
     (
@@ -48,7 +48,7 @@ const NEEDLESS: &[(&str, &str)] = &[
     ("try_private", "what a bridge brings in, none sends out unless include_backends is set"),
 ];
 
-/// What there is nothing for.
+/// Options that have no counterpart.
 const MISSING: &[(&str, &str)] = &[
     ("bridge_alpn", "no ALPN is sent"),
     ("bridge_bind_address", "the system chooses the address"),
@@ -135,22 +135,22 @@ struct Topic {
 }
 
 impl Topic {
-    /// What the bridge takes, where it takes it.
+    /// Returns the filter on the side from which the bridge takes messages.
     fn taken(&self) -> String {
         if self.is_in { self.there() } else { self.here() }
     }
 
-    /// What it is called on this side.
+    /// Returns the filter as named on this side.
     fn here(&self) -> String {
         format!("{}{}", self.local, self.filter)
     }
 
-    /// What it is called on the other side.
+    /// Returns the filter as named on the other side.
     fn there(&self) -> String {
         format!("{}{}", self.remote, self.filter)
     }
 
-    /// Whether one bridge does for both.
+    /// Returns whether one bridge does for both topics.
     fn goes_with(&self, other: &Self) -> bool {
         let kind = |topic: &Self| (topic.is_in, topic.qos.min(1), topic.local.clone(), topic.remote.clone());
         kind(self) == kind(other)
@@ -282,8 +282,8 @@ impl BridgeBlock {
         if hosts.is_empty() { Err("no address".to_owned()) } else { Ok(hosts) }
     }
 
-    /// What is written as the level. What goes out and comes in again is known by a property of MQTT 5: at 3.1.1, of which
-    /// `try_private` is an extension, it would come to devices twice.
+    /// Returns the level to write. A message that goes out and comes in again is known by a property of MQTT 5: at
+    /// 3.1.1, of which `try_private` is an extension, devices would get it twice.
     fn level(&self, topics: &[Topic], told: &mut Vec<Remark>) -> Option<&'static str> {
         if self.word(&["bridge_protocol_version"]) == Some("mqttv50") {
             return None;
@@ -405,7 +405,7 @@ impl BridgeBlock {
     }
 }
 
-/// What is wrong with tables of bridges, as the start of the gateway would say it.
+/// Checks tables of bridges; returns their fault in the words of the gateway's start.
 fn check(tables: &str) -> Result<(), String> {
     let text = format!("addr = \"127.0.0.1:1883\"\nnon_tls = true\n{tables}");
     Config::load(&Flags::default(), Some(&text), &BTreeMap::new())

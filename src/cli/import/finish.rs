@@ -1,4 +1,4 @@
-//! What comes of the lines when all have been read.
+//! The conclusions from all lines together.
 
 use std::path::Path;
 

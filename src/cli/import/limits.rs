@@ -154,7 +154,7 @@ impl OptionReader {
             let Some(asked) = self.draft.number("limits", key) else { continue };
             let (least, most) = match key {
                 "mailbox_bytes" => (packet, budget),
-                // What waits on the disk is not within the budget.
+                // Messages that wait on the disk are not within the budget.
                 _ if self.persistence != Some(false) => (0, u64::MAX),
                 _ => (0, budget),
             };

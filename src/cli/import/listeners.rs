@@ -6,7 +6,7 @@ use config::TlsVersion;
 
 use super::draft::quoted;
 
-/// Who may connect, and what they may do: of all listeners, or of one with `per_listener_settings`.
+/// Settings on who may connect, and with which rights: of all listeners, or of one with `per_listener_settings`.
 #[derive(Default, Clone)]
 pub(super) struct ListenerGuard {
     pub(super) allow_anonymous: Option<bool>,
@@ -44,15 +44,15 @@ pub(super) struct Listener {
     pub(super) blocked: Vec<String>,
 }
 
-/// What became of a listener.
+/// Fate of a listener.
 pub(super) enum Made {
     Table(String),
-    /// It would let in others than before, or cannot be bound.
+    /// The listener would let in others than before, or cannot be bound.
     Blocked(Vec<String>),
 }
 
 impl Listener {
-    /// What it is called in logs, metrics and rules.
+    /// Returns the listener's name in logs, metrics and rules.
     pub(super) fn name(&self) -> String {
         let kind = match (self.websockets, self.certfile.is_some()) {
             (false, false) => "mqtt",
@@ -71,7 +71,7 @@ impl Listener {
         }
     }
 
-    /// Where it binds, as the configuration names it.
+    /// Returns the address to bind, as the configuration names it.
     pub(super) fn address(&self) -> Result<String, String> {
         if let Some(path) = &self.unix {
             return Ok(format!("unix:{path}"));
@@ -122,7 +122,7 @@ impl Listener {
         Ok(steps)
     }
 
-    /// What is missing of TLS, without which the listener would let in others than Mosquitto did.
+    /// Returns the parts of TLS that are missing, without which the listener would let in others than Mosquitto did.
     fn tls_problems(&self) -> Vec<&'static str> {
         let mut problems = Vec::new();
         let of_tls = self.cafile.is_some()

@@ -33,12 +33,12 @@ use std::{
 
 use self::{draft::quoted, options::OptionReader, targets::Target};
 
-/// What the rules are called where the user does not say.
+/// Name of the rules file if the user gives none.
 const RULES: &str = "rules.toml";
-/// What the users are called that the gateway takes, where it does not take all of them.
+/// Name of the file of accepted users, where the gateway does not take all of them.
 const USERS: &str = "users.passwd";
 
-/// What became of a line that is not simply carried over.
+/// Fate of a line that is not simply carried over.
 struct Remark {
     /// File and line, empty for what is about the whole.
     place: String,
@@ -47,7 +47,7 @@ struct Remark {
     lost: bool,
 }
 
-/// What the files say.
+/// Result of reading the files.
 struct Imported {
     draft: draft::Draft,
     /// The main file.

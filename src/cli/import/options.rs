@@ -1,4 +1,5 @@
-//! What each option of Mosquitto is here. The names are those of mosquitto.conf(5) up to 2.1, and of what older versions had.
+//! Mosquitto's options and their counterparts here. The names are the ones of mosquitto.conf(5) up to 2.1, and older
+//! ones that it had before.
 
 use std::{collections::BTreeMap, path::PathBuf};
 
@@ -74,7 +75,7 @@ const MISSING: &[(&str, &str)] = &[
     ),
 ];
 
-/// What belongs to the `connection` above it.
+/// Options that belong to the `connection` above them.
 const OF_BRIDGES: &[&str] = &[
     "address",
     "addresses",
@@ -105,8 +106,8 @@ const OF_BRIDGES: &[&str] = &[
 /// Levels from `off` on, as `log_type` adds them up.
 pub(super) const LEVELS: [&str; 5] = ["off", "error", "warn", "info", "debug"];
 
-/// Where a file is: the listener and the connection that its next options are about. An included file begins anew, and the file
-/// that includes it goes on where it was.
+/// Position in a file: the listener and the connection that its next options are about. An included file begins anew,
+/// and the including file goes on from its own position.
 #[derive(Clone, Copy, Default)]
 pub(super) struct Cursor {
     pub(super) listener: Option<usize>,
@@ -125,7 +126,7 @@ impl Cursor {
     }
 }
 
-/// What the lines have said so far.
+/// Result of the lines so far.
 #[derive(Default)]
 pub(super) struct OptionReader {
     pub(super) draft: Draft,

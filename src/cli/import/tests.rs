@@ -134,7 +134,7 @@ fn a_connection_is_a_bridge_for_each_way_and_set_of_prefixes() {
         assert!(config.contains(row), "{row}: {config}");
     }
     assert!(told.iter().any(|told| told.contains("a bridge has one address")), "{told:?}");
-    // It switches TLS on, too: without it the password would go out in clear.
+    // The option switches TLS on, too: without TLS the password would go out in clear.
     let capath =
         connection.map(|line| if line.starts_with("bridge_ca") { "bridge_capath certs" } else { line });
     let (config, told) = imported(&capath);
@@ -201,7 +201,7 @@ const GUARDED: [&str; 7] = [
     "password_file passwd",
 ];
 
-/// What of a listener lets in whom.
+/// Settings of a listener that guard its entrance.
 const GUARDS: [&str; 3] = ["client_ca = \"ca.crt\"", "require_client_cert = true", "auth = [\"password\"]"];
 
 fn starts(config: &str) -> Result<Config, String> {
@@ -299,7 +299,7 @@ fn no_line_opens_what_was_shut() {
         "\trequire_certificate",
         "certfle",
     ];
-    // What may stand in a guarded listener's place is another one of its kind, or none.
+    // A guarded listener may be replaced by another one of its kind, or by none.
     let asked = ["listener", "port", "bind_address", "connection"];
     for name in names.chain(capital).filter(|name| !asked.contains(name)) {
         for value in odd {
