@@ -32,7 +32,7 @@ fn brief() -> LatestOptions {
     LatestOptions {
         flush_interval: Duration::from_millis(1),
         last_write: Duration::from_millis(10),
-        // What hangs, hangs the test.
+        // A write that hangs should hang the test.
         write_timeout: Duration::from_secs(24 * 3600),
         ..LatestOptions::default()
     }

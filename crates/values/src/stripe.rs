@@ -20,7 +20,7 @@ const KEEP_BUFFER: usize = 4096;
 /// Bytes of an entry besides its buffers: slot, index, queues.
 const OVERHEAD: usize = 224;
 
-/// How a change of an entry changes the process-wide sums.
+/// Difference that a change of an entry makes to the process-wide sums.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Sums {
     pub(super) values: isize,
@@ -34,11 +34,11 @@ impl std::ops::AddAssign for Sums {
     }
 }
 
-/// What became of a recorded message.
+/// Effects of a recorded message.
 #[derive(Debug)]
 pub(super) struct Recorded {
     pub(super) change: Sums,
-    /// It replaced a value that will now never be written.
+    /// True if the message replaced a value that will now never be written.
     pub(super) coalesced: bool,
 }
 
@@ -78,10 +78,10 @@ struct StripeEntry {
     payload: Vec<u8>,
     properties: Option<Arc<Properties>>,
     received: Timestamp,
-    /// When the oldest value that the store lacks arrived.
+    /// Arrival of the oldest value that the store lacks.
     since: Timestamp,
     version: u64,
-    /// What it counts for in the process-wide sum; 0 when clean.
+    /// Share of the entry in the process-wide sum; 0 when clean.
     charged: usize,
     qos: QoS,
     retain: bool,

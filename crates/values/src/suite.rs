@@ -1,4 +1,4 @@
-//! What every store of latest values must do with the write-behind in front of it.
+//! Suite that every store of latest values must pass with the write-behind in front of it.
 #![allow(clippy::unwrap_used, clippy::missing_panics_doc, reason = "tests of other crates")]
 
 use std::sync::Arc;

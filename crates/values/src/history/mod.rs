@@ -45,19 +45,19 @@ const OVERHEAD: usize = 192;
 /// Client id and topic together: databases bound their keys at 64 KiB.
 const MAX_NAMES: usize = 60_000;
 
-/// How far the clocks of gateways that share a store may be ahead of ours, in milliseconds.
+/// Most milliseconds by which the clocks of gateways that share a store may be ahead of ours.
 const AHEAD: u64 = 60_000;
 
-/// Which messages are kept for how long.
+/// Selects messages to keep, and the time for which they are kept.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HistoryRule {
     /// MQTT filter of topics.
     pub filter: String,
-    /// How long, whole seconds, at least one.
+    /// Time to keep a message, whole seconds, at least one.
     pub ttl: Duration,
 }
 
-/// How [`History`] behaves.
+/// Options of [`History`].
 #[derive(Debug, Clone)]
 pub struct HistoryOptions {
     /// The first whose filter matches counts; a topic without a rule has no history.
@@ -79,9 +79,9 @@ pub struct HistoryOptions {
     pub write_timeout: Duration,
     /// A read not answered within this time has failed.
     pub read_timeout: Duration,
-    /// What is known about reads of the same database.
+    /// Watch over reads of the same database.
     pub reads: Arc<ReadWatch>,
-    /// How long writing may go on after shutdown began; what is left then is lost.
+    /// Time that writing may go on after shutdown began; messages left then are lost.
     pub last_flush: Duration,
 }
 
@@ -103,14 +103,14 @@ impl Default for HistoryOptions {
     }
 }
 
-/// What waits for the store.
+/// Figures of the messages that wait for the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistoryGauges {
     /// Messages, those under way included.
     pub pending: usize,
     /// Their bytes.
     pub pending_bytes: usize,
-    /// Whether the last write succeeded.
+    /// True if the last write succeeded.
     pub healthy: bool,
 }
 
@@ -125,7 +125,7 @@ pub struct History {
     /// The same by device. A message counts for its bytes, and at least for its part of the room in messages.
     shares: Shares,
     queue: Mutex<VecDeque<HistoryEntry>>,
-    /// What is being written, or failed and is written next.
+    /// Batch that is being written, or failed and is written next.
     batch: AsyncMutex<Arc<[HistoryEntry]>>,
     healthy: AtomicBool,
 }
@@ -201,7 +201,7 @@ impl History {
     /// Dropped before it is done, it loses nothing: what was under way is written again.
     pub async fn flush(&self) -> Result<(), StoreError> {
         let mut batch = self.batch.lock().await;
-        // What comes from now on, or again, is for the next flush.
+        // Messages that come from now on, or again, are for the next flush.
         let mut left = self.gauges().pending;
         let mut partly = Ok(());
         while left > 0 {
@@ -251,7 +251,7 @@ impl History {
         page
     }
 
-    /// What waits for the store.
+    /// Returns figures of the messages that wait for the store.
     pub fn gauges(&self) -> HistoryGauges {
         HistoryGauges {
             pending: self.messages.load(Relaxed),

@@ -1,4 +1,4 @@
-//! Whether the store takes values, and one line in the log for each change of that.
+//! Condition of the store, and one line in the log for each change of it.
 
 use std::sync::Arc;
 
@@ -6,14 +6,14 @@ use tokio::{sync::watch, time::Instant};
 
 use store::StoreError;
 
-/// How the store is, as the last contact showed.
+/// Condition of the store, as the last contact showed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Condition {
-    /// It was not asked yet.
+    /// The store was not asked yet.
     Unknown,
-    /// It takes values.
+    /// The store takes values.
     Up,
-    /// It does not.
+    /// The store takes no values.
     Down {
         /// Why; for operators, on one line.
         reason: Arc<str>,

@@ -37,7 +37,7 @@ const BACKOFF: (Duration, Duration) = (Duration::from_millis(100), Duration::fro
 /// Attempts of the last flush at shutdown, if there is no spill.
 const LAST_ATTEMPTS: u32 = 5;
 
-/// Where a batch goes.
+/// Destination of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Target {
     Store,
@@ -310,8 +310,8 @@ impl Latest {
         }
     }
 
-    /// Whether the spill holds `times` what it may take while running. At shutdown it may take as much again, so that a
-    /// gateway that is restarted often while the store is away does not fill the disk of sessions and queues.
+    /// Returns whether the spill holds `times` the bytes that it may take while running. At shutdown it may take as much again,
+    /// so that a gateway that is restarted often while the store is away does not fill the disk of sessions and queues.
     fn is_full(&self, spill: &Spill, times: u64) -> bool {
         !self.options.spill_running && spill.bytes() >= times * self.options.max_bytes as u64
     }
@@ -379,7 +379,7 @@ impl Latest {
     }
 }
 
-/// What of a batch the store has.
+/// Part of a batch that the store has taken.
 enum BatchOutcome {
     None,
     /// All but these places, which grow.

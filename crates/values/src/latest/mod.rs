@@ -56,7 +56,7 @@ const VISIT: usize = 512;
 /// Upper bounds of the buckets of the write latency, in seconds.
 const LATENCY: &[f64] = &[0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0];
 
-/// What waits for the store.
+/// Figures of the values that wait for the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LatestGauges {
     /// (device, topic) pairs in memory.
@@ -65,7 +65,7 @@ pub struct LatestGauges {
     pub pending_bytes: usize,
     /// Values in the spill.
     pub spilled: usize,
-    /// Whether the store takes values, as far as is known.
+    /// True if the store takes values, as far as is known.
     pub healthy: bool,
 }
 
@@ -90,7 +90,7 @@ pub struct Latest {
     flushing: AsyncMutex<()>,
     /// As `flushing`, for the spill, which does not wait for a store that hangs.
     spilling: AsyncMutex<()>,
-    /// When the store last took a batch.
+    /// Time of the last batch that the store took.
     written: Mutex<Option<Instant>>,
 }
 
@@ -140,7 +140,7 @@ impl Latest {
         lost
     }
 
-    /// Whether the store takes values, as far as is known.
+    /// Returns whether the store takes values, as far as is known.
     pub fn healthy(&self) -> bool {
         self.state.is_up()
     }
@@ -150,7 +150,7 @@ impl Latest {
         self.state.subscribe()
     }
 
-    /// What waits for the store.
+    /// Returns figures of the values that wait for the store.
     pub fn gauges(&self) -> LatestGauges {
         let positive = |n: &AtomicIsize| usize::try_from(n.load(Relaxed)).unwrap_or(0);
         LatestGauges {
@@ -161,14 +161,14 @@ impl Latest {
         }
     }
 
-    /// How long the oldest value in memory has waited at `now`. Looks at all of them: for a page of metrics.
+    /// Returns the age of the oldest waiting value in memory at `now`. Looks at all of them: for a page of metrics.
     pub fn oldest_pending(&self, now: Timestamp) -> Duration {
         let mut oldest = now;
         self.visit_pending(|pending| oldest = oldest.min(pending.since()));
         Duration::from_millis(now.0 - oldest.0)
     }
 
-    /// How long successful writes of a batch took.
+    /// Returns the durations of successful writes of a batch.
     pub fn write_latency(&self) -> &Histogram {
         &self.latency
     }

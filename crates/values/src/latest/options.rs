@@ -1,11 +1,11 @@
-//! How [`Latest`](super::Latest) behaves.
+//! Options of [`Latest`](super::Latest).
 
 use std::{sync::Arc, time::Duration};
 
 use super::ReadWatch;
 use store::VersionMark;
 
-/// How [`Latest`](super::Latest) behaves.
+/// Options of [`Latest`](super::Latest).
 #[derive(Debug, Clone)]
 pub struct LatestOptions {
     /// Time between two flushes.
@@ -13,7 +13,7 @@ pub struct LatestOptions {
     /// Bytes of values not yet in the store. Values that already wait may be replaced by larger ones up to a
     /// quarter more.
     pub max_bytes: usize,
-    /// How many of these bytes may wait in memory, if that is less.
+    /// Most of these bytes that may wait in memory, if that is less.
     pub max_memory: usize,
     /// Topics in memory per device; the store has its own bound over time.
     pub topics_per_device: usize,
@@ -29,12 +29,11 @@ pub struct LatestOptions {
     pub write_timeout: Duration,
     /// A read not answered within this time has failed.
     pub read_timeout: Duration,
-    /// What is known about reads, also to others of the same database.
+    /// Watch over reads, shared with the other users of the same database.
     pub reads: Arc<ReadWatch>,
-    /// How long the store has at shutdown before the rest goes to the spill.
+    /// Time that the store has at shutdown before the rest goes to the spill.
     pub last_write: Duration,
-    /// How long a store on another machine may go without a write before it is asked for a sign of life; `None` for a
-    /// local one.
+    /// Time that a store on another machine may go without a write before it is asked for a sign of life; `None` for a local one.
     pub probe: Option<Duration>,
     /// While the store is away the spill takes more than `max_bytes`.
     pub spill_running: bool,

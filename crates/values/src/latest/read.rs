@@ -83,7 +83,7 @@ impl Latest {
         Ok(page.searched_to(end))
     }
 
-    /// Whether [`Latest::list`] works without device ids.
+    /// Returns whether [`Latest::list`] works without device ids.
     pub fn lists_all(&self) -> bool {
         self.store.lists_all()
     }

@@ -1,4 +1,4 @@
-//! Whether reads of the database are known to fail, so that callers are told at once instead of after `read_timeout` each.
+//! Watch for failing reads of the database, so that callers are told at once instead of after `read_timeout` each.
 //!
 //! A read or a write that failed is a doubt. One task then asks, and as long as it gets no answer every read is refused; with the
 //! first answer all go to the database again. A database that refuses writes only is so not taken for one that is away.

@@ -1,4 +1,4 @@
-//! What the store did not take, on this machine's disk, and its way to the store.
+//! Values that the store did not take, on this machine's disk, and their way to the store.
 
 use std::sync::{
     Arc,
@@ -24,7 +24,7 @@ impl Spill {
         Self { store, values: AtomicUsize::new(values) }
     }
 
-    /// How many values there are.
+    /// Returns the number of values.
     pub(super) fn len(&self) -> usize {
         self.values.load(Relaxed)
     }
@@ -39,7 +39,7 @@ impl Spill {
     pub(super) async fn replay(&self, target: &dyn LatestStore, most: usize) -> Result<bool, StoreError> {
         let query = LatestQuery { limit: most, ..LatestQuery::default() };
         let page = self.store.list(query).await?;
-        // Where only damaged records were met there is nothing to move.
+        // A page with none but damaged records leaves nothing to move.
         let more = !page.next.is_empty() && !page.values.is_empty();
         let mut result = Ok(());
         if !page.values.is_empty() {
@@ -61,7 +61,7 @@ impl Spill {
             self.values.store(self.store.count(), Relaxed);
             return result.map(|()| more);
         }
-        // What is left cannot be read and was reported: it is not worth another look before the next start.
+        // Records that are left cannot be read and were reported: they are not worth another look before the next start.
         self.values.store(if more { self.store.count() } else { 0 }, Relaxed);
         if !more {
             tracing::info!("latest values from the data directory are in the store");
