@@ -1,4 +1,4 @@
-//! What a hundred rules with placeholders cost a publish: with the decision remembered (hot) and made anew (cold).
+//! Cost of a hundred rules with placeholders per publish: with the decision remembered (hot) and made anew (cold).
 //! `cargo bench -p access`
 
 #[path = "../../../benches/support/rules.rs"]

@@ -1,4 +1,4 @@
-//! Who has left something that outlives its connection, as text that is kept with it, also on disk.
+//! Authors of things that outlive their connection, as text that is kept with the thing, also on disk.
 
 use std::collections::BTreeMap;
 
@@ -6,12 +6,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Method, Principal};
 
-/// Who left something: all that rules can ask about it, but for its client id.
+/// The client that left something: all that rules can ask about it, but for its client id.
 #[derive(Debug, Clone)]
 pub struct Author {
     /// Name of the listener through which it came.
     pub listener: String,
-    /// Who it was.
+    /// Identity of the client at that time.
     pub principal: Principal,
     /// Not a rule allowed what was left, but a service of the user.
     pub by_service: bool,

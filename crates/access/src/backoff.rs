@@ -1,4 +1,4 @@
-//! Who has failed to log in waits before the next try is looked at, longer each time.
+//! Delays after failed logins: a client that has failed to log in waits before its next try is looked at, longer each time.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -8,7 +8,7 @@ use std::{
 
 use gateway_core::Timestamp;
 
-/// How long a peer must wait after failures.
+/// Rule for the wait of a peer after failures.
 #[derive(Debug, Clone, Copy)]
 pub struct BackoffRule {
     /// Failures that cost nothing, as people and devices make mistakes.
@@ -42,7 +42,7 @@ impl<K: Copy + Eq + Hash + Ord> Backoff<K> {
         Self { rule, most, failing: HashMap::new(), order: BTreeSet::new() }
     }
 
-    /// How much longer `who` has to wait.
+    /// Returns how much longer `who` has to wait, if at all.
     pub fn wait(&self, who: K, now: Timestamp) -> Option<Duration> {
         let until = self.failing.get(&who)?.until;
         (until > now).then(|| Duration::from_millis(until.0 - now.0))
@@ -89,12 +89,12 @@ impl<K: Copy + Eq + Hash + Ord> Backoff<K> {
         }
     }
 
-    /// How many are remembered.
+    /// Returns the number of peers remembered.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether nobody is.
+    /// Returns whether no peer is remembered.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }

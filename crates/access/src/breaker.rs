@@ -17,7 +17,7 @@ pub enum QuestionFailure {
     Unusable,
 }
 
-/// How much the service is known to have allowed of a question. Later ones go first while the breaker is open.
+/// Earlier answers of the service about a question. Later variants go first while the breaker is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Standing {
     /// Nothing.
@@ -28,12 +28,12 @@ pub enum Standing {
     Proved,
 }
 
-/// When a breaker opens, and for how long.
+/// Rule for the opening of a breaker and for its tries.
 #[derive(Debug, Clone, Copy)]
 pub struct BreakerRule {
     /// Failures in a row that open it.
     pub threshold: u32,
-    /// How long failures that may be the fault of their questions must have been all there was.
+    /// Time of nothing but failures after which those that may be the fault of their questions open it.
     pub silence: Duration,
     /// Time until the first try.
     pub pause: Duration,

@@ -1,11 +1,11 @@
-//! What a client certificate says about its holder, and templates that make user names, client ids and groups of it.
+//! Fields of a client certificate, and templates that make user names, client ids and groups of them.
 
 use thiserror::Error;
 
 /// The names that templates may have in braces.
 pub const NAMES: [&str; 8] = ["cn", "ou", "o", "dns", "uri", "email", "serial", "fingerprint"];
 
-/// What a certificate that TLS has verified says.
+/// Fields of a certificate that TLS has verified.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CertificateFields {
     /// Common name of the subject.
@@ -27,7 +27,7 @@ pub struct CertificateFields {
 }
 
 impl CertificateFields {
-    /// What stands for a name of [`NAMES`].
+    /// Returns the field with a name of [`NAMES`].
     pub fn get(&self, name: &str) -> Option<&str> {
         let field = match name {
             "cn" => &self.cn,

@@ -56,12 +56,12 @@ impl Flapping {
         false
     }
 
-    /// How many client ids are remembered.
+    /// Returns the number of client ids remembered.
     pub fn len(&self) -> usize {
         self.order.len()
     }
 
-    /// Whether none is.
+    /// Returns whether no client id is remembered.
     pub fn is_empty(&self) -> bool {
         self.order.is_empty()
     }

@@ -26,7 +26,7 @@ const MAX_CLAIMS: usize = 256;
 /// The most bytes of names, groups and claims. Only a token whose claims are inside others with long names has more: each claim
 /// is kept under its whole path.
 const MAX_BYTES: usize = 32 << 10;
-/// How deep claims are looked for inside others.
+/// The most levels at which claims are looked for inside others.
 const MAX_DEPTH: usize = 4;
 
 /// Why a token is not taken. Never says what is in it.
@@ -41,16 +41,16 @@ pub enum JwtError {
     /// The signature is not by the key.
     #[error("wrong signature")]
     Signature,
-    /// It has expired.
+    /// The token has expired.
     #[error("the token has expired")]
     Expired,
-    /// It is not valid yet.
+    /// The token is not valid yet.
     #[error("the token is not valid yet")]
     TooEarly,
     /// Its issuer or audience is not the one that is required, or a required claim is missing.
     #[error("the token is not meant for here")]
     NotForUs,
-    /// It has more claims than are taken, or more values in one.
+    /// The token has more claims than are taken, or more values in one.
     #[error("the token has more than {MAX_CLAIMS} claims, or values of one")]
     TooMany,
 }
@@ -94,10 +94,10 @@ impl std::fmt::Debug for SigningKeys {
 }
 
 impl SigningKeys {
-    /// What a file of public keys has: a key set if it is JSON, else one key as PEM.
+    /// Reads the keys of a file of public keys: a key set if it is JSON, else one key as PEM.
     ///
     /// # Errors
-    /// Those of [`Self::from_jwks`] and [`Self::from_pem`].
+    /// The errors of [`Self::from_jwks`] and [`Self::from_pem`].
     pub fn from_file(text: &[u8]) -> Result<Self, BadKeys> {
         match std::str::from_utf8(text) {
             Ok(json) if json.trim_start().starts_with('{') => Self::from_jwks(json),
@@ -148,7 +148,7 @@ impl SigningKeys {
             let Some(jwk) = set.keys.into_iter().next() else { continue };
             let signs = matches!(jwk.common.public_key_use, None | Some(PublicKeyUse::Signature));
             let Some(key) = DecodingKey::from_jwk(&jwk).ok().filter(|key| {
-                // What everybody can read is no secret.
+                // A key that everybody can read is no secret.
                 signs && key.family() != AlgorithmFamily::Hmac
             }) else {
                 continue;
@@ -171,12 +171,12 @@ impl SigningKeys {
         self
     }
 
-    /// How many there are.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.0.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no key.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -188,7 +188,7 @@ impl SigningKey {
     }
 }
 
-/// What a token must say, and where it says who it is about.
+/// Requirements on a token, and the claims that name its holder.
 #[derive(Debug, Clone, Default)]
 pub struct Expected {
     /// `iss` must be this.
@@ -197,7 +197,7 @@ pub struct Expected {
     pub audience: Vec<String>,
     /// Clocks may differ by so many seconds.
     pub leeway: u64,
-    /// Whether a token without `exp` is refused.
+    /// True if a token without `exp` is refused.
     pub expires: bool,
     /// Claim with the user name. As in all of these, `a.b` is `b` inside `a`.
     pub username: String,
@@ -209,18 +209,18 @@ pub struct Expected {
     pub tenant: String,
 }
 
-/// What a good token says.
+/// Content of a good token.
 #[derive(Debug, Clone)]
 pub struct Verified {
     /// The identity it proves; `expires` is for the caller to check, who knows the gateway's clock.
     pub principal: Principal,
-    /// When the token ends, seconds since 1970, with the leeway.
+    /// Time at which the token ends, seconds since 1970, with the leeway.
     pub expires: Option<u64>,
     /// The client id that the device must use.
     pub client_id: Option<Box<str>>,
 }
 
-/// Whether a password may be a token at all: three parts in the letters of base64url.
+/// Returns whether a password may be a token at all: three parts in the letters of base64url.
 pub fn looks_like_token(text: &str) -> bool {
     let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_');
     text.len() <= MAX_TOKEN
@@ -238,7 +238,7 @@ pub fn verify(token: &str, keys: &SigningKeys, expected: &Expected, now: u64) ->
         return Err(JwtError::Malformed);
     }
     let header = jsonwebtoken::decode_header(token).map_err(|_| JwtError::Malformed)?;
-    // What must be understood is not.
+    // The header has parts that must be understood and are not.
     if header.crit.is_some() {
         return Err(JwtError::Malformed);
     }

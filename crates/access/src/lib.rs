@@ -1,4 +1,4 @@
-//! Who a party is and what it may do: principals, and what decides about them.
+//! Identities and rights: principals, and decisions about them.
 //!
 //! Knows no sockets, no files being watched and no clock: time is an argument, and what was read comes as text or bytes.
 

@@ -42,7 +42,7 @@ pub(crate) const MAX_SALT: usize = 128;
 /// Longest user name: what a text of MQTT can be.
 const MAX_USER: usize = 65_535;
 
-/// What is wrong with a line.
+/// Mistake in a line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub enum BadLine {
     /// There is no colon.
@@ -68,9 +68,9 @@ pub enum BadLine {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("line {line}: {problem}")]
 pub struct LineError {
-    /// Which line.
+    /// Number of the line.
     pub line: usize,
-    /// What is wrong.
+    /// Mistake in it.
     pub problem: BadLine,
 }
 
@@ -118,7 +118,7 @@ pub enum Hash {
         lanes: u32,
         /// Salt.
         salt: Box<[u8]>,
-        /// What the right password gives.
+        /// Hash of the right password.
         hash: Box<[u8]>,
     },
     /// PBKDF2 with HMAC-SHA-512, as Mosquitto writes it.
@@ -127,7 +127,7 @@ pub enum Hash {
         iterations: NonZeroU32,
         /// Salt.
         salt: Box<[u8]>,
-        /// What the right password gives.
+        /// Hash of the right password.
         hash: Box<[u8]>,
     },
     /// Keys of SCRAM-SHA-256.
@@ -206,7 +206,7 @@ impl Hash {
         }
     }
 
-    /// Whether `password` is the one. What is compared is compared in constant time.
+    /// Returns whether `password` is the right one. Hashes are compared in constant time.
     pub fn verify(&self, password: &[u8], scratch: &mut Scratch) -> bool {
         match self {
             Self::Argon2id { memory, passes, lanes, salt, hash } => {
@@ -226,7 +226,7 @@ impl Hash {
         }
     }
 
-    /// What it costs to verify, for comparison: the kind and its parameters.
+    /// Returns the cost of verifying, for comparison: the kind and its parameters.
     fn cost(&self) -> (u8, u32, u32, u32, usize) {
         match self {
             Self::Argon2id { memory, passes, lanes, hash, .. } => (2, *memory, *passes, *lanes, hash.len()),
@@ -393,12 +393,12 @@ impl Passwords {
         &self.secret
     }
 
-    /// How many users there are.
+    /// Returns the number of users.
     pub fn len(&self) -> usize {
         self.users.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no user.
     pub fn is_empty(&self) -> bool {
         self.users.is_empty()
     }
@@ -437,7 +437,7 @@ fn read_line(line: &str) -> Option<Result<(&str, Hash), BadLine>> {
     Some(Hash::parse(hash).map(|hash| (user, hash)))
 }
 
-/// Whether a line can have this user name.
+/// Returns whether a line can have this user name.
 pub fn is_user(user: &str) -> bool {
     (1..=MAX_USER).contains(&user.len())
         && !user.starts_with('#')

@@ -1,11 +1,11 @@
-//! Who somebody has proved to be.
+//! Proved identities.
 
 use std::{collections::BTreeMap, sync::Arc};
 
 use gateway_core::Timestamp;
 use serde::{Deserialize, Serialize};
 
-/// How a device has proved who it is.
+/// Method by which a device has proved its identity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Method {
@@ -25,17 +25,17 @@ pub enum Method {
 }
 
 impl Method {
-    /// Whether anything was proved by it.
+    /// Returns whether the method proves anything.
     pub fn is_proof(self) -> bool {
         self != Self::Anonymous
     }
 }
 
-/// Who a device has proved to be. It does not change while the device is connected, but for re-authentication, which
-/// replaces it as a whole. The client id is not in it: many devices may share one.
+/// Identity that a device has proved. It does not change while the device is connected, but for re-authentication,
+/// which replaces it as a whole. The client id is no part of it: many devices may share one identity.
 #[derive(Debug, Clone, Default)]
 pub struct Principal {
-    /// How.
+    /// Method of proof.
     pub method: Method,
     /// User name, `%u` in rules. From a password, SCRAM, a token's claim, a certificate's template or a hook.
     pub username: Option<Box<str>>,
@@ -43,11 +43,11 @@ pub struct Principal {
     pub common_name: Option<Box<str>>,
     /// Groups that rules may name.
     pub groups: Box<[Box<str>]>,
-    /// What a token or hook said besides, as text.
+    /// Further claims of a token or hook, as text.
     pub claims: BTreeMap<Box<str>, Box<[Box<str>]>>,
-    /// Whose quotas count; `None` is those of the listener.
+    /// Tenant whose quotas count; `None` counts the quotas of the listener.
     pub tenant: Option<Arc<str>>,
-    /// When it is no longer valid, on the clock of the gateway; `None` never.
+    /// Time from which the identity is no longer valid, on the clock of the gateway; `None` is never.
     pub expires: Option<Timestamp>,
 }
 
@@ -72,6 +72,6 @@ pub struct Subject<'a> {
     pub client_id: &'a str,
     /// Name of the listener through which it came.
     pub listener: &'a str,
-    /// Who it is.
+    /// Identity.
     pub principal: &'a Principal,
 }

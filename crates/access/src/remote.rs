@@ -7,7 +7,7 @@ use std::{
 
 use gateway_core::Timestamp;
 
-/// What [`Cache::get`] found.
+/// Result of [`Cache::get`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CachedAnswer<T> {
     /// Good.
@@ -79,18 +79,18 @@ impl<T: Clone> Cache<T> {
 
     /// The answer for `key` no longer holds, and must not be given even while nobody answers.
     pub fn forget(&mut self, key: &[u8; 32]) {
-        // It keeps its place, since the order has it; another answer takes it, or it leaves in its turn.
+        // The key keeps its place, since the order has it; another answer takes the place, or the key leaves in its turn.
         if let Some(entry) = self.entries.get_mut(key) {
             (entry.fresh, entry.stale) = (Timestamp(0), Timestamp(0));
         }
     }
 
-    /// How many are kept.
+    /// Returns the number of answers kept.
     pub fn len(&self) -> usize {
         self.entries.len()
     }
 
-    /// Whether none is.
+    /// Returns whether no answer is kept.
     pub fn is_empty(&self) -> bool {
         self.entries.is_empty()
     }

@@ -31,7 +31,7 @@ pub enum ScramError {
     Wrong,
 }
 
-/// What a server keeps of a password.
+/// Keys that a server keeps of a password.
 #[derive(Clone, PartialEq, Eq)]
 pub struct ScramKeys {
     iterations: NonZeroU32,
@@ -74,7 +74,7 @@ impl ScramKeys {
         good.then(|| Self { iterations, salt: salt.into(), stored, server })
     }
 
-    /// Whether they are those of `password`; compares in constant time.
+    /// Returns whether these are the keys of `password`; compares in constant time.
     pub(crate) fn verify(&self, password: &[u8]) -> bool {
         let salted = salted(password, &self.salt, self.iterations);
         let stored = digest::digest(&digest::SHA256, &mac(&salted, b"Client Key"));
@@ -100,10 +100,11 @@ impl fmt::Display for ScramKeys {
     }
 }
 
-/// What those are shown who are not there, so that they look as if they were.
+/// Means to answer clients with unknown user names as if the users existed.
 #[derive(Debug, Clone, Copy)]
 pub struct Pretence<'a> {
-    /// Makes their salts: [`Passwords::secret`]. Somebody who knows it, or sees it change, can tell which users do not exist.
+    /// Makes the salts of unknown users: [`Passwords::secret`]. Anybody who knows it, or sees it change, can tell which
+    /// users do not exist.
     ///
     /// [`Passwords::secret`]: crate::passwords::Passwords::secret
     pub secret: &'a [u8],
@@ -114,7 +115,7 @@ pub struct Pretence<'a> {
     pub shapes: &'a [(Shape, usize)],
 }
 
-/// How keys were made, as everybody can see who asks.
+/// Parameters with which keys were made, which every client that asks can see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Shape {
     pub(crate) iterations: NonZeroU32,
@@ -122,7 +123,7 @@ pub struct Shape {
 }
 
 impl Default for Shape {
-    /// That of keys that are made here.
+    /// Returns the shape of keys that are made here.
     fn default() -> Self {
         let iterations = NonZeroU32::new(ITERATIONS).unwrap_or(NonZeroU32::MIN);
         Self { iterations, salt: crate::passwords::SALT_LEN }
@@ -165,9 +166,9 @@ impl Pretence<'_> {
 pub struct Exchange {
     user: Box<str>,
     keys: ScramKeys,
-    /// Whether the user is there at all.
+    /// True if the user exists.
     known: bool,
-    /// What the client put before its first message, in base64: it comes again in its last.
+    /// Text that the client put before its first message, in base64: it comes again in its last.
     header: String,
     nonce: String,
     /// Both first messages, as both sides sign them.
@@ -227,7 +228,7 @@ impl Exchange {
         Ok((Self { user: user.into(), keys, known, header, nonce, signed }, answer.into_bytes()))
     }
 
-    /// Who the client says it is.
+    /// Returns the user that the client claims to be.
     pub fn user(&self) -> &str {
         &self.user
     }
@@ -260,7 +261,7 @@ impl Exchange {
     }
 }
 
-/// What the client sends, for tests and for tools that log in.
+/// Messages of the client, for tests and for tools that log in.
 pub mod client {
     use super::{NonZeroU32, STANDARD, ScramError, ScramKeys, array, digest, field, mac, message, salted};
     use base64::Engine as _;
@@ -332,7 +333,7 @@ fn mac(key: &[u8], data: &[u8]) -> [u8; KEY] {
     array(hmac::sign(&hmac::Key::new(hmac::HMAC_SHA256, key), data).as_ref())
 }
 
-/// What a hash of this length gave.
+/// Copies a hash of this length.
 fn array(bytes: &[u8]) -> [u8; KEY] {
     let mut out = [0; KEY];
     out.copy_from_slice(bytes);

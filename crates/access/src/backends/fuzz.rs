@@ -1,4 +1,4 @@
-//! What the fuzz target `backends` does.
+//! Body of the fuzz target `backends`.
 
 use gateway_core::{TopicFilter, matches};
 

@@ -1,11 +1,11 @@
-//! What kinds of things a caller may do.
+//! Roles: the kinds of things that a caller may do.
 
 use std::{fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize};
 
-/// What a caller is there for. `Publisher` may do all that `Reader` may, `Consumer` and `Operator` too, `Admin`
-/// everything; these three share no more than reading.
+/// Purpose of a caller. `Publisher` may do all that `Reader` may, `Consumer` and `Operator` too, `Admin` everything;
+/// these three share no more than reading.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Role {
@@ -59,18 +59,18 @@ pub struct Roles(u8);
 impl Roles {
     /// Everybody with a role.
     pub const READ: Self = Self(0b11111);
-    /// Who publishes.
+    /// Roles that publish.
     pub const PUBLISH: Self = Self(0b1010);
-    /// Who consumes groups.
+    /// Roles that consume groups.
     pub const CONSUME: Self = Self(0b11000);
-    /// Who looks after devices.
+    /// Roles that look after devices.
     pub const OPERATE: Self = Self(0b1100);
-    /// Who publishes, and who looks after devices.
+    /// Roles that publish, and roles that look after devices.
     pub const CLEAR: Self = Self(0b1110);
-    /// Who gives others their rights.
+    /// Roles that give others their rights.
     pub const ADMINISTER: Self = Self(0b1000);
 
-    /// Whether `role` is one of them.
+    /// Returns whether `role` is one of them.
     pub fn include(self, role: Role) -> bool {
         let bit = match role {
             Role::Reader => 0b0001,

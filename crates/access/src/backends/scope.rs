@@ -80,23 +80,23 @@ impl Scope {
         self.devices.as_deref()
     }
 
-    /// Whether nothing is out of it.
+    /// Returns whether the scope excludes nothing.
     pub fn is_all(&self) -> bool {
         self.topics.is_none() && self.devices.is_none()
     }
 
-    /// Whether `topic` is in it.
+    /// Returns whether `topic` is in scope.
     pub fn has_topic(&self, topic: &str) -> bool {
         self.topics().is_none_or(|filters| filters.iter().any(|filter| matches(filter, topic)))
     }
 
-    /// Whether the device with this client id is in it.
+    /// Returns whether the device with this client id is in scope.
     pub fn has_device(&self, client_id: &str) -> bool {
         self.devices()
             .is_none_or(|patterns| patterns.iter().any(|pattern| pattern_matches(pattern, client_id)))
     }
 
-    /// Whether a message on `topic` is in it that `device` has sent; `None` is a backend, or the gateway.
+    /// Returns whether a message on `topic` that `device` has sent is in scope; `None` is a backend, or the gateway.
     pub fn has_message(&self, device: Option<&str>, topic: &str) -> bool {
         let by_device = match device {
             Some(device) => self.has_device(device),
@@ -105,7 +105,7 @@ impl Scope {
         by_device && self.has_topic(topic)
     }
 
-    /// Whether any topic that `filter` matches is in it.
+    /// Returns whether any topic that `filter` matches is in scope.
     pub fn meets(&self, filter: &str) -> bool {
         self.topics().is_none_or(|filters| filters.iter().any(|own| intersection(own, filter).is_some()))
     }
@@ -125,7 +125,8 @@ impl Scope {
         Some(narrowed)
     }
 
-    /// Whether all that is in `other` is in this one, as far as each entry of `other` lies within a single entry here.
+    /// Returns whether all that is in `other` is in this scope, as far as each entry of `other` lies within a single
+    /// entry here.
     pub fn covers(&self, other: &Self) -> bool {
         let within = |own: Option<&[Box<str>]>, theirs: Option<&[Box<str>]>, one: fn(&str, &str) -> bool| {
             let Some(own) = own else { return true };
@@ -137,8 +138,8 @@ impl Scope {
     }
 }
 
-/// Whether every topic that matches `inner` matches `outer`, too. Of `#` it does not see that it is within `+/#`, which is the
-/// same in other words.
+/// Returns whether every topic that matches `inner` matches `outer`, too. Does not see that `#` is within `+/#`, which
+/// is the same in other words.
 pub fn covers(outer: &str, inner: &str) -> bool {
     intersection(outer, inner).as_deref() == Some(inner)
 }
@@ -179,7 +180,8 @@ pub fn intersection(one: &str, other: &str) -> Option<String> {
     Some(common.join("/"))
 }
 
-/// Whether `text` is `pattern` with any characters in the place of each `*`. In time of at most the product of both.
+/// Returns whether `text` is `pattern` with any characters in the place of each `*`. Takes time of at most the product
+/// of both.
 pub fn pattern_matches(pattern: &str, text: &str) -> bool {
     let (pattern, text) = (pattern.as_bytes(), text.as_bytes());
     let (mut at, mut place) = (0, 0);

@@ -19,7 +19,7 @@ use super::{
     date::{format_time, parse_time},
 };
 
-/// What tokens begin with, so that scanners for leaked secrets find them.
+/// Prefix of tokens, so that scanners for leaked secrets find them.
 const PREFIX: &str = "mqs_";
 /// Most tokens in a file.
 const MOST: usize = 10_000;
@@ -29,12 +29,12 @@ const MOST_NOTE: usize = 200;
 /// SHA-256 of a token.
 pub type Hash = [u8; 32];
 
-/// What a token grants, and to whom.
+/// Rights that a token grants, and their holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
     /// Name of the token in lists and logs. Not secret.
     pub id: String,
-    /// What its holder may do.
+    /// Role of the holder.
     pub role: Role,
     /// With what.
     pub scope: Scope,
@@ -44,12 +44,12 @@ pub struct Grant {
     pub expires: Option<u64>,
     /// For people: who has it.
     pub note: String,
-    /// What is kept of the token itself; zeros where there is none.
+    /// Hash of the token itself; zeros where there is none.
     pub hash: Hash,
 }
 
 impl Grant {
-    /// Whether it is over at `now`, in seconds since 1970.
+    /// Returns whether the token has expired at `now`, in seconds since 1970.
     pub fn is_expired(&self, now: u64) -> bool {
         self.expires.is_some_and(|expires| now >= expires)
     }
@@ -73,13 +73,13 @@ struct TokenLine {
     sha256: String,
 }
 
-/// What is wrong with a line. The line itself is not repeated: it may be a token that somebody put there.
+/// Mistake in a line. The line itself is not repeated: it may be a token that somebody put there.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {problem}")]
 pub struct LineError {
     /// From 1.
     pub line: usize,
-    /// What, and what to write.
+    /// The mistake, and what to write.
     pub problem: String,
 }
 
@@ -125,12 +125,12 @@ impl Tokens {
         Ok(())
     }
 
-    /// What `token` grants, expired or not; `None` if it is not one of these.
+    /// Returns the grant of `token`, expired or not; `None` if the token is not one of these.
     pub fn find(&self, token: &str) -> Option<&Arc<Grant>> {
         self.grants.get(&hash(token))
     }
 
-    /// Whether the token of `grant` still grants just that.
+    /// Returns whether the token of `grant` still grants just that.
     pub fn has(&self, grant: &Grant) -> bool {
         self.grants.get(&grant.hash).is_some_and(|known| **known == *grant)
     }
@@ -227,7 +227,7 @@ pub fn mint() -> Result<(String, String), &'static str> {
     Ok((format!("{PREFIX}{}", URL_SAFE_NO_PAD.encode(secret)), hex(&id)))
 }
 
-/// What is kept of a token.
+/// Returns the hash that is kept of a token.
 pub fn hash(token: &str) -> Hash {
     let mut hash = Hash::default();
     hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());

@@ -1,4 +1,4 @@
-//! Who may not connect, whatever he can prove: by client id, user name, certificate or address.
+//! Bans: clients that may not connect, whatever they can prove, by client id, user name, certificate or address.
 
 mod file;
 mod network;
@@ -40,35 +40,35 @@ pub enum BanTarget {
 /// One ban.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ban {
-    /// For whom.
+    /// Party that it is for.
     pub target: BanTarget,
-    /// Why, for people.
+    /// Reason, for people.
     pub reason: Box<str>,
-    /// Who made it, for people.
+    /// Maker of the ban, for people.
     pub by: Box<str>,
-    /// When it was made; seconds since 1970, on the wall.
+    /// Time at which the ban was made; seconds since 1970, on the wall.
     pub made: u64,
-    /// When it ends; `None` is never.
+    /// Time at which the ban ends; `None` is never.
     pub expires: Option<u64>,
 }
 
 impl Ban {
-    /// Whether it counts at `now`, in seconds since 1970.
+    /// Returns whether the ban counts at `now`, in seconds since 1970.
     pub fn is_in_force(&self, now: u64) -> bool {
         self.expires.is_none_or(|expires| now < expires)
     }
 }
 
-/// What somebody shows of himself.
+/// Attributes that a client shows.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Presented<'a> {
     /// Client id.
     pub client_id: &'a str,
-    /// User name that he gave, or that he has proved.
+    /// User name that the client gave, or that it has proved.
     pub username: Option<&'a str>,
     /// Common name of the certificate that TLS verified.
     pub common_name: Option<&'a str>,
-    /// That certificate.
+    /// Fingerprint of that certificate.
     pub fingerprint: Option<Fingerprint>,
     /// Address; none for a Unix socket.
     pub address: Option<IpAddr>,
@@ -205,12 +205,12 @@ impl BanList {
         names.chain(fingerprints.values()).chain(networks.values().flat_map(HashMap::values))
     }
 
-    /// How many.
+    /// Returns the number of bans.
     pub fn len(&self) -> usize {
         self.count
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no ban.
     pub fn is_empty(&self) -> bool {
         self.count == 0
     }
@@ -221,7 +221,7 @@ fn in_force(ban: Option<&Ban>, now: u64) -> Option<&Ban> {
 }
 
 impl BanTarget {
-    /// What kind of target it is, as in a file of bans.
+    /// Returns the kind of target, as in a file of bans.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::ClientId(_) => "client_id",

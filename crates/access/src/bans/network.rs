@@ -18,7 +18,7 @@ pub struct Network {
     bits: u128,
 }
 
-/// What is not a network.
+/// Text that is not a network.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum NetworkError {
     /// The part before the slash.
@@ -48,7 +48,7 @@ impl Network {
         Some(Self { is_v4, length, bits: first(bits, length) })
     }
 
-    /// Whether `ip` is in it.
+    /// Returns whether `ip` is in the network.
     pub fn contains(self, ip: IpAddr) -> bool {
         self == Self::around(ip, self.length) && self.is_v4 == ip.to_canonical().is_ipv4()
     }

@@ -200,7 +200,7 @@ connect = ["gate-%{claim.site}"]
         let claims = [("site".into(), [Box::from("north"), Box::from("")].into())].into();
         let gate = Principal { method: Method::Jwt, claims, ..Principal::default() };
         assert!(may(&rules, "gate-north", &gate) && !may(&rules, "gate-", &gate));
-        // What the rules say about topics is what they said without it.
+        // Rules about topics decide as they would without `connect`.
         let anna = user("anna");
         let subject = Subject { client_id: "s1", listener: "default", principal: &anna };
         assert!(rules.publish(&subject, "lab/x").is_allowed());

@@ -1,4 +1,4 @@
-//! Whether every topic that a filter asks for is allowed.
+//! Check of a filter: whether every topic that it asks for is allowed.
 //!
 //! The tree of the rules is walked with all topics of the filter at once: where the filter has a wildcard, every text that
 //! the rules name in that place is tried, and one that they do not name, which stands for all others. That is exact, since
@@ -14,7 +14,7 @@ use crate::Subject;
 
 /// Nodes that are looked at for one filter. Rules that need more are not understood as covering it.
 const MOST_STEPS: u32 = 20_000;
-/// What stands for a text that no rule names, in explanations.
+/// Placeholder for a text that no rule names, in explanations.
 const OTHER: &str = "...";
 
 /// Topics that are not allowed.
@@ -45,10 +45,10 @@ impl<'a, J: Judge> Cover<'a, J> {
         Self { tree, subject, judge, steps: 0, path: Vec::new() }
     }
 
-    /// Whether all topics that the filter matches are allowed.
+    /// Checks whether all topics that the filter matches are allowed.
     ///
     /// # Errors
-    /// Some that are not.
+    /// Topics that are not allowed.
     pub(super) fn check(&mut self, filter: &str) -> Result<(), Uncovered> {
         let levels: Vec<&str> = filter.split('/').collect();
         let open = !filter.starts_with('$');

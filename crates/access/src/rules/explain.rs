@@ -10,7 +10,7 @@ use crate::Subject;
 /// Filters of a rule that are shown.
 const SHOWN: usize = 3;
 
-/// What somebody wants to do.
+/// Action of a client that is to be judged.
 #[derive(Debug, Clone, Copy)]
 pub enum AccessQuestion<'a> {
     /// Publish to a topic.
@@ -36,7 +36,7 @@ pub enum AccessQuestion<'a> {
 /// A decision with its reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Explanation {
-    /// Whether it is allowed.
+    /// True if the action is allowed.
     pub allowed: bool,
     /// Line of the rule that decided; 0 if none did.
     pub line: u32,

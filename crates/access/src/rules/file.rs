@@ -25,7 +25,7 @@ const MOST_MISTAKES: usize = 50;
 pub struct Mistake {
     /// Line, from 1.
     pub line: usize,
-    /// What is wrong with it.
+    /// Mistake in the line.
     pub what: String,
 }
 
@@ -233,7 +233,7 @@ impl RuleReader<'_> {
         })
     }
 
-    /// Those that can be used; `None` if there are too many.
+    /// Returns the texts that parse; `None` if there are too many.
     fn patterns<T>(
         &mut self,
         texts: &Spanned<Vec<Spanned<String>>>,

@@ -11,21 +11,21 @@ const MOST: usize = 100;
 /// A rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ListedRule {
-    /// Where it is in the file.
+    /// Line of the rule in the file.
     pub line: u32,
-    /// Whether it denies.
+    /// True if the rule denies.
     pub deny: bool,
-    /// Whether it is about publishing.
+    /// True if the rule is about publishing.
     pub publish: bool,
-    /// Whether it is about subscribing.
+    /// True if the rule is about subscribing.
     pub subscribe: bool,
     /// Its first topics; client ids, if it is about neither.
     pub topics: Vec<String>,
-    /// How many it has.
+    /// Number of its topics or client ids.
     pub topic_count: usize,
-    /// Whom it is for, as `users: anna, ops-*`; all must hold, and none is everybody.
+    /// Conditions on the party, as `users: anna, ops-*`; all must hold, and none is everybody.
     pub conditions: Vec<String>,
-    /// What it allows at most.
+    /// Limits of its permission.
     pub limits: Vec<String>,
 }
 

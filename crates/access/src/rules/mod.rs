@@ -1,4 +1,4 @@
-//! What a device may do: rules from a file, compiled once, and decisions by them.
+//! Rights of devices: rules from a file, compiled once, and decisions by them.
 //!
 //! The first rule that names the action, the party and the topic decides; what no rule names is denied. A rule's limits
 //! for publishing are part of its decision, they do not hand it on to later rules. So all that can be said about one
@@ -63,7 +63,7 @@ pub struct Rules {
 
 #[derive(Debug)]
 struct Rule {
-    /// Where it is in the file.
+    /// Line of the rule in the file.
     line: u32,
     deny: bool,
     publish: bool,
@@ -119,7 +119,7 @@ impl Grant {
     /// Nobody names it, so that it is denied.
     pub const DENIED: Self = Self { line: 0, max_bytes: 0, allowed: false, max_qos: 0, retain: false };
 
-    /// What somebody else than the rules allows.
+    /// A grant by another authority than the rules.
     pub const ALLOWED: Self = Self { line: 0, max_bytes: u32::MAX, allowed: true, max_qos: 2, retain: true };
 
     /// The same for messages of at most this QoS and this many bytes of payload, retained or not; what is denied stays so.
@@ -128,20 +128,20 @@ impl Grant {
         Self { max_qos, retain, max_bytes, ..self }
     }
 
-    /// Whether no rule names the topic.
+    /// Returns whether no rule names the topic.
     pub fn is_unnamed(&self) -> bool {
         self.line == 0 && !self.allowed
     }
 
-    /// Whether the topic is allowed at all.
+    /// Returns whether the topic is allowed at all.
     pub fn is_allowed(&self) -> bool {
         self.allowed
     }
 
-    /// Whether a message with this QoS, RETAIN flag and size of payload is allowed.
+    /// Checks whether a message with this QoS, RETAIN flag and size of payload is allowed.
     ///
     /// # Errors
-    /// What about it is not.
+    /// The property that is not allowed.
     #[inline]
     pub fn permits(&self, qos: QoS, retain: bool, bytes: usize) -> Result<(), Excess> {
         if !self.allowed {
@@ -160,14 +160,14 @@ impl Grant {
     }
 }
 
-/// What the rules say about a subscription.
+/// Answer of the rules about a subscription.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Subscribing {
     /// Every topic of the filter is allowed.
     Allowed,
     /// Some may be: each message is to be looked at before it is delivered.
     OnDelivery,
-    /// It is refused. The line of the rule that denies some of its topics; 0 if no rule names them.
+    /// The subscription is refused. The line of the rule that denies some of its topics; 0 if no rule names them.
     Denied(u32),
 }
 
@@ -185,22 +185,22 @@ impl Rules {
         file::read(text)
     }
 
-    /// How many rules there are.
+    /// Returns the number of rules.
     pub fn len(&self) -> usize {
         self.rules.len()
     }
 
-    /// Whether there are none, so that nothing is allowed.
+    /// Returns whether there are no rules, so that nothing is allowed.
     pub fn is_empty(&self) -> bool {
         self.rules.is_empty()
     }
 
-    /// What may be published to a topic name, which is valid.
+    /// Returns the grant for publishing to a topic name, which is valid.
     pub fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
         self.grant(&self.publish, subject, topic)
     }
 
-    /// Whether messages of a topic may be received, by whatever subscription.
+    /// Returns the grant for receiving messages of a topic, by whatever subscription.
     pub fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
         self.grant(&self.subscribe, subject, topic)
     }
@@ -220,7 +220,7 @@ impl Rules {
         Subscribing::Denied(self.line(uncovered.rule))
     }
 
-    /// Whether some rule grants a part of the filter on delivery.
+    /// Returns whether some rule grants a part of the filter on delivery.
     fn may_filter(&self, judge: &Concerning<'_>, filter: &str) -> bool {
         let asked: Vec<&str> = filter.split('/').collect();
         let overlaps =

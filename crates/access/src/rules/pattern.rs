@@ -42,7 +42,7 @@ pub(super) enum PatternPart {
     Claim(Box<str>),
 }
 
-/// Whether a level of a topic is what a template stands for.
+/// Answer whether a template stands for a level of a topic.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Fit {
     No,
@@ -55,7 +55,7 @@ impl Pattern {
     /// Reads a filter of a rule.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The mistake in it.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         if text == "$share" || text.starts_with("$share/") {
             return Err(
@@ -69,13 +69,13 @@ impl Pattern {
         let parsed: Result<Box<[PatternLevel]>, String> =
             levels.iter().map(|level| PatternLevel::parse(level)).collect();
         let parsed = parsed?;
-        // What is left is a filter if it is one with some text in the place of what is filled in.
+        // The text is a valid filter if it is one with some text in the place of each placeholder.
         let plain: Vec<Cow<'_, str>> = parsed.iter().map(PatternLevel::sample).collect();
         TopicFilter::check(&plain.join("/")).map_err(|error| error.to_string())?;
         Ok(Self { levels: parsed })
     }
 
-    /// Whether the topic is one of its own; the slow way, level by level. `deny` says how a value that is unfit counts.
+    /// Returns whether the pattern matches the topic; the slow way, level by level. `deny` says how an unfit value counts.
     pub(super) fn matches(&self, topic: &str, subject: &Subject<'_>, deny: bool) -> bool {
         let levels: Vec<&str> = topic.split('/').collect();
         let mut rest = levels.as_slice();
@@ -104,7 +104,8 @@ impl Pattern {
         rest.is_empty()
     }
 
-    /// Whether some topic is matched by both this and the levels of another filter; never false if there is one.
+    /// Returns whether some topic is matched by both this pattern and the levels of another filter; never false if
+    /// there is one.
     pub(super) fn overlaps(&self, asked: &[&str], subject: &Subject<'_>) -> bool {
         let dollar = asked.first().is_some_and(|level| level.starts_with('$'));
         let mut depth = 0;
@@ -284,7 +285,7 @@ impl PatternPart {
         }
     }
 
-    /// Whether there are values that are not looked at.
+    /// Returns whether there are values that are not looked at.
     fn is_cut(&self, subject: &Subject<'_>) -> bool {
         match self {
             Self::Claim(name) => {
@@ -294,7 +295,7 @@ impl PatternPart {
         }
     }
 
-    /// What it stands for; several values of a claim are alternatives.
+    /// Returns the values of the placeholder; several values of a claim are alternatives.
     pub(super) fn values<'a>(&self, subject: &Subject<'a>) -> Values<'a> {
         let principal = subject.principal;
         match self {
@@ -328,14 +329,14 @@ impl<'a> Iterator for Values<'a> {
     }
 }
 
-/// Whether a value is not the text of one level.
+/// Returns whether a value is not the text of one level.
 fn is_unfit(value: &str) -> bool {
     value.bytes().any(|byte| matches!(byte, b'+' | b'#' | b'/' | 0..=0x1F))
 }
 
 impl Template {
-    /// Whether a level is what this stands for. A placeholder at the very beginning stands for nothing that begins with
-    /// `$`, as no wildcard does.
+    /// Returns whether this template stands for a level. A placeholder at the very beginning stands for nothing that
+    /// begins with `$`, as no wildcard does.
     pub(super) fn fit(&self, level: &str, first: bool, subject: &Subject<'_>) -> Fit {
         if first && level.starts_with('$') && !matches!(self.0.first(), Some(PatternPart::Text(_))) {
             return Fit::No;

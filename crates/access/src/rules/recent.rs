@@ -1,4 +1,4 @@
-//! What was decided last: most devices use few topics, and each decision is about one.
+//! Latest decisions: most devices use few topics, and each decision is about one.
 
 use super::Grant;
 
@@ -6,7 +6,7 @@ use super::Grant;
 const REMEMBERED: usize = 8;
 const LONGEST: usize = 256;
 
-/// What was decided about a few topics last, for one party and one action.
+/// Latest decisions about a few topics, for one party and one action.
 #[derive(Debug, Default)]
 pub struct Recent {
     version: u32,

@@ -37,11 +37,11 @@ impl RuleNode {
     }
 }
 
-/// What the tree asks about a rule.
+/// Questions of the tree about a rule.
 pub(super) trait Judge {
-    /// Whether the rule concerns the subject.
+    /// Returns whether the rule concerns the subject.
     fn concerns(&self, rule: u32) -> bool;
-    /// Whether it denies.
+    /// Returns whether the rule denies.
     fn denies(&self, rule: u32) -> bool;
 }
 

@@ -122,7 +122,7 @@ impl Who {
         self.0.is_empty()
     }
 
-    /// Whether all conditions hold for the subject.
+    /// Returns whether all conditions hold for the subject.
     pub(super) fn has(&self, subject: &Subject<'_>, groups: &BTreeMap<Box<str>, Members>) -> bool {
         self.0.iter().all(|condition| condition.holds(subject, groups))
     }
