@@ -51,23 +51,23 @@ const AGAIN: u64 = 1_000;
 /// Bounds of stored commands.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct BookOptions {
-    /// That a session may have and not have acknowledged.
+    /// Commands that a session may have and not have acknowledged.
     pub(crate) max_outstanding: usize,
     /// The same of one device.
     pub(crate) max_outstanding_per_device: usize,
-    /// That have not ended.
+    /// Commands that have not ended.
     pub(crate) max_active: usize,
     /// The same of one device.
     pub(crate) max_active_per_device: usize,
     /// Bytes of all.
     pub(crate) max_bytes: usize,
-    /// How long those that have ended are kept.
+    /// Time for which ended commands are kept.
     pub(crate) keep: Duration,
-    /// How many of them.
+    /// Ended commands that are kept.
     pub(crate) max_kept: usize,
 }
 
-/// Why a command is not started.
+/// Reason why a command is not started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum StartError {
     /// There is one of this id with other content.
@@ -93,7 +93,7 @@ pub(crate) enum CancelError {
     /// There is none.
     #[error("there is no command of this id")]
     NotFound,
-    /// It has ended so.
+    /// The command has ended, in this state.
     #[error("the command has ended")]
     Ended(CommandState),
     /// The disk does not take it.
@@ -101,7 +101,7 @@ pub(crate) enum CancelError {
     Store,
 }
 
-/// Why a command does not end now.
+/// Reason why a command does not end now.
 enum NotEnded {
     Unknown,
     Ended(CommandState),
@@ -138,7 +138,7 @@ fn put(number: u64, record: &CommandRecord) -> PublisherChange {
 }
 
 impl Book {
-    /// Those that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
+    /// Reads the commands that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
     pub(crate) fn open(
         options: BookOptions,
         store: Arc<dyn PublisherStore>,
@@ -187,7 +187,7 @@ impl Book {
         Arc::new(book)
     }
 
-    /// How many have not ended.
+    /// Returns the number of commands that have not ended.
     pub(crate) fn active(&self) -> usize {
         self.active.load(SeqCst)
     }
@@ -245,7 +245,7 @@ impl Book {
             commit.done();
         }
         commit.wait().await.map_err(|Refused| StartError::Store)?;
-        // What follows the commit may not have run yet, and who is told must find it.
+        // The callback behind the commit may not have run yet, and the caller must find the command.
         self.started(number, Ok(()));
         let table = self.table.lock();
         let entry = table.commands.get(&number).ok_or(StartError::Store)?;
@@ -289,8 +289,8 @@ impl Book {
         Ok((number, commit))
     }
 
-    /// Whether `bytes` more are at most `most`. Those that have ended make room; after a start with a lower bound, that is more
-    /// than one step's.
+    /// Makes room for `bytes` more by forgetting commands that have ended; true if all are then at most `most`. After a
+    /// start with a lower bound, the excess may be more than one step can forget.
     fn make_room(&self, table: &mut CommandTable, charge: &mut Charge, bytes: usize, most: usize) -> bool {
         let fits = |charge: &Charge| charge.bytes() + bytes <= most;
         for _ in 0..FORGOTTEN {
@@ -378,7 +378,7 @@ impl Book {
                 Err(NotEnded::Ended(state)) => return Err(CancelError::Ended(state)),
                 Err(NotEnded::Busy(commit)) => {
                     commit.wait().await.map_err(|Refused| CancelError::Store)?;
-                    // What follows the commit may not have run yet.
+                    // The callback behind the commit may not have run yet.
                     tokio::task::yield_now().await;
                 }
             }
@@ -428,7 +428,7 @@ impl Book {
         let Some(entry) = table.commands.get_mut(&number) else { return };
         let Writing::End(ended, _) = std::mem::replace(&mut entry.writing, Writing::Nothing) else { return };
         if result.is_err() {
-            // What is on disk is the state before; and so it is in memory.
+            // The state before is on disk; so it stays in memory.
             self.recount(entry, cost(&entry.record));
             let again = clock::now().plus_millis(AGAIN);
             table.schedule(number, Some(again));
@@ -674,7 +674,7 @@ impl Book {
         let is_out = table.commands.get_mut(&number).filter(|entry| entry.record.machine.is_out());
         match is_out {
             Some(entry) => entry.follower = Some(follower),
-            // It has come back already, or ended.
+            // The command has come back already, or ended.
             None => follower.abort(),
         }
         self.note(table, number);

@@ -1,8 +1,9 @@
-//! Who waits for an answer, and who waits for a device: the part of the gateway to which the topics of commands belong.
+//! Calls that wait for a device's answer, or for the device itself: the part of the gateway to which the topics of commands
+//! belong.
 //!
-//! What a device publishes there is a reply to a command that went to it and has none yet, or it is worth nothing: it is
-//! acknowledged, dropped and counted. Invariants: a command has one reply at most; a call that has ended leaves nothing
-//! behind but its place in a list of a fixed length, by which a late reply is told from an unknown one.
+//! A message that a device publishes there is a reply to a command that went to the device and has none yet, or it is worth
+//! nothing: it is acknowledged, dropped and counted. Invariants: a command has one reply at most; a call that has ended
+//! leaves nothing behind but its place in a list of a fixed length, by which a late reply is told from an unknown one.
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -35,9 +36,9 @@ pub(crate) struct Desk {
     /// Stored commands, from when they were read.
     pub(super) book: OnceLock<Arc<Book>>,
     calls: Mutex<Calls>,
-    /// Those who wait until a device has a connection, by device.
+    /// Calls that wait until a device has a connection, by device.
     waiting: Mutex<HashMap<Arc<str>, DeviceWaiters, RandomState>>,
-    /// How many there are.
+    /// Number of waiting calls.
     waiters: AtomicUsize,
 }
 
@@ -48,7 +49,7 @@ struct Calls {
     ended: RecentlyEnded,
 }
 
-/// Those who wait for one device: how many, and how they are told.
+/// Number of calls that wait for one device, and the signal that wakes them.
 type DeviceWaiters = (usize, Arc<Notify>);
 
 /// A command that waits for its reply.
@@ -59,7 +60,7 @@ struct OpenCommand {
     caller: Option<oneshot::Sender<SendReply>>,
 }
 
-/// How commands have ended lately, by a hash of device and id.
+/// Recent ends of commands, by a hash of device and id: true if there was a reply.
 #[derive(Default)]
 struct RecentlyEnded {
     known: HashMap<u64, bool, RandomState>,
@@ -80,7 +81,7 @@ impl RecentlyEnded {
         }
     }
 
-    /// Whether it had a reply; `None` if it is not known.
+    /// Returns whether the command had a reply; `None` if the command is not known.
     fn had_reply(&self, device: &str, id: &str) -> Option<bool> {
         self.known.get(&self.hasher.hash_one((device, id))).copied()
     }
@@ -129,7 +130,7 @@ impl Drop for Waiter<'_> {
     }
 }
 
-/// What a device says of how it went: the level of its topic, else its user property.
+/// Returns the status that a device reports: from the level of its topic, else from its user property.
 fn status(address: &Address<'_>, properties: Option<&Properties>) -> u32 {
     let said = || {
         let user = &properties?.user;
@@ -233,8 +234,8 @@ impl Desk {
     }
 }
 
-/// Whether a reply is one to this very command. Without a status in its topic the correlation data must be there; with one they
-/// must not be others.
+/// Tells whether a reply belongs to this very command. Without a status in its topic the reply must carry the command's
+/// correlation data; with one it may carry none, but no others.
 pub(super) fn correlates(address: &Address<'_>, message: &Message<'_>, correlation: &[u8]) -> bool {
     match message.properties.and_then(|properties| properties.correlation_data.as_deref()) {
         Some(data) => data == correlation,
@@ -242,7 +243,7 @@ pub(super) fn correlates(address: &Address<'_>, message: &Message<'_>, correlati
     }
 }
 
-/// The answer that a message is.
+/// Reads the answer of a device from its message.
 pub(super) fn answer(address: &Address<'_>, message: &Message<'_>) -> DeviceReply {
     let properties = message.properties.cloned();
     DeviceReply {

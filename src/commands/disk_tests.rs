@@ -16,7 +16,7 @@ type SubmittedChanges = (Vec<PublisherChange>, Option<Arc<Commit>>);
 #[derive(Default)]
 struct Disk {
     records: Mutex<BTreeMap<Bytes, Bytes>>,
-    /// What waits for a disk that stands still; `None` while it writes.
+    /// Changes that wait for a disk that stands still; `None` while it writes.
     stalled: Mutex<Option<Vec<SubmittedChanges>>>,
 }
 
@@ -165,13 +165,13 @@ impl World {
     }
 }
 
-/// How a commit has ended; `None` if it has not.
+/// Returns the result of a commit; `None` if it has not ended.
 fn result(commit: &Commit) -> Option<Result<(), Refused>> {
     commit.poll(Waker::noop())
 }
 
-/// The failure: a reply that a device resends after a reconnect, while the disk is slow to write it, is acknowledged at once. The
-/// device forgets it, a crash comes before the disk, and the command has no reply ever.
+/// The failure: a reply that a device resends after a reconnect, while the disk is slow to write it, is acknowledged at
+/// once. The device forgets the reply, a crash comes before the disk has it, and the command never has one.
 #[tokio::test]
 async fn a_reply_sent_again_is_acknowledged_with_the_first() {
     let world = World::new();

@@ -1,10 +1,10 @@
-//! How a stored command ends.
+//! End of a stored command.
 
 use gateway_core::clock;
 
 use super::{DeviceReply, machine::CommandState, record::CommandRecord};
 
-/// How a command is to end.
+/// State with which a command is to end, with its reason code or reply.
 pub(super) struct Ending {
     pub(super) state: CommandState,
     pub(super) code: Option<u8>,

@@ -8,7 +8,7 @@ use super::{Book, CommandRecord, table::Writing};
 
 /// Commands that one page looks at, whether its caller may see them or not.
 const LOOKED_AT: usize = 10_000;
-/// How many of them under the table's lock at once: the threads of devices take it too, for replies.
+/// Commands looked at under one hold of the table's lock: the threads of devices take the lock too, for replies.
 const STEP: usize = 64;
 
 impl Book {

@@ -9,7 +9,7 @@
 
 use gateway_core::{DropReason, ReceiptState, Timestamp};
 
-/// How far a command came.
+/// Stage that a command has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum CommandState {
     Queued,
@@ -33,27 +33,27 @@ impl CommandState {
         Self::Refused,
     ];
 
-    /// Whether it is the last.
+    /// Tells whether the stage is the last.
     pub(crate) fn is_final(self) -> bool {
         self >= Self::Replied
     }
 }
 
-/// When a command may be sent.
+/// Times between which a command may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Times {
     /// Not before.
     pub(crate) start: Timestamp,
-    /// Not after; it ends then.
+    /// Not after; the command ends then.
     pub(crate) expire: Timestamp,
     /// Milliseconds after which a delivered command without a reply is sent again.
     pub(crate) retry: Option<u64>,
 }
 
-/// What is to be done with a command now.
+/// Step to be taken with a command now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum CommandStep {
-    /// Its time is over.
+    /// The command has expired.
     Expire,
     /// The device does not take it, with this reason code.
     Refuse(u8),
@@ -63,18 +63,18 @@ pub(crate) enum CommandStep {
     Wait(Timestamp),
 }
 
-/// What the progress of an attempt is.
+/// Effect of an attempt's progress on its command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum AttemptProgress {
     /// Nothing that others see.
     Nothing,
-    /// Its state is another.
+    /// The command's state is another.
     Changed,
-    /// It ends: the device does not take it, with this reason code.
+    /// The command ends: the device does not take it, with this reason code.
     Refused(u8),
 }
 
-/// Until a command is tried again that there was no room for, in milliseconds.
+/// Milliseconds until a command is tried again that there was no room for.
 const AGAIN: u64 = 1_000;
 /// MQTT 5: Packet too large.
 const PACKET_TOO_LARGE: u8 = 0x95;
@@ -85,13 +85,13 @@ pub(crate) struct Machine {
     pub(super) state: CommandState,
     pub(super) attempts: u32,
     pub(super) times: Times,
-    /// When it is to be sent next; never if it waits for the reply only.
+    /// Time at which the command is to be sent next; `None` if only the reply is waited for.
     pub(super) next: Option<Timestamp>,
     /// The attempt that a session has.
     out: Option<u32>,
-    /// QoS 0: what is sent is all that is known.
+    /// QoS 0: the gateway learns no more than that the command was sent.
     unacknowledged: bool,
-    /// The reason code with which the device did not take it: it ends so, once that is on disk.
+    /// Reason code with which the device refused the command: the command ends with it, once that is on disk.
     refused: Option<u8>,
 }
 
@@ -123,32 +123,32 @@ impl Machine {
         Self { state, attempts, times, next, out: None, unacknowledged, refused: None }
     }
 
-    /// How far it came.
+    /// Returns the stage that the command has reached.
     pub(crate) fn state(&self) -> CommandState {
         self.state
     }
 
-    /// How often it was sent.
+    /// Returns how often the command was sent.
     pub(crate) fn attempts(&self) -> u32 {
         self.attempts
     }
 
-    /// When it may be sent.
+    /// Returns the times between which the command may be sent.
     pub(crate) fn times(&self) -> Times {
         self.times
     }
 
-    /// When it ends at the latest.
+    /// Returns the time at which the command ends at the latest.
     pub(crate) fn expires(&self) -> Timestamp {
         self.times.expire
     }
 
-    /// Whether a session has it.
+    /// Tells whether a session has the command.
     pub(crate) fn is_out(&self) -> bool {
         self.out.is_some()
     }
 
-    /// What is to be done at this time.
+    /// Returns the step to be taken at this time.
     pub(crate) fn step(&self, now: Timestamp) -> CommandStep {
         if let Some(code) = self.refused {
             return CommandStep::Refuse(code);
@@ -225,7 +225,7 @@ impl Machine {
         AttemptProgress::Refused(code)
     }
 
-    /// It ends; nothing changes any more.
+    /// Ends the command; nothing changes any more.
     pub(crate) fn end(&mut self, state: CommandState) {
         self.state = state;
         self.out = None;

@@ -48,15 +48,15 @@ pub(crate) use machine::{CommandState, Times};
 pub(crate) use record::CommandRecord;
 pub(crate) use topics::CommandTopics;
 
-/// What a request is told by from another.
+/// Digest by which two requests are told apart.
 pub(crate) type Digest = [u8; 32];
 
 /// Bytes of correlation data, and of an id of the gateway's making.
 const RANDOM: usize = 16;
-/// The user property in which a device of MQTT 5 says how it went.
+/// The user property in which a device of MQTT 5 reports the outcome.
 const STATUS: &str = "status";
 
-/// What to send to whom. Valid: the device is one level of a topic, and so is the name.
+/// Command to a device. Valid: the device is one level of a topic, and so is the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Spec {
     /// Client id.
@@ -79,16 +79,16 @@ impl Spec {
     }
 }
 
-/// What a device answered.
+/// Reply of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DeviceReply {
     /// Payload.
     pub(crate) payload: Bytes,
     /// Properties.
     pub(crate) properties: Option<Arc<Properties>>,
-    /// What the device says of how it went; 0 if it says nothing.
+    /// Status that the device reports; 0 if there is none.
     pub(crate) status: u32,
-    /// When.
+    /// Time of the reply.
     pub(crate) at: Timestamp,
 }
 
@@ -107,10 +107,10 @@ pub(crate) struct SendReply {
     _charge: Charge,
 }
 
-/// How far a command came that has no answer.
+/// Stage of a command that has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum SendStage {
-    /// It has not left the gateway.
+    /// The command has not left the gateway.
     Queued,
     /// Handed to the operating system.
     Sent,
@@ -118,7 +118,7 @@ pub(crate) enum SendStage {
     Delivered,
 }
 
-/// Why a command has no answer.
+/// Reason why a command has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum NoReply {
     /// The device has no connection.
@@ -130,7 +130,7 @@ pub(crate) enum NoReply {
     /// The device refused it, with this reason code.
     #[error("the device refused the command")]
     Refused(u8),
-    /// It is larger than the device takes.
+    /// The command is larger than the device takes.
     #[error("the command is larger than the device takes")]
     TooLarge,
     /// The device's queue is full.
@@ -150,12 +150,12 @@ pub(crate) enum NoReply {
     ShuttingDown,
 }
 
-/// A failure, and how far the command came.
+/// A failure, and the stage that the command had reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Failed {
-    /// Why.
+    /// Reason.
     pub(crate) why: NoReply,
-    /// How far.
+    /// Stage.
     pub(crate) stage: SendStage,
 }
 
@@ -194,7 +194,7 @@ impl Commands {
         self.desk.options.topics.request(spec, "id")
     }
 
-    /// Whether a command of this name would have the topic of a reply.
+    /// Tells whether a command of this name would have the topic of a reply.
     pub(crate) fn is_of_replies(&self, name: &str) -> bool {
         self.desk.options.topics.is_of_replies(name)
     }
@@ -219,7 +219,7 @@ impl Commands {
         message.properties = Some(&properties);
         message.receipt = Some(receipt);
         message.direct = true;
-        // It is sent again by us, not by what the session keeps on disk.
+        // The gateway sends the command again by itself, not by the session's records on disk.
         message.durability = gateway_core::Durability::None;
         message.expires = Some(expires);
         let mut turn = broker::Turn::default();

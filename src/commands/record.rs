@@ -13,7 +13,7 @@ use super::{
 
 const VERSION: u8 = 1;
 
-/// What is written of a command.
+/// Record of a command on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CommandRecord {
     pub(crate) id: String,

@@ -13,7 +13,7 @@ use super::{
 
 /// Commands looked at between two pauses.
 const STEP: usize = 256;
-/// How long is slept at most.
+/// Longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// MQTT 5: Packet too large.
 const PACKET_TOO_LARGE: u8 = 0x95;
@@ -43,7 +43,7 @@ impl Commands {
             });
             let sleep = if looked == STEP { Duration::ZERO } else { sleep };
             tokio::select! {
-                // Whatever was changed before this was seen above, or is told now.
+                // Earlier changes were seen above, or are told now.
                 _ = timeout(sleep, book.changed.notified()) => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }

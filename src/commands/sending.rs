@@ -15,14 +15,14 @@ use tokio::{
 
 use super::{Commands, Failed, NoReply, SendReply, SendStage, Spec, after, desk::Ticket};
 
-/// How often one is sent again because its session has ended.
+/// Most attempts of a command whose sessions end.
 const MOST_ATTEMPTS: usize = 16;
 
-/// What became of one attempt.
+/// Result of one attempt.
 enum Attempt {
     /// The device has it, or may have it: only the reply counts.
     Reached,
-    /// Its session is gone, and it has acknowledged nothing.
+    /// The session is gone, and the device has acknowledged nothing.
     Lost,
     Failed(NoReply),
 }
@@ -113,7 +113,7 @@ impl Commands {
                     Some(why) => return Err(why),
                     None => true,
                 },
-                // It keeps nothing of this on the disk.
+                // The session keeps nothing of a command on disk.
                 DirectOutcome::Refused(Shortage::Store)
                 | DirectOutcome::Done(Outcome::Ignored)
                 | DirectOutcome::UnknownDevice

@@ -17,7 +17,7 @@ const OVERHEAD: usize = 768;
 /// Changes of a command, until it ends.
 pub(crate) type Changes = broadcast::Receiver<Arc<CommandRecord>>;
 
-/// What a command waits for.
+/// Write that a command waits for.
 pub(super) enum Writing {
     Nothing,
     /// Its start.
@@ -30,7 +30,7 @@ pub(super) struct CommandEntry {
     pub(super) record: CommandRecord,
     pub(super) bytes: usize,
     pub(super) writing: Writing,
-    /// When it is looked at next.
+    /// Time at which the command is looked at next.
     pub(super) due: Option<Timestamp>,
     pub(super) watchers: Option<broadcast::Sender<Arc<CommandRecord>>>,
     /// Follows the attempt that a session has.
@@ -42,11 +42,11 @@ pub(super) struct CommandEntry {
 pub(super) struct OfDevice {
     pub(super) all: BTreeSet<u64>,
     pub(super) active: BTreeSet<u64>,
-    /// Those that go out when the device has a connection.
+    /// Commands that go out when the device has a connection.
     pub(super) ready: BTreeSet<u64>,
-    /// How many a session has.
+    /// Number of commands that a session has.
     pub(super) out: usize,
-    /// Its turn among those that wait until fewer are out.
+    /// Turn of the device among those that wait until fewer commands are out.
     turn: Option<u64>,
 }
 
@@ -56,11 +56,11 @@ pub(super) struct CommandTable {
     pub(super) ids: HashMap<Box<str>, u64, RandomState>,
     pub(super) devices: HashMap<Arc<str>, OfDevice, RandomState>,
     pub(super) numbers: BTreeSet<u64>,
-    /// Those that have not ended.
+    /// Commands that have not ended.
     pub(super) active: BTreeSet<u64>,
-    /// When each active one is looked at.
+    /// Times at which active commands are looked at.
     pub(super) due: BTreeSet<(Timestamp, u64)>,
-    /// By when they ended.
+    /// Ended commands, by the times of their ends.
     pub(super) ended: BTreeSet<(Timestamp, u64)>,
     /// Devices to which something may go now.
     pub(super) look: BTreeSet<Arc<str>>,

@@ -39,7 +39,7 @@ impl Bench {
         self.desk.open(&spec(device), self.broker.account())
     }
 
-    /// What a device says to a topic after its name.
+    /// Publishes as the device, to a topic whose levels after the device's name are `rest`.
     fn say(&self, device: &str, rest: &str, properties: Option<Properties>) -> ReservedOutcome {
         let client_id = ClientId::new(device);
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&client_id), slot: 0 };

@@ -8,13 +8,13 @@ use super::Spec;
 const ID: usize = 0;
 const STATUS: usize = 1;
 
-/// How topics are made and read.
+/// Patterns by which topics are made and read.
 #[derive(Debug, Clone)]
 pub(crate) struct CommandTopics {
     prefix: String,
     request: Levels,
     reply: Levels,
-    /// A reply's without the status, where the correlation data identify the command.
+    /// Levels of a reply's topic without the status, where the correlation data identify the command.
     response: Levels,
 }
 
@@ -40,7 +40,7 @@ impl CommandTopics {
         Self { prefix, request, reply, response }
     }
 
-    /// What all begin with.
+    /// Returns the beginning of all topics.
     pub(super) fn prefix(&self) -> &str {
         &self.prefix
     }
@@ -70,7 +70,7 @@ impl CommandTopics {
         Some(Address { id: found[ID], status: Some(number(found[STATUS])?) })
     }
 
-    /// Whether a command of this name would have the topic of a reply, for a device and for who reads its topics.
+    /// Tells whether a command of this name would have the topic of a reply, for a device and for any reader of its topics.
     pub(super) fn is_of_replies(&self, name: &str) -> bool {
         let mut topic = String::new();
         self.request.write(&["id", name], &mut topic);
