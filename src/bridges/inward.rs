@@ -1,5 +1,5 @@
-//! What is the same for all bridges that lead in: a message of the other side becomes one of the gateway, and is acknowledged to
-//! the other side only when it is as safe here as that of a device.
+//! Common part of all bridges that lead in: a message of the other side becomes one of the gateway, and is acknowledged to
+//! the other side only when it is as safe here as a device's message.
 
 use std::{future::Future, sync::Arc};
 
@@ -71,13 +71,13 @@ pub(super) struct InwardMessage<'a> {
     pub(super) expiry: Option<u32>,
 }
 
-/// Where messages come in.
+/// Entrance for messages.
 #[derive(Clone)]
 pub(super) struct Door {
     pub(super) broker: Broker,
     /// The mark of this gateway.
     pub(super) mark: String,
-    /// The mark of what comes in here.
+    /// Mark of the messages that enter here.
     pub(super) entry: String,
 }
 
@@ -135,7 +135,7 @@ impl Door {
         Ok(commit)
     }
 
-    /// Whether a topic is one that the gateway takes, by its limits.
+    /// Tells whether the gateway takes this topic, by its limits.
     pub(super) fn takes(&self, topic: &str) -> bool {
         let limits = self.broker.limits();
         !topic.is_empty()

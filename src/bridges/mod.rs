@@ -58,7 +58,7 @@ struct Planned {
     side: Side,
 }
 
-/// What is on the other side.
+/// The other side, by its kind.
 enum Side {
     #[cfg(feature = "kafka")]
     Kafka(Box<KafkaBridge>),
@@ -254,7 +254,7 @@ impl BridgesStatus {
         out.any(|(_, status)| group_of(status.name()) == group)
     }
 
-    /// What `/metrics` shows.
+    /// Writes the rows that `/metrics` shows.
     pub(crate) fn rows(&self, groups: Option<&Groups>, rows: &mut Vec<Row>) {
         for (direction, status) in &self.0 {
             let info = groups.and_then(|groups| groups.get(&group_of(status.name())).ok());

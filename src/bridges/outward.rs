@@ -61,11 +61,11 @@ impl Delivered {
     }
 }
 
-/// How long the group leaves a message with the bridge that does not say that it still has it.
+/// Time for which the group leaves a message with the bridge without a sign of life.
 const HOLD: Duration = Duration::from_secs(60);
-/// How often it says so.
+/// Interval of the bridge's signs of life.
 const KEEP: Duration = Duration::from_secs(15);
-/// How long what was acknowledged last may take to be written, at the end.
+/// Longest time for which the last acknowledgements may be written, at the end.
 pub(super) const LAST: Duration = Duration::from_secs(2);
 
 /// See the module.
@@ -160,7 +160,7 @@ impl<O: Out> Outward<O> {
                 break;
             }
         }
-        // What was acknowledged is on disk before the end.
+        // The last acknowledgements are on disk before the end.
         let last = async {
             member.drain()?;
             while !member.next(Room { messages: 0, bytes: 0 }).await?.is_drained {}
@@ -328,7 +328,7 @@ pub(super) fn pause(config: &Bridge, count: u32, after: Option<Duration>) -> Dur
     let mut chance = [0];
     let _ = rand::fill(&mut chance);
     let pause = full - full * u32::from(chance[0]) / 1024;
-    // What the other side asks for is honoured within reason.
+    // A pause that the other side asks for is honoured within reason.
     pause.max(after.unwrap_or_default().min(MOST_AFTER))
 }
 

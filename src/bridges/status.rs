@@ -1,4 +1,4 @@
-//! How a bridge is: what it has carried, why it has failed, and whether the other side answers.
+//! State of a bridge: its carried messages, its failures, and whether the other side answers.
 
 use std::{
     collections::BTreeMap,
@@ -26,7 +26,7 @@ pub(super) enum Reason {
     Deadline,
     /// The other side has too much to do, and says so.
     Busy,
-    /// It failed, or said what cannot be understood.
+    /// The other side failed, or its answer cannot be understood.
     Failed,
     /// The gateway's own log or disk.
     Store,
@@ -58,7 +58,7 @@ pub(super) enum BridgeRefusal {
     Topic,
     /// Lacks what its topic is made of.
     Field,
-    /// It has a header whose name is no text.
+    /// The message has a header whose name is no text.
     Header,
     /// Longer than the receiving side takes.
     Size,
@@ -201,18 +201,18 @@ pub(crate) struct LastRefusal {
     pub(crate) detail: String,
 }
 
-/// Whether the other side answers.
+/// State of the other side.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Reachability {
-    /// It was not reached yet.
+    /// The other side was not reached yet.
     Starting,
-    /// It answers.
+    /// The other side answers.
     Up,
-    /// It failed several times in a row: it is tried with pauses.
+    /// The other side failed several times in a row: it is tried with pauses.
     Down,
 }
 
-/// How a bridge is at one moment.
+/// State of a bridge at one moment.
 pub(crate) struct BridgeReport {
     pub(crate) name: String,
     pub(crate) kind: &'static str,
@@ -253,7 +253,7 @@ impl Status {
         }
     }
 
-    /// How it is now. Its figures are read one after the other, not at one point in time.
+    /// Returns the current state of the bridge. Its figures are read one after the other, not at one point in time.
     pub(super) fn seen(&self) -> BridgeReport {
         let failures = Reason::ALL.iter().zip(&self.failures);
         let failures = failures.map(|(reason, count)| (reason.as_str(), count.load(Relaxed)));
@@ -347,7 +347,7 @@ impl Status {
         }
     }
 
-    /// It failed. Returns how often in a row.
+    /// Counts a failure. Returns how many there have been in a row.
     pub(super) fn failed(&self, failure: &BridgeFailure, progressed: bool) -> u32 {
         if let Some(at) = Reason::ALL.iter().position(|&reason| reason == failure.reason) {
             self.failures[at].fetch_add(1, Relaxed);
@@ -371,7 +371,7 @@ impl Status {
         count
     }
 
-    /// What `/metrics` shows of it; `lag` is what waits on the disk, in messages and bytes.
+    /// Writes the bridge's rows for `/metrics`; `lag` counts the messages that wait on the disk, and their bytes.
     pub(super) fn rows(&self, lag: (u64, u64), rows: &mut Vec<Row>) {
         let of = [self.name.as_str(), self.kind, self.direction];
         let is_up = u64::from(self.state.load(Relaxed) == UP);

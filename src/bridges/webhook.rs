@@ -50,7 +50,7 @@ struct Ready {
     authorization: Option<HeaderValue>,
 }
 
-/// What came of one request.
+/// Result of one request.
 enum RequestOutcome {
     Taken,
     /// The service will never take this.
@@ -221,8 +221,9 @@ fn sign(secret: &hmac::Key, time: u64, body: &[u8]) -> String {
     format!("t={time},v1={hex}")
 }
 
-/// What an answer means. What does not depend on the messages (a token, a path, a service that is overloaded) heals some day, so
-/// it is tried again; what the service has read and does not want never will.
+/// Reads the answer to a request. An error that does not depend on the messages (a token, a path, a service that is
+/// overloaded) heals some day, so it is tried again; messages that the service has read and does not want are refused for
+/// good.
 fn understand(told: &HttpAnswer) -> Result<RequestOutcome, BridgeFailure> {
     let status = told.status;
     if status.is_success() {

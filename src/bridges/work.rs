@@ -1,4 +1,4 @@
-//! What a bridge has in hand: messages of its group, and what became of each.
+//! Work that a bridge has in hand: messages of its group, and the fate of each.
 
 use std::{sync::Arc, time::Duration};
 
@@ -7,7 +7,7 @@ use groups::{Delivery, IdRange, Ranges};
 
 use super::status::BridgeRefusal;
 
-/// What became of a message.
+/// Fate of a message.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Fate {
     /// Nothing yet.
@@ -68,7 +68,7 @@ impl BridgeItem {
         }
     }
 
-    /// How long it is still worth anything; `None` for ever.
+    /// Returns the time for which the message is still worth anything; `None` for ever.
     pub(super) fn left(&self, now: Timestamp) -> Option<Duration> {
         let expires = self.message().expires?;
         Some(Duration::from_millis(expires.0.saturating_sub(now.0)))

@@ -75,7 +75,7 @@ pub(in crate::bridges) struct KafkaIn {
     reader: Option<KafkaMember>,
 }
 
-/// Where records go.
+/// Destination of records.
 struct Sink {
     kafka: KafkaBridge,
     config: Bridge,
@@ -103,11 +103,11 @@ struct Commits {
     safe: MessageCount,
     /// A commit that is under way, and what is in it.
     under_way: Option<(JoinHandle<KafkaResult<()>>, MessageCount)>,
-    /// When the next may begin.
+    /// Earliest time of the next commit.
     next: Instant,
 }
 
-/// What the gateway did not take: one, and what comes before a pause takes hold.
+/// Records that the gateway did not take: one, and those that arrive before a pause takes hold.
 struct HeldRecords {
     messages: VecDeque<OwnedMessage>,
     bytes: usize,
@@ -123,7 +123,7 @@ struct Owed {
     partition: i32,
     offset: i64,
     bytes: usize,
-    /// It was published, and not left out.
+    /// True if the message was published, and not left out.
     is_carried: bool,
     commit: Option<Arc<Commit>>,
 }
@@ -150,7 +150,8 @@ impl ClientContext for Moves {}
 
 impl ConsumerContext for Moves {
     fn pre_rebalance(&self, consumer: &BaseConsumer<Self>, rebalance: &Rebalance<'_>) {
-        // What is safe is told before another member begins after it; without waiting, as this is a thread of the gateway.
+        // Records that are safe are committed before another member begins after them; without waiting, as this is a thread
+        // of the gateway.
         if matches!(rebalance, Rebalance::Revoke(_)) {
             let _ = consumer.commit_consumer_state(CommitMode::Async);
         }
@@ -199,7 +200,7 @@ impl KafkaIn {
             // Partitions that stay are not read again when others move.
             ("partition.assignment.strategy", "cooperative-sticky"),
             ("topic.metadata.refresh.interval.ms", "30000"),
-            // What librdkafka reads ahead is in memory.
+            // The records that librdkafka reads ahead are in memory.
             ("queued.min.messages", "1000"),
             ("queued.max.messages.kbytes", "4096"),
             ("fetch.max.bytes", "4194304"),
@@ -237,7 +238,7 @@ impl In for KafkaIn {
         }
         let Some(reader) = &mut self.reader else { return BridgeFailure::new(Reason::Failed, "no consumer") };
         let failure = self.sink.bring(reader).await;
-        // What is not committed comes again.
+        // Records that are not committed come again.
         self.reader = None;
         failure
     }
@@ -448,7 +449,7 @@ impl KafkaMember {
         }
     }
 
-    /// What is taken and not committed.
+    /// Counts the records that are taken and not committed.
     fn waiting(&self) -> MessageCount {
         let mut all = self.commits.total();
         all.add(self.owing.messages, self.owing.bytes);
@@ -538,7 +539,7 @@ impl Drop for KafkaMember {
 }
 
 impl Commits {
-    /// What is not committed.
+    /// Counts the records that are not committed.
     fn total(&self) -> MessageCount {
         let mut all = self.safe;
         if let Some((_, under_way)) = &self.under_way {
@@ -589,7 +590,7 @@ impl HeldRecords {
     }
 }
 
-/// Whether the cluster answers, after it did not.
+/// Question whether the cluster answers again, after it did not.
 #[derive(Default)]
 struct Question {
     at: Option<Instant>,
@@ -628,7 +629,7 @@ async fn written(owed: &VecDeque<Owed>) -> Result<(), gateway_core::Refused> {
     }
 }
 
-/// What a future has already.
+/// Returns the output of a future that is ready at once.
 fn ready<F: Future>(future: F) -> Option<F::Output> {
     match pin!(future).poll(&mut Context::from_waker(Waker::noop())) {
         Poll::Ready(output) => Some(output),
@@ -636,7 +637,7 @@ fn ready<F: Future>(future: F) -> Option<F::Output> {
     }
 }
 
-/// Whether the consumer has to be made anew: what it was told (files, topics) may be different then.
+/// Tells whether the consumer has to be made anew: its files or topics may be different then.
 fn is_final(error: &KafkaError) -> bool {
     matches!(error, KafkaError::MessageConsumptionFatal(_))
         || matches!(
@@ -749,7 +750,7 @@ fn headers(message: &impl rdkafka::Message) -> Result<Vec<(&str, &[u8])>, Bridge
     catch_unwind(AssertUnwindSafe(read)).map_err(|_| BridgeRefusal::Header)
 }
 
-/// What MQTT takes for text.
+/// Returns the value as a text that MQTT allows, if it is one.
 fn text(value: &[u8]) -> Option<&str> {
     std::str::from_utf8(value).ok().filter(|value| is_text(value))
 }

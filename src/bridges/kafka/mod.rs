@@ -20,7 +20,7 @@ use crate::tls;
 
 pub(super) use {inward::KafkaIn, outward::KafkaOut};
 
-/// How long the cluster has to say who it is, or what it has.
+/// Longest wait for the cluster's answer to a question about itself or its topics.
 const ASKING: Duration = Duration::from_secs(10);
 
 /// Headers of a record that say what the message was in MQTT.
@@ -35,7 +35,7 @@ mod header {
     pub(super) const CORRELATION_DATA: &str = "mqtt-correlation-data";
 }
 
-/// Where the cluster is, and how the bridge of this name shows itself there. Reads the files that are named.
+/// Returns the client settings that name the cluster, and the bridge to the cluster. Reads the files that are named.
 ///
 /// # Errors
 /// The key below the bridge's table, and what is wrong with it.
@@ -88,7 +88,7 @@ pub(super) fn settings(name: &str, config: &KafkaBridge) -> Result<ClientConfig,
     Ok(all)
 }
 
-/// What a failure of the client is to a bridge.
+/// Turns an error of the client into a failure of the bridge.
 fn why(error: &KafkaError) -> BridgeFailure {
     let reason = match error.rdkafka_error_code() {
         Some(

@@ -67,7 +67,7 @@ pub(in crate::bridges) struct KafkaOut {
     hashes: RandomState,
 }
 
-/// What a record may have beside a packet: its key, and what headers are called.
+/// Bytes of a record beside its packet: its key, and the names of headers.
 const ENVELOPE: usize = 64 << 10;
 /// The longest name of a topic.
 const MOST_TOPIC: usize = 249;
@@ -160,7 +160,8 @@ impl KafkaOut {
         set("queue.buffering.max.messages", &(self.batch_messages + 1).to_string());
         set("batch.size", &self.request.bytes.to_string());
         set("batch.num.messages", &self.request.records.to_string());
-        // Whatever a device may send: what is too large for the topic its brokers say, who know.
+        // High enough for any message of a device: only the brokers know the limit of a topic, and refuse larger records
+        // themselves.
         let largest = self.most.saturating_add(ENVELOPE).clamp(1_000_000, 1_000_000_000);
         set("message.max.bytes", &largest.to_string());
         set(
@@ -434,7 +435,8 @@ impl Answers {
     }
 }
 
-/// What may stand in the name of a topic: other characters become dots, as the levels of MQTT do, or underscores.
+/// Returns a value with the characters that the name of a topic allows: levels of MQTT are separated by dots, and other
+/// characters become underscores.
 fn clean(value: &str) -> String {
     let known = |c: char| match c {
         '/' => '.',

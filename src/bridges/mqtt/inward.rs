@@ -44,7 +44,7 @@ pub(in crate::bridges) struct MqttIn {
 struct Owed {
     id: u16,
     bytes: usize,
-    /// It was published, and not left out.
+    /// True if the message was published, and not left out.
     is_carried: bool,
     commit: Option<Arc<Commit>>,
 }
@@ -112,7 +112,7 @@ impl MqttIn {
                         }));
                     }
                 }
-                // What is owed bounds what is read; answers and pings go on.
+                // The messages not yet acknowledged bound the reading; answers and pings go on.
                 step = link.step_if(!full) => {
                     step?;
                     let mut turn = Turn::default();
@@ -180,7 +180,7 @@ impl MqttIn {
         Ok(false)
     }
 
-    /// Whether the configuration names its topic: the session may still have subscriptions of an earlier one.
+    /// Tells whether the configuration names the topic: the session may still have subscriptions of an earlier one.
     fn wants(&self, topic: &str) -> bool {
         let matches = |filter: &String| {
             let shared = gateway_core::parse_shared(filter).ok().flatten();
@@ -189,7 +189,8 @@ impl MqttIn {
         self.config.topics.is_empty() || self.config.topics.iter().any(matches)
     }
 
-    /// What an acknowledgement must wait for, if anything; `None` if the message is left out.
+    /// Publishes a message; returns the commit that its acknowledgement must wait for, if any, or `None` if the message is
+    /// left out.
     async fn publish(
         &self,
         publish: &Publish<'_>,

@@ -23,7 +23,7 @@ trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 
 impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
 
-/// What the bridge asks of a session.
+/// Parameters of a session that the bridge asks for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Wish {
     /// Seconds for which the broker keeps the session; `None` if nothing of an earlier connection is kept.
@@ -39,7 +39,7 @@ pub(super) struct BrokerLink {
     reader: ReadHalf<Box<dyn Stream>>,
     writer: WriteHalf<Box<dyn Stream>>,
     input: BytesMut,
-    /// What is to be written, less what was.
+    /// Bytes that are still to be written.
     output: BytesMut,
     unflushed: bool,
     protocol: Protocol,
@@ -51,7 +51,7 @@ pub(super) struct BrokerLink {
     /// Pings without their own answer.
     pongs: u32,
     unasked: Unasked,
-    /// What the broker said.
+    /// The broker's CONNACK.
     pub(super) welcome: ConnAck,
 }
 
@@ -164,10 +164,10 @@ impl BrokerLink {
         Ok(length.map(|length| self.input.split_to(length).freeze()))
     }
 
-    /// What [`Self::take`] returned, as a packet.
+    /// Decodes a packet that [`Self::take`] returned.
     ///
     /// # Errors
-    /// It is none, or a farewell.
+    /// The bytes are no packet, or a farewell.
     pub(super) fn read<'a>(&self, bytes: &'a [u8]) -> Result<Packet<'a>, BridgeFailure> {
         let found = frame(bytes, self.max_packet).map_err(|error| malformed(&error))?;
         let found = found.ok_or_else(|| BridgeFailure::new(Reason::Failed, "half a packet"))?;

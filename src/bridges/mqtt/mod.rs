@@ -14,7 +14,7 @@ use crate::tls::{self, ServerName};
 
 pub(super) use {inward::MqttIn, outward::MqttOut};
 
-/// Where the other broker is, and how the bridge shows itself there.
+/// Address of the other broker, and the identity of the bridge there.
 pub(super) struct Dial {
     config: MqttBridge,
     host: String,

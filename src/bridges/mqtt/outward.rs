@@ -241,17 +241,17 @@ impl MqttOut {
     }
 }
 
-/// What became of a message that was to be sent.
+/// Result of an attempt to send a message.
 enum Put {
     Sent,
-    /// It is not for the other side.
+    /// The message is not for the other side.
     Passed,
     /// Its time ended while those before it were sent [MQTT-3.3.2-5].
     Expired,
     Refused(BridgeRefusal, String),
 }
 
-/// What an acknowledgement says. Of a broker that is full it is a failure; what it does not take otherwise it never will.
+/// Reads an acknowledgement. A broker that is full is a failure; any other refusal of a message is for good.
 fn fate(code: u8) -> Result<Fate, BridgeFailure> {
     match code {
         0..0x80 => Ok(Fate::Done),
