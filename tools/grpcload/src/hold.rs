@@ -27,7 +27,7 @@ pub struct Hold {
     duration: f64,
 }
 
-/// What became of the calls.
+/// Outcomes of the calls.
 #[derive(Default)]
 struct Count {
     connections: usize,

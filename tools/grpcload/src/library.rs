@@ -13,7 +13,7 @@ use crate::{
 /// acknowledges.
 pub async fn run(args: &Member) -> Result<i32, Failure> {
     let file = OpenOptions::new().append(true).create(true).open(&args.file)?;
-    // What was killed may have left half a line.
+    // A killed process may have left half a line.
     writeln!(&file)?;
     let file = Arc::new(file);
     loop {

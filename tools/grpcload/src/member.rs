@@ -33,7 +33,7 @@ pub struct Member {
 /// Never ends: streams are opened again until the process is killed.
 pub async fn run(args: &Member) -> Result<i32, Failure> {
     let mut out = BufWriter::new(OpenOptions::new().append(true).create(true).open(&args.file)?);
-    // What was killed may have left half a line.
+    // A killed process may have left half a line.
     writeln!(out)?;
     loop {
         let ended = consume(args, &mut out).await;

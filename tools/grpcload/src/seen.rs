@@ -1,4 +1,5 @@
-//! What a member got of mqload's messages: how late, and whether each of a publisher's was settled once and in order.
+//! Record of mqload's messages that a member got: how late, and whether each of a publisher's was settled once and in
+//! order.
 
 use std::collections::HashMap;
 
@@ -17,15 +18,15 @@ struct Stamp {
 /// Messages of mqload, as far as a member knows them.
 #[derive(Default)]
 pub struct Seen {
-    /// What is not settled yet, by the number of its delivery.
+    /// Messages that are not settled yet, by the number of their delivery.
     delivered: HashMap<u64, (u32, u64)>,
-    /// What should be settled next, by publisher.
+    /// Sequence number that should be settled next, by publisher.
     next: HashMap<u32, u64>,
     /// Microseconds from being sent until here, of first deliveries.
     waits: Vec<u32>,
-    /// The same of those in one partition with what is given back.
+    /// The same of the messages that share a partition with those given back.
     beside: Vec<u32>,
-    /// The partition of what is given back, as it is in a message's id.
+    /// Partition of the messages that are given back, as it is in a message's id.
     partition: Option<String>,
     settled: u64,
     skipped: u64,

@@ -26,7 +26,7 @@ use crate::{
     send::{connect_device, packet, read, text},
 };
 
-/// Who updates.
+/// Source of the updates.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum By {
     /// Calls of UpdateShadow with `desired`.
@@ -53,7 +53,7 @@ pub struct Shadows {
     keys: usize,
 }
 
-/// What the `number`th update of a section sets.
+/// Returns the value that the `number`th update of a section sets.
 fn section(number: usize, keys: usize) -> String {
     format!("{{\"setting-{}\":{{\"value\":{number},\"unit\":\"percent\"}}}}", number % keys.max(1))
 }

@@ -28,7 +28,7 @@ const HEALTH: &str = "/grpc.health.v1.Health/Check";
 const DENIED: &str = "/gateway.v1.Devices/ListDevices";
 /// Between two new clients, and between the end of an attacker's connection and its next one.
 const PAUSE: Duration = Duration::from_millis(50);
-/// How long a new client waits for its answer.
+/// Longest wait of a new client for its answer.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 #[derive(Clone, Copy, ValueEnum)]

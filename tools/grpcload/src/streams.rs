@@ -16,7 +16,7 @@ use crate::{
     proto::{SubscribeRequest, WatchShadowRequest},
 };
 
-/// What each stream is.
+/// Kind of each stream.
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Kind {
     /// WatchShadow of `--names` devices
@@ -52,7 +52,7 @@ pub struct Streams {
     duration: f64,
 }
 
-/// What became of the streams.
+/// Outcomes of the streams.
 #[derive(Default)]
 struct Count {
     connections: usize,

@@ -148,7 +148,7 @@ impl BrokerArgs {
         Pace { inflight: inflight.max(1), rate, timeout: clock::secs(self.connect_timeout) }
     }
 
-    /// What the connections go through, for titles.
+    /// Returns the transport of the connections, for titles.
     pub fn transport(&self) -> &'static str {
         match (self.tls, self.ws) {
             (false, false) => "",

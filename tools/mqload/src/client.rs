@@ -43,12 +43,12 @@ pub struct ClientCfg {
     pub congestion: Option<String>,
 }
 
-/// What one connection is to be.
+/// Parameters of one connection.
 pub struct Spec {
     pub client_id: String,
     pub clean: bool,
     pub filter: Option<(String, u8)>,
-    /// It will not read (`Engine::deafen`): the kernel is to hold little for it.
+    /// True if the connection will not read (`Engine::deafen`): the kernel is to hold little for it.
     pub deaf: bool,
 }
 
@@ -165,7 +165,7 @@ impl Conn {
         }
     }
 
-    /// What the WebSocket layer has to say by itself.
+    /// Sends the frames that the WebSocket layer adds by itself.
     fn send_ws_out(&mut self) -> Result<(), Reason> {
         match &mut self.ws {
             Some(ws) if !ws.out.is_empty() => {

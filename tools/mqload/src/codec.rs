@@ -144,7 +144,7 @@ pub struct PublishTemplate {
     qos: u8,
     v5: bool,
     payload_len: usize,
-    /// Where the topic ends in `head`.
+    /// End of the topic in `head`.
     topic_end: usize,
 }
 
@@ -189,7 +189,7 @@ impl PublishTemplate {
     }
 }
 
-/// What each payload starts with.
+/// Stamp at the start of each payload.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Stamp {
     /// Scheduled (open loop) or sending (closed loop) time, monotonic ns.

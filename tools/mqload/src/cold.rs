@@ -45,7 +45,7 @@ const PER_CONNECTION: usize = 9_000;
 pub const LEVELS: usize = 3;
 
 impl ColdArgs {
-    /// How many idle connections `pubsub` opens for them.
+    /// Returns the number of idle connections that `pubsub` opens for them.
     pub fn connections(&self) -> usize {
         self.cold.div_ceil(PER_CONNECTION)
     }
@@ -199,7 +199,7 @@ impl Handler for Nothing {
     fn acked(&mut self, _: usize, _: &Acked) {}
 }
 
-/// What `n` cold subscriptions cost the broker.
+/// Reports the cost of `n` cold subscriptions to the broker.
 pub fn report(r: &mut Report, args: &ColdArgs, before: &Mem, after: &Mem, usage: &Usage) {
     r.set("cold", args.cold);
     r.set("cold_kind", format!("{:?}", args.cold_kind).to_lowercase());

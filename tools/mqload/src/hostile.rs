@@ -75,13 +75,13 @@ pub struct Args {
     measure: MeasureArgs,
 }
 
-/// How large the mixes are that have a size.
+/// Sizes of the mixes that have one.
 pub struct Sizes {
     pub retained: usize,
     pub subscribers: usize,
 }
 
-/// Who does what: `prepare` has done its part before `attack` begins.
+/// Clients of an attack: `prepare` has done its part before `attack` begins.
 #[derive(Default)]
 pub struct Plan {
     pub prepare: Vec<Client>,
@@ -158,7 +158,7 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr, String> {
     found.into_iter().next().ok_or_else(|| format!("--host {host}: no address"))
 }
 
-/// When the attack begins and ends (monotonic ns, 0: not known yet), and whether the bystanders have left.
+/// Begin and end of the attack (monotonic ns, 0: not known yet), and whether the bystanders have left.
 #[derive(Default)]
 struct Clock {
     begin: AtomicU64,
@@ -273,7 +273,7 @@ impl Watch {
         self.peak_anonymous.fetch_max(anonymous, Relaxed);
     }
 
-    /// What there is now is what there was before the attack.
+    /// Records the present memory as the memory before the attack.
     fn rest(&self) {
         let (all, anonymous) = (self.last.load(Relaxed), self.last_anonymous.load(Relaxed));
         for (of, value) in [

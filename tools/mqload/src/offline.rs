@@ -301,7 +301,7 @@ impl Test<'_> {
             }
             self.eng.turn(Some(50 * clock::MS), &mut self.b)?;
         }
-        // Whatever comes too much should show.
+        // Time for surplus messages to show.
         let end = clock::now() + 300 * clock::MS;
         while clock::now() < end {
             self.eng.turn(Some(50 * clock::MS), &mut self.b)?;

@@ -164,7 +164,7 @@ pub fn kb(text: &str, key: &str) -> u64 {
 #[derive(Clone, Copy, Debug)]
 pub struct Usage {
     pub seconds: f64,
-    /// Whether there was a broker process to measure, at both ends.
+    /// True if there was a broker process to measure, at both ends.
     pub broker: bool,
     pub broker_us: f64,
     pub broker_user_share: f64,

@@ -189,7 +189,7 @@ impl Args {
     }
 }
 
-/// What the threads gather while connecting.
+/// Results that the threads gather while connecting.
 struct Gathered {
     connect: Vec<ConnectStats>,
     failures: BTreeMap<String, u64>,

@@ -47,7 +47,7 @@ struct Peer {
     v5: bool,
     /// Incomplete packet (not Mode::Raw).
     partial: Vec<u8>,
-    /// What the kernel did not take yet.
+    /// Bytes that the kernel did not take yet.
     out: Vec<u8>,
     /// Publishers that wait for `out` to drain.
     waiting: Vec<usize>,

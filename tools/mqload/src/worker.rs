@@ -28,7 +28,7 @@ pub struct Progress {
     pub last_event: AtomicU64,
 }
 
-/// What the threads share.
+/// State that the threads share.
 pub struct Shared {
     /// Times, set before the load begins. `win_end` is `u64::MAX` with --count.
     pub start: AtomicU64,
@@ -84,11 +84,11 @@ struct Lowest {
     having: usize,
 }
 
-/// What a thread hands back at the end.
+/// Results that a thread hands back at the end.
 pub struct Outcome {
     pub latency: Latency,
     pub ack_latency: Latency,
-    /// fanout: when the last subscriber of this thread had a message.
+    /// fanout: time until the last subscriber of this thread had a message.
     pub last_delivery: Latency,
     pub send_lag: Latency,
     pub sent: u64,

@@ -73,7 +73,7 @@ impl Engine {
         })
     }
 
-    /// Where this engine begins in the list of source addresses.
+    /// Sets the place in the list of source addresses at which this engine begins.
     pub fn set_source_base(&mut self, n: usize) {
         self.source_base = n;
     }

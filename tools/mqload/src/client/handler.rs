@@ -1,4 +1,4 @@
-//! What a connection tells about messages.
+//! Events of connections about messages.
 
 use crate::codec::Stamp;
 

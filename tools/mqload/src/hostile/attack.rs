@@ -15,18 +15,18 @@ use std::time::Duration;
 /// Appends the next bytes to send; nothing appended means that there is no more.
 pub type Feed = Box<dyn FnMut(&mut Vec<u8>) + Send>;
 
-/// What happens once a connection has done its part.
+/// Next step of a connection that has done its part.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Then {
-    /// It stays as it is.
+    /// The connection stays as it is.
     Hold,
-    /// It goes away for good.
+    /// The connection goes away for good.
     Close,
-    /// It is torn off and opened anew.
+    /// The connection is torn off and opened anew.
     Again,
 }
 
-/// Which listener of the broker a client comes to.
+/// Listener of the broker to which a client comes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum Door {
     /// MQTT over TCP.
@@ -37,7 +37,7 @@ pub enum Door {
     Http,
 }
 
-/// Where the listeners are.
+/// Addresses of the listeners.
 #[derive(Clone, Copy)]
 pub struct Doors {
     pub tcp: SocketAddr,
@@ -46,7 +46,7 @@ pub struct Doors {
 }
 
 impl Doors {
-    /// Where that one is; `None` if the broker has none or it was not named.
+    /// Returns the address of a listener; `None` if the broker has none or it was not named.
     pub fn find(&self, door: Door) -> Option<SocketAddr> {
         match door {
             Door::Tcp => Some(self.tcp),
@@ -56,7 +56,7 @@ impl Doors {
     }
 }
 
-/// When a connection has done its part.
+/// Condition under which a connection has done its part.
 #[derive(Clone, Copy)]
 pub enum Done {
     Never,
@@ -157,7 +157,7 @@ struct Conn {
     exhausted: bool,
 }
 
-/// What the attackers did and what became of them.
+/// Traffic of the attackers, and the ends of their connections.
 #[derive(Default)]
 pub struct Tally {
     pub opened: u64,
@@ -226,7 +226,7 @@ impl Attack {
         }
     }
 
-    /// Whether every connection has done its part.
+    /// Tells whether every connection has done its part.
     pub fn finished(&self) -> bool {
         self.conns.iter().all(|conn| conn.finished)
     }
@@ -456,7 +456,7 @@ impl Conn {
             let mut hello = Vec::new();
             (self.client.hello)(&mut hello);
             ws::binary(&mut self.out, &hello);
-            // Whatever is in the way of writing, the socket had room for the request.
+            // Writing is tried even if the socket was full: it had room for the request.
             self.writable = true;
         }
         let bytes = &mut bytes[from..];

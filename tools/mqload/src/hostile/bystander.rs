@@ -1,4 +1,4 @@
-//! Those who have done nothing: a pair that exchanges messages, idle clients, and one that connects again and again.
+//! Innocent clients: a pair that exchanges messages, idle ones, and one that connects again and again.
 
 use crate::clock::{self, MS, SEC};
 use crate::codec::{self, Packet, Parsed, PublishTemplate, Stamp};
@@ -20,7 +20,7 @@ const PROBE_EVERY: u64 = 100 * MS;
 const PROBE_PATIENCE: u64 = 10 * SEC;
 const SETUP_PATIENCE: Duration = Duration::from_secs(60);
 
-/// What they went through.
+/// Experience of the bystanders.
 pub struct Experience {
     /// Greatest time between two messages, ns: before the attack and from its begin on.
     pub gap_before: u64,

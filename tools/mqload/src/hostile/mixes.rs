@@ -6,7 +6,7 @@ use super::{Plan, Sizes, http};
 use crate::codec::{PINGREQ, PUBACK, PUBCOMP, PUBREC, PUBREL, ack};
 use clap::ValueEnum;
 
-/// What attacks.
+/// Kind of attack.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mix {
     /// Nothing; something else may attack meanwhile

@@ -191,7 +191,7 @@ impl Counter {
         }
     }
 
-    /// Whether what came so far ends with a packet.
+    /// Tells whether the bytes so far end with a packet.
     #[cfg(test)]
     pub fn at_boundary(&self) -> bool {
         matches!(self.state, State::First)

@@ -1,4 +1,4 @@
-//! What is reported of a run.
+//! Report of a run.
 
 use super::{Args, Totals, Window};
 use crate::report::{Report, per, round};

@@ -1,4 +1,4 @@
-//! What a run is to do: everything that does not change.
+//! Plan of a run: everything that does not change.
 
 use crate::codec::TOPIC_DIGITS;
 
@@ -55,7 +55,7 @@ pub struct Plan {
 }
 
 impl Plan {
-    /// How many subscribers get each message.
+    /// Returns the number of subscribers that get each message.
     pub fn copies(&self) -> u64 {
         match self.topology {
             Topology::Pair | Topology::Share => 1,
@@ -94,7 +94,7 @@ impl Plan {
         }
     }
 
-    /// Whether publishing has to follow what subscribers have received.
+    /// Tells whether publishing has to follow what subscribers have received.
     pub(super) fn credits(&self) -> bool {
         self.topology != Topology::None
             && !matches!(self.load, Load::Open { window, .. } if window == u64::MAX)

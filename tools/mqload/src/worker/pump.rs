@@ -23,7 +23,7 @@ struct Schedule {
 }
 
 impl Schedule {
-    /// When message `n` of publisher `global` is to be sent.
+    /// Returns the time at which message `n` of publisher `global` is to be sent.
     #[inline]
     fn at(&self, global: usize, n: u64) -> u64 {
         let k = n * self.publishers + global as u64;
@@ -82,7 +82,7 @@ impl<'a> Worker<'a> {
             if m.sh.exit.load(Relaxed) {
                 break;
             }
-            // How long may this thread sleep?
+            // Longest time for which this thread may sleep.
             let mut until = if m.stopped { now + 20 * clock::MS } else { m.win_end.min(next_stall_check) };
             if !m.stopped
                 && let Some(s) = &sched

@@ -7,7 +7,7 @@ use crate::{clock, codec};
 use std::io;
 use std::ops::Range;
 
-/// How a batch of connections is opened.
+/// Pace at which a batch of connections is opened.
 #[derive(Clone, Copy)]
 pub struct Pace {
     /// Handshakes under way at once.
@@ -18,7 +18,7 @@ pub struct Pace {
     pub timeout: u64,
 }
 
-/// What came of opening a batch of connections.
+/// Results of opening a batch of connections.
 pub struct ConnectStats {
     pub attempted: usize,
     pub up: usize,
