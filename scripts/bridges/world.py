@@ -56,7 +56,7 @@ class Kafka:
         kafka("kill")
 
     def stop(self):
-        other.stop()
+        kafka("stop", code=(0, 1))
 
     def rows(self):
         """Device and number of each record, in order."""
