@@ -38,7 +38,7 @@ use super::{
 /// Rows of one answer of the database, unless a statement is given another number.
 const ROWS: i32 = 100;
 
-/// How long a cluster that did not let us in is left alone: meanwhile calls fail at once.
+/// Pause after a cluster did not let us in: meanwhile calls fail at once.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// A session not established within this time is begun anew. Nodes that accept connections and say nothing have no
@@ -54,7 +54,7 @@ type Opening = JoinHandle<Result<Arc<ClusterSession>, StoreError>>;
 /// The cluster as this process sees it.
 pub(super) struct Cluster {
     pub(super) options: Arc<ScyllaOptions>,
-    /// Which topics devices have, as far as it is known.
+    /// Topics of each device, as far as they are known.
     pub(super) known: KnownTopics,
     pub(super) writes: Limit,
     reads: Limit,
@@ -75,7 +75,7 @@ struct Contact {
 /// A session with statements for a schema that was found right.
 pub(super) struct ClusterSession {
     pub(super) session: Arc<Session>,
-    /// Those that were there when the statements were made.
+    /// Ids of the tables that were there when the statements were made.
     pub(super) tables: TableIds,
     pub(super) put_by_device: PreparedStatement,
     pub(super) put_by_topic: PreparedStatement,
@@ -116,7 +116,7 @@ impl Cluster {
         opened.unwrap_or_else(|e| Err(StoreError::Unavailable(format!("connect: {e}"))))
     }
 
-    /// What is known without asking the database.
+    /// Returns the connection, or the error of a recent attempt, if known without asking the database.
     fn known_state(&self) -> Option<Result<Arc<ClusterSession>, StoreError>> {
         let state = self.state.lock();
         if let Some(connection) = &state.connection {
@@ -134,7 +134,7 @@ impl Cluster {
         }
     }
 
-    /// Whether the next call looks at the schema, or one did since `connection` was made.
+    /// Returns whether the next call looks at the schema, or one did since `connection` was made.
     pub(super) fn is_suspected(&self, connection: &Arc<ClusterSession>) -> bool {
         !self.state.lock().connection.as_ref().is_some_and(|current| Arc::ptr_eq(current, connection))
     }
@@ -152,7 +152,7 @@ impl Cluster {
         answer.map_err(|e| errors::failed(doing, &e, &self.options))
     }
 
-    /// What an answer says about load and schema.
+    /// Notes the news of an answer about load and schema.
     pub(super) fn answered<T>(
         &self,
         connection: &Arc<ClusterSession>,

@@ -1,4 +1,4 @@
-//! What an error of the database means for what comes next.
+//! Errors of the database, and the consequences of each kind.
 
 use gateway_core::{metrics::count, warn_limited};
 use scylla::errors::{
@@ -13,7 +13,7 @@ use super::{ScyllaOptions, StoreError};
 pub(super) enum ErrorKind {
     /// Nodes are absent, or too few of them: later.
     Away,
-    /// It took too long, or the database says that it is too much: later, and less at once.
+    /// The request took too long, or the database says that it is too much: later, and less at once.
     Overloaded,
     /// Tables are not as the statements expect them: look at the schema.
     Schema,
@@ -26,7 +26,7 @@ pub(super) enum ErrorKind {
     Clock,
 }
 
-/// What tells a schema that is not there from a value that is not taken: both are "invalid".
+/// Words that tell a missing schema from a value that is not taken: both are "invalid".
 const SCHEMA_WORDS: &[&str] = &[
     "unconfigured table",
     "does not exist",
@@ -82,14 +82,14 @@ fn answered(error: &DbError, text: &str) -> ErrorKind {
         | DbError::RateLimitReached { .. } => ErrorKind::Overloaded,
         DbError::AuthenticationError | DbError::Unauthorized => ErrorKind::Denied,
         DbError::Unprepared { .. } => ErrorKind::Schema,
-        // What Cassandra makes of a prepared statement whose table was dropped while it ran.
+        // Answer of Cassandra to a prepared statement whose table was dropped while it ran.
         DbError::ServerError if text.to_lowercase().contains("unknown cf") => ErrorKind::Schema,
         DbError::Invalid | DbError::ConfigError | DbError::SyntaxError => refused(&text.to_lowercase()),
         _ => ErrorKind::Away,
     }
 }
 
-/// What the database does not take, and says so in lower-case `text`.
+/// Returns the kind of a refusal that the database explains in lower-case `text`.
 fn refused(text: &str) -> ErrorKind {
     // Scylla of a timestamp some days ahead (`restrict_future_timestamp`), and the guardrail of Cassandra.
     if text.contains("timestamp")
@@ -107,7 +107,7 @@ fn refused(text: &str) -> ErrorKind {
     }
 }
 
-/// Whether the nodes do not let the gateway in.
+/// Returns whether the nodes do not let the gateway in.
 fn denied(error: &ConnectionPoolError) -> bool {
     let ConnectionPoolError::Broken { last_connection_error } = error else { return false };
     let ConnectionError::ConnectionSetupRequestError(error) = last_connection_error else { return false };
@@ -172,7 +172,7 @@ pub(super) fn not_prepared(error: &PrepareError) -> StoreError {
     StoreError::Unavailable(format!("prepare a statement: {error}"))
 }
 
-/// What was read is not what the gateway writes.
+/// Returns the error for a row that the gateway cannot have written.
 pub(super) fn damaged(error: impl std::fmt::Display) -> StoreError {
     StoreError::Damaged(error.to_string())
 }

@@ -159,7 +159,7 @@ impl Put for Partitions {
     }
 }
 
-/// What is said to the database.
+/// Prepared statements of the history.
 pub(super) struct Statements {
     append: PreparedStatement,
     remove: PreparedStatement,

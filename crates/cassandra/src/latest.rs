@@ -129,7 +129,7 @@ struct Admission<'a> {
     dropped: Dropped,
 }
 
-/// What is not written, counted once the rest is: a write that fails is repeated whole.
+/// Values that are not written, counted once the rest is: a write that fails is repeated whole.
 #[derive(Default)]
 struct Dropped {
     topics: usize,
@@ -173,7 +173,7 @@ fn warn_if_ahead<'a>(cluster: &Cluster, values: impl IntoIterator<Item = &'a Lat
     }
 }
 
-/// Which of `batch` are written: all but those of topics beyond the bound and those that no database takes.
+/// Chooses the values of `batch` to write: all but those of topics beyond the bound and the ones that no database takes.
 async fn admit(
     cluster: &Arc<Cluster>,
     connection: &Arc<ClusterSession>,

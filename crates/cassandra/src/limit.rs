@@ -1,4 +1,4 @@
-//! How many requests are under way: fewer while the database is overloaded, slowly more again.
+//! Limit of the requests under way: fewer while the database is overloaded, slowly more again.
 
 use parking_lot::Mutex;
 use tokio::sync::{Semaphore, SemaphorePermit};

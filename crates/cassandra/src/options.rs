@@ -20,7 +20,7 @@ const MAX_TTL: u64 = 20 * 365 * 24 * 60 * 60;
 /// come long after its value. Beyond it only [`MAX_TTL`] counts.
 const END: u64 = i32::MAX as u64 - 90 * 24 * 60 * 60;
 
-/// How [`ScyllaLatest`](super::ScyllaLatest) connects, writes and reads.
+/// Connection, writes and reads of [`ScyllaLatest`](super::ScyllaLatest).
 #[derive(Clone)]
 pub struct ScyllaOptions {
     /// Nodes to begin with, `host` or `host:port`; port 9042 if it is not said.
@@ -53,7 +53,7 @@ pub struct ScyllaOptions {
     /// A request unanswered for this long is sent to another node as well; all of them are idempotent. `None` never
     /// does that.
     pub speculative_delay: Option<Duration>,
-    /// How many other nodes it may be sent to, one after each delay.
+    /// Number of other nodes that it may be sent to, one after each delay.
     pub speculative_attempts: usize,
     /// Compression of requests and answers.
     pub compression: Compression,
@@ -61,13 +61,13 @@ pub struct ScyllaOptions {
     pub concurrency: usize,
     /// Topics kept per device. Gateways that share the tables may exceed it together.
     pub topics_per_device: usize,
-    /// How long values live. The first rule whose filter matches the topic counts; without one they stay.
+    /// Lifetimes of values. The first rule whose filter matches the topic counts; without one they stay.
     pub ttl: Vec<TtlRule>,
-    /// Who this gateway is, written with each value.
+    /// Name of this gateway, written with each value.
     pub server_id: String,
 }
 
-/// How long values of the topics that match an MQTT filter live.
+/// Lifetime of the values of topics that match an MQTT filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TtlRule {
     /// The filter, valid.
@@ -102,7 +102,7 @@ pub(super) fn algorithm(compression: Compression) -> Option<Algorithm> {
 }
 
 impl ScyllaOptions {
-    /// What `value` is written as.
+    /// Returns the row for `value`.
     pub(super) fn row<'a>(&'a self, value: &'a LatestValue) -> BoundRow<'a> {
         row::bind(value, &self.server_id, self.ttl(&value.topic, value.received))
     }

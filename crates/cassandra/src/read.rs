@@ -27,11 +27,11 @@ const AHEAD: usize = 16;
 /// Rows of the first answer for a device, and most of any.
 pub(super) const ROWS: (usize, usize) = (25, 500);
 
-/// How far ahead of this machine's clock, in milliseconds, a value counts as of the future: more than synchronized
-/// clocks differ.
+/// Lead over this machine's clock, in milliseconds, beyond which a value counts as of the future: more than synchronized clocks
+/// differ.
 const FUTURE: u64 = 1_000;
 
-/// What an answer should weigh, in bytes: the database counts rows only.
+/// Target weight of an answer, in bytes: the database counts rows only.
 const ANSWER_BYTES: usize = 1 << 20;
 
 pub(super) async fn get(
@@ -60,7 +60,7 @@ pub(super) async fn get(
     row.map(|row| row.into_value(&cluster.options.server_id)).transpose()
 }
 
-/// How many times its topics a device may have in the tables: gateways that share them count for themselves, and the
+/// Factor by which a device may exceed its bound of topics in the tables: gateways that share them count for themselves, and the
 /// bound may have been higher. The values of topics that are not read are refused.
 const OVER: usize = 8;
 
@@ -141,7 +141,7 @@ pub(super) async fn list(cluster: &Arc<Cluster>, query: LatestQuery) -> Result<L
     Ok(page.searched_to(None))
 }
 
-/// How many rows to ask for after `rows` that had `bytes` together.
+/// Returns the number of rows to ask for after `rows` that had `bytes` together.
 pub(super) fn next_rows(rows: usize, bytes: usize) -> usize {
     let weight = (bytes / rows.max(1)).max(1);
     (ANSWER_BYTES / weight).clamp(1, ROWS.1)
@@ -185,7 +185,7 @@ struct ReadAhead<'a> {
     /// The next to ask for, and the next to return.
     asked: usize,
     returned: usize,
-    /// How many may be ahead.
+    /// Most devices that may be asked for ahead of the next to return.
     width: usize,
     under_way: JoinSet<(usize, Result<DeviceRows, StoreError>)>,
     arrived: HashMap<usize, Result<DeviceRows, StoreError>>,

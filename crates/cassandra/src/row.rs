@@ -26,8 +26,7 @@ const CONTENT_TYPE: i8 = 4;
 const RESPONSE_TOPIC: i8 = 8;
 const CORRELATION_DATA: i8 = 16;
 
-/// What a row is written from, in the order of [`COLUMNS`], with the write timestamp and the seconds to live at the
-/// end.
+/// Values from which a row is written, in the order of [`COLUMNS`], with the write timestamp and the seconds to live at the end.
 #[derive(SerializeRow)]
 #[scylla(flavor = "enforce_order", skip_name_checks)]
 pub(super) struct BoundRow<'a> {
@@ -81,7 +80,7 @@ pub(super) fn bind<'a>(value: &'a LatestValue, server: &'a str, ttl: i32) -> Bou
     }
 }
 
-/// What is read: [`COLUMNS`].
+/// Row that is read: [`COLUMNS`].
 #[derive(DeserializeRow)]
 #[scylla(flavor = "enforce_order", skip_name_checks)]
 pub(super) struct LatestRow {
@@ -137,7 +136,7 @@ impl LatestRow {
 /// Longest name in a key, in bytes.
 const MAX_NAME: usize = 65_535;
 
-/// Whether it can be part of a key. MQTT has no empty names either.
+/// Returns whether the text can be part of a key. MQTT has no empty names either.
 pub(super) fn is_name(text: &str) -> bool {
     (1..=MAX_NAME).contains(&text.len())
 }
@@ -178,7 +177,7 @@ pub(super) fn groups<P: Eq + Hash>(
     done
 }
 
-/// Which of `numbers` is the newest of its topic.
+/// Tells for each of `numbers` whether its value is the newest of its topic.
 pub(super) fn newest_by_topic(values: &[LatestValue], numbers: &[usize]) -> Vec<bool> {
     let mut newest: HashMap<&str, usize, RandomState> = HashMap::default();
     for number in numbers {

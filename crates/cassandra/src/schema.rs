@@ -56,7 +56,7 @@ const NOTES: &str =
 /// Changing a schema takes a cluster longer than writing a row.
 const CHANGE_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Whether it can stand in a statement as it is.
+/// Checks that the name can stand in a statement as it is.
 pub(super) fn check_keyspace(name: &str) -> Result<(), StoreError> {
     let good = name.starts_with(|c: char| c.is_ascii_lowercase())
         && name.len() <= 48
@@ -120,7 +120,7 @@ fn tables() -> impl Iterator<Item = &'static str> {
     made.filter_map(|text| text.strip_prefix("CREATE TABLE IF NOT EXISTS {}.")?.split(' ').next())
 }
 
-/// What is there.
+/// Schema found in the database.
 struct FoundSchema {
     keyspace: bool,
     tables: TableIds,

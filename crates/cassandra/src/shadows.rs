@@ -34,7 +34,7 @@ pub struct ScyllaShadows {
     cluster: Arc<Cluster>,
 }
 
-/// What is said to the database.
+/// Prepared statements of the shadows.
 pub(super) struct Statements {
     insert: PreparedStatement,
     update: PreparedStatement,
@@ -48,7 +48,7 @@ impl Statements {
     pub(super) async fn prepare(session: &Session, options: &ScyllaOptions) -> Result<Self, StoreError> {
         let keyspace = &options.keyspace;
         let (write, read) = (options.write_consistency, options.read_consistency);
-        // Those who agree on a version are all replicas, unless writes are for the near datacenter alone.
+        // All replicas agree on a version, or only the near datacenter's if writes are for it alone.
         let (serial, level) = match write {
             Consistency::LocalOne | Consistency::LocalQuorum => {
                 (SerialConsistency::LocalSerial, Level::LocalSerial)

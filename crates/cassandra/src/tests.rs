@@ -63,7 +63,7 @@ async fn put(store: &ScyllaLatest, values: &[LatestValue]) -> Result<(), StoreEr
     store.upsert(Arc::from(values)).await
 }
 
-/// What `ask` answers once the schema is no longer refused. Only a failing test waits the whole minute.
+/// Returns the answer of `ask` once the schema is no longer refused. Only a failing test waits the whole minute.
 async fn refused_no_longer<T>(ask: impl AsyncFn() -> Result<T, StoreError>) -> T {
     let answer = async {
         loop {
@@ -128,7 +128,7 @@ async fn a_dropped_schema_is_made_again_by_the_next_write_without_loss() {
         }
     }
 
-    // Where the schema is somebody else's, writes fail until it is back.
+    // Under a schema that others manage, writes fail until it is back.
     let managed = with(&options, |o| o.migrate = false);
     put(&managed, &values).await.unwrap();
     cql(&store, "DROP KEYSPACE {}").await;

@@ -1,4 +1,4 @@
-//! Which topics a device has in the tables: the bound on topics per device without counting rows at each write.
+//! Topics that a device has in the tables: the bound on topics per device without counting rows at each write.
 //!
 //! What is known of a device was read from the tables, or is part of a write that succeeded or is under way. After a
 //! write that may have failed the device is forgotten, and read again when it is next written.
@@ -16,7 +16,7 @@ use tokio::time::Instant;
 /// Hashes of topics in all; beyond it some devices are forgotten.
 const MAX_KNOWN: usize = 4 << 20;
 
-/// How long until a device without room is read again: its values may have expired, or been removed.
+/// Time until a device without room is read again: its values may have expired, or been removed.
 const STALE: Duration = Duration::from_secs(600);
 
 pub(super) struct KnownTopics {
@@ -24,7 +24,7 @@ pub(super) struct KnownTopics {
     most: usize,
     hashing: RandomState,
     state: Mutex<Devices>,
-    /// Whether anything of the future was ever read.
+    /// True once a value of the future was read.
     any_ahead: AtomicBool,
 }
 
@@ -46,7 +46,7 @@ pub(super) type TopicHashes = HashSet<u64, RandomState>;
 /// Versions of the future by the hashes of their topics: nearly always none.
 pub(super) type FutureVersions = HashMap<u64, u64, RandomState>;
 
-/// What the tables hold of a device.
+/// Contents of the tables for a device.
 #[derive(Default)]
 pub(super) struct Stored {
     pub(super) topics: TopicHashes,
@@ -56,11 +56,11 @@ pub(super) struct Stored {
     pub(super) writer: Option<String>,
 }
 
-/// What [`KnownTopics::admit`] says of some topics of a device.
+/// Answer of [`KnownTopics::admit`] for some topics of a device.
 pub(super) struct Admitted {
     /// For each topic whether it may be written.
     pub(super) may: Vec<bool>,
-    /// Whether one of them is new.
+    /// True if one of the topics is new.
     pub(super) fresh: bool,
 }
 
@@ -79,8 +79,7 @@ impl KnownTopics {
         self.hashing.hash_one(topic)
     }
 
-    /// Whether the device has the topics or has room for them; notes them. `None` if the tables must be asked what it
-    /// has.
+    /// Decides whether the device has the topics or has room for them, and notes them. `None` if the tables must be asked first.
     pub(super) fn admit<'a>(
         &self,
         device: &str,
@@ -113,8 +112,8 @@ impl KnownTopics {
         state.admit(device, &hashes, self.bound).unwrap_or_else(none)
     }
 
-    /// How many of these values (topic and version) of a device have no effect, since the tables had newer ones, of the
-    /// future, when they were read.
+    /// Counts those of a device's values (topic and version) that have no effect, since the tables had newer ones, of the future,
+    /// when they were read.
     pub(super) fn void<'a>(&self, device: &str, values: impl IntoIterator<Item = (&'a str, u64)>) -> usize {
         if !self.any_ahead.load(Relaxed) {
             return 0;

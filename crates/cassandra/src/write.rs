@@ -42,7 +42,7 @@ const ATTEMPTS: u32 = 3;
 /// in vain.
 const HOPELESS: usize = 8;
 
-/// Which values are written by one request each, and in which order.
+/// Division of values into requests, and their order.
 pub(super) struct Plan<T> {
     /// Numbers of values, those of a request side by side.
     order: Vec<usize>,
@@ -52,11 +52,11 @@ pub(super) struct Plan<T> {
 /// Values that one request writes: to one partition.
 #[derive(Clone)]
 struct RequestGroup<T> {
-    /// Where they go; [`Put`] knows.
+    /// Destination of the values; [`Put`] knows.
     table: T,
-    /// Where their numbers are in [`Plan::order`].
+    /// Range of their numbers in [`Plan::order`].
     places: Range<usize>,
-    /// How often it was tried, this time included.
+    /// Number of this attempt, from 1.
     attempt: u32,
 }
 
@@ -121,8 +121,8 @@ pub(super) async fn all<P: Put>(
     Err(StoreError::Unavailable("tables were dropped again and again during a write".to_owned()))
 }
 
-/// What the tasks of a write have in common: each takes a group, asks the database and takes the next. A task for each
-/// request costs twice as much: the driver's futures are large, and are made in place here.
+/// State shared by the tasks of a write: each takes a group, asks the database and takes the next. A task for each request costs
+/// twice as much: the driver's futures are large, and are made in place here.
 struct Round<P: Put> {
     cluster: Arc<Cluster>,
     put: Arc<P>,
@@ -134,7 +134,7 @@ struct Round<P: Put> {
 struct BatchProgress<T> {
     order: Arc<Vec<usize>>,
     queue: VecDeque<RequestGroup<T>>,
-    /// What the database does not take.
+    /// Groups that the database does not take.
     refused: Vec<(RequestGroup<T>, ExecutionError)>,
     unwritten: BTreeSet<usize>,
     error: Option<StoreError>,
@@ -198,7 +198,7 @@ impl<P: Put> Round<P> {
         }
     }
 
-    /// What was refused alone, with the schema as it should be, never will be taken.
+    /// Drops values that were refused alone, with the schema as it should be: they never will be taken.
     fn drop_refused(&self) {
         let mut state = self.state.lock();
         let mut dropped = BTreeMap::new();
@@ -257,7 +257,7 @@ impl<T> BatchProgress<T> {
         self.error.get_or_insert(error);
     }
 
-    /// What is left is not written.
+    /// Counts the groups that are left as not written.
     fn give_up(&mut self) {
         self.unwritten.extend(self.queue.drain(..).flat_map(|group| &self.order[group.places]));
     }
@@ -274,7 +274,7 @@ impl<T> BatchProgress<T> {
 }
 
 impl<T: Copy> BatchProgress<T> {
-    /// Whether something was refused; each value of it alone is next.
+    /// Puts each value of the refused groups into a group of its own, to be written next, and returns whether there are any.
     fn ask_alone(&mut self) -> bool {
         let refused = std::mem::take(&mut self.refused).into_iter();
         self.queue = refused
