@@ -18,7 +18,7 @@ use tracing::{error, info};
 
 /// Something that was read from files and can be read again.
 pub trait Reload: Send + Sync {
-    /// What it is, for the log and the RPC: a plural such as `certificates`.
+    /// Returns the name of the part, for the log and the RPC: a plural such as `certificates`.
     fn name(&self) -> &'static str;
 
     /// The files whose change asks for a reload. Need not be there.
@@ -34,12 +34,12 @@ pub trait Reload: Send + Sync {
     fn reload(&self) -> Result<String, Vec<String>>;
 }
 
-/// What became of one part.
+/// Outcome of reloading one part.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reloaded {
     /// [`Reload::name`].
     pub name: &'static str,
-    /// What [`Reload::reload`] said.
+    /// Answer of [`Reload::reload`].
     pub outcome: Result<String, Vec<String>>,
 }
 
@@ -57,7 +57,7 @@ struct WatchedPart {
     changing: Option<Observed>,
 }
 
-/// What tells whether a file is the one that was there: none of a file that is missing.
+/// Marks that tell whether a file is still the same: none for a file that is missing.
 type Observed = BTreeMap<PathBuf, Option<FileMark>>;
 
 /// Device and inode, size, and times of the content's and the inode's change in nanoseconds. With the last one a file

@@ -114,7 +114,7 @@ impl Client {
         Ok((told.status, told.body))
     }
 
-    /// Whether nobody else hears or changes what is said: over TLS, or within this machine.
+    /// Returns whether nobody else hears or changes the conversation: over TLS, or within this machine.
     pub(crate) fn is_secret(&self) -> bool {
         let address: Result<IpAddr, _> = self.host.parse();
         self.tls.is_some() || self.host == "localhost" || address.is_ok_and(|address| address.is_loopback())
@@ -172,7 +172,7 @@ impl Client {
     ) -> Result<Request<Full<Bytes>>, RequestError> {
         let path = self.uri.path_and_query().map_or("/", |path| path.as_str());
         let host = self.uri.authority().map_or("", |authority| authority.as_str());
-        // What stands before an @ is not for the header.
+        // The part before an @ is not for the header.
         let host = host.rsplit('@').next().unwrap_or_default();
         let mut request = Request::builder().method(method).uri(path).header(header::HOST, host);
         if method == Method::POST {

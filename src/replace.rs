@@ -53,7 +53,7 @@ fn write(beside: &Path, path: &Path, text: &str) -> io::Result<()> {
         if before.gid() != now.gid() {
             fchown(&file, None, Some(before.gid()))?;
         }
-        // Who is not root becomes its owner, as with an editor.
+        // A process that is not root becomes the file's owner, as with an editor.
         if before.uid() != now.uid() {
             let _ = fchown(&file, Some(before.uid()), None);
         }

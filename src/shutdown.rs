@@ -8,7 +8,7 @@ use tokio::{
 };
 use tracing::{error, info, warn};
 
-/// Whether the process is to end: a cheap-clone handle. Once it is, it stays so.
+/// Signal that the process is to end: a cheap-clone handle. Once it is set, it stays so.
 #[derive(Debug, Clone)]
 pub(crate) struct Shutdown(Arc<watch::Sender<bool>>);
 

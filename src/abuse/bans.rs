@@ -21,7 +21,7 @@ use crate::{
 /// The file in the data directory.
 const KEPT: &str = "bans.json";
 
-/// Where a ban comes from.
+/// Source of a ban.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Source {
     /// The operator's file; only there it can be changed.
@@ -44,7 +44,7 @@ impl Source {
         }
     }
 
-    /// What [`Self::as_str`] calls so.
+    /// Returns the source that [`Self::as_str`] names so.
     pub(crate) fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|source| source.as_str() == text)
     }
@@ -55,7 +55,7 @@ impl Source {
 pub(crate) struct ListedBan {
     /// The ban.
     pub ban: Ban,
-    /// Where it comes from.
+    /// Source of the ban.
     pub source: Source,
 }
 
@@ -67,7 +67,7 @@ pub enum BansError {
     File {
         /// Its path.
         path: PathBuf,
-        /// What is wrong with it, with its line.
+        /// The fault, with its line.
         problem: String,
     },
     /// The file in the data directory.
@@ -75,7 +75,7 @@ pub enum BansError {
     Kept {
         /// Its path.
         path: PathBuf,
-        /// What is wrong with it.
+        /// The fault.
         problem: String,
     },
 }
@@ -86,13 +86,13 @@ pub(crate) enum BanError {
     /// There are as many as are allowed.
     #[error(transparent)]
     Full(#[from] TooManyBans),
-    /// It is in the operator's file.
+    /// The ban is in the operator's file.
     #[error("this ban is in the file that bans.file names; remove it there")]
     InFile,
     /// There is none.
     #[error("there is no such ban")]
     Missing,
-    /// It cannot be written; all is as it was.
+    /// The file cannot be written; all is as before.
     #[error("bans cannot be written: {0}")]
     Store(#[from] StoreError),
 }
@@ -186,7 +186,7 @@ impl Bans {
         if let Err(error) = self.write() {
             let mut lists = self.lists.write();
             lists.rpc.remove(&target);
-            // It was there a moment ago.
+            // The ban was there a moment ago.
             let _ = before.map(|before| lists.rpc.add(before));
             return Err(error.into());
         }
@@ -213,7 +213,7 @@ impl Bans {
             };
         };
         if let Err(error) = self.write() {
-            // It was there a moment ago.
+            // The ban was there a moment ago.
             let _ = self.lists.write().rpc.add(removed);
             return Err(error.into());
         }
@@ -255,7 +255,7 @@ impl Bans {
         all
     }
 
-    /// How many there are, by source.
+    /// Returns the number of bans, by source.
     pub(crate) fn counts(&self) -> [(Source, usize); 3] {
         let lists = self.lists.read();
         [

@@ -1,4 +1,4 @@
-//! Who is not let in now: whom a ban hits, and whose address waits after failed logins.
+//! Refusals of the moment: for clients hit by a ban, and for addresses that wait after failed logins.
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
@@ -29,7 +29,7 @@ pub(crate) enum Barred {
     Waits(Duration),
 }
 
-/// What stands at the door and at CONNECT.
+/// Guards the door and the CONNECT.
 pub(crate) struct AbuseGuard {
     bans: Arc<Bans>,
     logins: Option<Mutex<LoginHistory>>,
@@ -59,7 +59,8 @@ impl AbuseGuard {
         Self::new(&config, Arc::new(bans))
     }
 
-    /// Whether a socket of `peer` is closed before anything is read from it. A client of a Unix socket never is.
+    /// Returns the bar if a socket of `peer` is to be closed before anything is read from it. A client of a Unix socket
+    /// never is.
     pub(crate) fn at_door(&self, peer: Peer, now: Timestamp) -> Option<Barred> {
         let ip = address(peer)?;
         let banned = self.bans.of_address(ip).map(|ban| banned(&ban));
@@ -68,8 +69,8 @@ impl AbuseGuard {
         banned.or_else(wait)
     }
 
-    /// Whether a CONNECT of somebody is refused without looking at what it would prove. The door has been passed, which
-    /// may be long ago, or by many at once.
+    /// Returns the bar if a CONNECT is to be refused before its credentials are looked at. The door has been passed,
+    /// which may be long ago, or by many at once.
     pub(crate) fn at_connect(
         &self,
         who: &Presented<'_>,
@@ -119,7 +120,7 @@ impl AbuseGuard {
         false
     }
 
-    /// How much longer a login waits before it is looked at.
+    /// Returns the time that a login must still wait before it is looked at.
     pub(crate) fn waits(&self, login: &LoginName<'_>, peer: Peer, now: Timestamp) -> Option<Duration> {
         address(peer)?;
         self.logins.as_ref()?.lock().wait(login, door(peer), now)
@@ -199,7 +200,7 @@ mod tests {
     fn a_login_of_ones_own_does_not_end_the_wait_for_guessing_at_another() {
         let from = peer("192.0.2.1");
         let guesses = [login("bob", "x"), login("eve", "x"), login("", "x")];
-        // What is given as a name proves nothing about it: a token of ann's comes with any.
+        // A name that is merely given proves nothing about the client: a token of ann's comes with any name.
         let own = [login("ann", "x"), login("bob", "x"), login("", "x"), login("", "bob")];
         for (guess, own) in guesses.iter().flat_map(|guess| own.iter().map(move |own| (guess, own))) {
             let guard = guard(config::Bans { failed_logins: 3, ..config::Bans::default() });

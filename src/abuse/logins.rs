@@ -18,7 +18,7 @@ use crate::door::Address;
 const ADDRESSES: usize = 65_536;
 /// Accounts whose failures are remembered, accounts that have logged in, and addresses where some did. Fixed, some 5 MiB at most.
 const ACCOUNTS: usize = 16_384;
-/// How long a login is remembered, so that its account does not wait for others at the same address.
+/// Time for which a login is remembered, so that its account does not wait for others at the same address.
 const LATELY: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// The account that a login is for, as far as can be told before it is looked at.
@@ -33,7 +33,7 @@ pub(crate) struct LoginName<'a> {
 /// An account at an address, by a hash that nobody outside can aim at.
 type AccountPlace = (Address, u64);
 
-/// What is remembered.
+/// Remembered logins.
 pub(super) struct LoginHistory {
     hasher: RandomState,
     addresses: Backoff<Address>,
@@ -54,14 +54,14 @@ impl LoginHistory {
         }
     }
 
-    /// How much longer sockets of an address are closed unread. They are read where somebody has logged in lately, who need
-    /// not wait.
+    /// Returns the time for which sockets of an address must still be closed unread. Sockets are read at once from an
+    /// address where somebody has logged in lately, who need not wait.
     pub(super) fn wait_at_door(&self, from: Address, now: Timestamp) -> Option<Duration> {
         let wait = self.addresses.wait(from, now)?;
         (!self.let_in.has(from, now)).then_some(wait)
     }
 
-    /// How much longer a login waits before it is looked at.
+    /// Returns the time that a login must still wait before it is looked at.
     pub(super) fn wait(&self, login: &LoginName<'_>, from: Address, now: Timestamp) -> Option<Duration> {
         if self.addresses.is_empty() && self.accounts.is_empty() {
             return None;

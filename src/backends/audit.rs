@@ -16,7 +16,7 @@ use crate::telemetry::AUDIT;
 /// A call.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct AuditLine<'a> {
-    /// Who; `None` is nobody known.
+    /// The caller; `None` for an unknown one.
     pub caller: Option<&'a Caller>,
     /// Of gRPC its path, of HTTP method and path.
     pub method: &'a str,

@@ -22,10 +22,10 @@ pub(crate) enum FileError {
     /// None is configured.
     #[error("no file of tokens is configured; set backends.tokens")]
     None,
-    /// It cannot be read or written.
+    /// The file cannot be read or written.
     #[error("{action} {}: {error}; check the path and its permissions", .path.display())]
     Io {
-        /// What was tried.
+        /// Verb of the failed attempt.
         action: &'static str,
         /// With which file.
         path: PathBuf,
@@ -37,7 +37,7 @@ pub(crate) enum FileError {
     Lines(Vec<String>),
 }
 
-/// How long another may hold the lock; a change takes milliseconds.
+/// Time that another process may hold the lock; a change takes milliseconds.
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 
@@ -89,7 +89,7 @@ pub(crate) fn edit<E: From<FileError>>(
     edit: impl FnOnce(&str) -> Result<String, E>,
 ) -> Result<Tokens, E> {
     let failed = |action| move |error| FileError::Io { action, path: path.to_owned(), error };
-    // Whoever comes by another link must take the same lock.
+    // Processes that come by another link must take the same lock.
     let path = &*target(path).map_err(failed("find"))?;
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,

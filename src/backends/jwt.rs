@@ -16,7 +16,7 @@ use super::{Unknown, now};
 /// Tokens that were found good, so that not each call checks a signature; beyond it all are forgotten.
 const REMEMBERED: usize = 1_024;
 
-/// What is believed of tokens that others sign.
+/// Checks tokens that others sign.
 pub(super) struct Jwt {
     expected: Expected,
     role: String,
@@ -43,7 +43,7 @@ impl Jwt {
             issuer: Some(config.issuer.clone()).filter(|issuer| !issuer.is_empty()),
             audience: config.audience.clone(),
             leeway: config.leeway.0.as_secs(),
-            // What never ends could not be taken back.
+            // A token that never expires could not be taken back.
             expires: true,
             username: config.name.clone(),
             ..Expected::default()
@@ -76,17 +76,17 @@ impl Jwt {
         Ok(true)
     }
 
-    /// How many keys there are.
+    /// Returns the number of keys.
     pub(super) fn keys(&self) -> usize {
         self.keys.load().keys.len()
     }
 
-    /// Which reading of the file with other keys than before is in force.
+    /// Returns the number of the reading whose keys are in force; a reading of the same keys is not counted.
     pub(super) fn reading(&self) -> u64 {
         self.keys.load().reading
     }
 
-    /// What a token grants, and by which reading of the keys.
+    /// Returns the grant of a token, and the reading of the keys by which the token was checked.
     pub(super) fn find(&self, token: &str) -> Result<(Arc<Grant>, u64), Unknown> {
         let of = hash(token);
         let keys = self.keys.load_full();
@@ -113,7 +113,7 @@ impl Jwt {
         Ok((grant, keys.reading))
     }
 
-    /// What the claims of a good token grant; `None` if they name no role, or are not what they should be.
+    /// Returns the grant that the claims of a good token name; `None` if they name no role, or are malformed.
     fn grant(&self, principal: &Principal, expires: Option<u64>, hash: Hash) -> Option<Grant> {
         let claim = |name: &str| principal.claims.get(name).map(|values| &**values);
         // Of several roles the one of the gateway's that comes first.

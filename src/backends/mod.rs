@@ -1,4 +1,4 @@
-//! Who calls over gRPC and HTTP, and what they may do: the gateway's side of [`access::backends`].
+//! Callers over gRPC and HTTP, and their rights: the gateway's side of [`access::backends`].
 //!
 //! [`Backends`] says who a caller is, by the bearer token or the client certificate that it shows. Callers that stay, such
 //! as streams, ask again when something has changed ([`Backends::changes`]).
@@ -35,7 +35,7 @@ pub(crate) struct Caller {
 }
 
 impl Caller {
-    /// Whether both are one party.
+    /// Returns whether both are one party.
     pub(crate) fn is_same_as(&self, other: &Self) -> bool {
         self.how.as_str() == other.how.as_str() && self.grant.id == other.grant.id
     }
@@ -77,10 +77,10 @@ pub(crate) enum Unknown {
     /// Shows something that is none of ours.
     #[error("the credentials are not known here")]
     Wrong,
-    /// What it shows is over.
+    /// The presented credentials have expired.
     #[error("the credentials have expired")]
     Expired,
-    /// What it showed is no longer good.
+    /// The presented credentials are no longer good.
     #[error("the credentials were revoked or changed")]
     Revoked,
 }
@@ -121,7 +121,7 @@ pub(crate) struct Backends {
 }
 
 impl Backends {
-    /// Those of a valid configuration.
+    /// Opens the backends of a valid configuration.
     ///
     /// # Errors
     /// What is wrong with the file of tokens, a problem for each line.
@@ -166,7 +166,7 @@ impl Backends {
         &self.anybody
     }
 
-    /// Whether callers must identify themselves.
+    /// Returns whether callers must identify themselves.
     pub(crate) fn is_on(&self) -> bool {
         self.on
     }
@@ -237,7 +237,7 @@ impl Backends {
         Ok(Caller { how: How::Certificate, grant: Arc::new(grant) })
     }
 
-    /// Whether `caller` is still who it was.
+    /// Checks that the credentials of `caller` are still good.
     ///
     /// # Errors
     /// Why it is no longer.
@@ -254,8 +254,9 @@ impl Backends {
         }
     }
 
-    /// Whether the metrics may be shown to the sender of this value of `authorization`: to anybody where HTTP asks for none, else to
-    /// a caller that may read and has all devices in scope, since the figures are those of all. A denial is counted and logged.
+    /// Checks that the metrics may be shown to the sender of this value of `authorization`: to anybody where HTTP asks
+    /// for none, else to a caller that may read and has all devices in scope, since the figures are those of all
+    /// devices. A denial is counted and logged.
     ///
     /// # Errors
     /// The caller is not known, or may not.

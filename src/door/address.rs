@@ -1,4 +1,4 @@
-//! What counts as one address for limits.
+//! The unit that counts as one address for limits.
 
 use std::{
     net::{IpAddr, SocketAddr},

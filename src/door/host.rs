@@ -10,22 +10,22 @@ fn host_of(authority: &str) -> &str {
     authority.split(':').next().unwrap_or(authority)
 }
 
-/// Whether `authority` can only mean this machine: `localhost` or a loopback address, with or without a port. Any other
-/// name may have been pointed here by its owner.
+/// Returns whether `authority` can only mean this machine: `localhost` or a loopback address, with or without a port.
+/// Any other name may have been pointed here by its owner.
 pub(crate) fn is_this_machine(authority: &str) -> bool {
     let host = host_of(authority);
     host.eq_ignore_ascii_case("localhost")
         || host.parse::<IpAddr>().is_ok_and(|ip| ip.to_canonical().is_loopback())
 }
 
-/// Which pages may open a WebSocket: origins like `https://app.example.com`, `*` for all; none is pages of the host that
-/// the request names, on any port. Clients that are no browsers send no origin, or any: this guards users against pages,
-/// not the gateway against clients.
+/// Pages that may open a WebSocket: origins like `https://app.example.com`, `*` for all; none is pages of the host that
+/// the request names, on any port. Clients that are no browsers send no origin, or any: the check guards users against
+/// pages, not the gateway against clients.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Origins(pub Vec<String>);
 
 impl Origins {
-    /// Whether a page of `origin` may connect to `host`, which is the Host header.
+    /// Returns whether a page of `origin` may connect to `host`, which is the Host header.
     pub(crate) fn allow(&self, origin: Option<&str>, host: Option<&str>) -> bool {
         let Some(origin) = origin else { return true };
         if !self.0.is_empty() {

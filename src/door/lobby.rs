@@ -1,10 +1,10 @@
-//! Where accepted sockets wait for a handshake's place: by address, and each address in turn.
+//! Waiting room of accepted sockets that need a handshake's place: by address, and each address in turn.
 
 use std::collections::{HashMap, VecDeque};
 
 use super::{Address, DoorRefusal, NotNow};
 
-/// Those who wait: a limited number, however few addresses they come from.
+/// Waiting sockets: a limited number, however few addresses they come from.
 #[derive(Debug)]
 pub(crate) struct Lobby<W> {
     most: usize,
@@ -20,7 +20,7 @@ impl<W> Lobby<W> {
         Self { most, waiting: 0, queues: HashMap::new(), turns: VecDeque::new() }
     }
 
-    /// Whether nobody waits.
+    /// Returns whether nobody waits.
     pub(crate) fn is_empty(&self) -> bool {
         self.waiting == 0
     }

@@ -1,4 +1,4 @@
-//! Who may come in: places for connections and handshakes, in all and by address. A leaf.
+//! Admission: places for connections and handshakes, in all and by address. A leaf.
 //!
 //! Every listening socket has its own [`Door`], so that what is done to one holds up no other. A socket that was
 //! accepted waits in the [`Lobby`] for its address's turn, gets a [`Seat`], and is a [`Guest`] until it has said what
@@ -38,7 +38,7 @@ pub(crate) use self::{
     lobby::Lobby,
 };
 
-/// What fits through a door.
+/// Bounds of a door.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct DoorBounds {
     /// Connections at once, handshakes included.
@@ -51,7 +51,7 @@ pub(crate) struct DoorBounds {
     pub handshakes_per_address: usize,
     /// Connections that an address may open each second, 0 is no limit.
     pub rate_per_address: u32,
-    /// How long a guest may be silent although others wait for its place.
+    /// Time that a guest may be silent although others wait for its place.
     pub patience: Duration,
 }
 
@@ -111,7 +111,7 @@ pub(crate) enum NotNow {
     Refused(DoorRefusal),
 }
 
-/// What several doors share: a number of connections.
+/// Places that several doors share: a number of connections.
 #[derive(Debug)]
 pub(crate) struct House {
     most: usize,
@@ -191,7 +191,8 @@ impl Door {
         Self::new(bounds, &House::new(usize::MAX))
     }
 
-    /// Whether a socket from `address` may wait for a place; `None` if it has no address or it is a proxy's.
+    /// Admits a socket from `address` to the wait for a place; `None` if the socket has no address or the address is a
+    /// proxy's.
     ///
     /// # Errors
     /// The address comes too often.
@@ -224,7 +225,7 @@ impl Door {
         let _ = tokio::time::timeout(self.patience / 4, self.freed.notified()).await;
     }
 
-    /// Whether half of the places for handshakes are taken.
+    /// Returns whether half of the places for handshakes are taken.
     pub(crate) fn is_half_full(&self) -> bool {
         self.state.lock().is_half_full()
     }
@@ -291,7 +292,7 @@ pub(crate) struct Guest {
     told: Mutex<oneshot::Receiver<()>>,
     /// Something came from it since it was last waited for.
     spoke: AtomicBool,
-    /// It has said all.
+    /// True once the guest has completed its request.
     heard: AtomicBool,
 }
 
@@ -301,14 +302,14 @@ impl Guest {
         self.spoke.store(true, Relaxed);
     }
 
-    /// It has said all, and is not closed for others from now on.
+    /// Notes that the guest has completed its request, and is not closed for others from now on.
     pub(crate) fn heard(&self) {
         if !self.heard.swap(true, Relaxed) {
             self.door.state.lock().heard(self.id());
         }
     }
 
-    /// It was refused and told so: it may go, and is closed for others as if it had said nothing.
+    /// Notes that the guest was refused and told so: it may go, and is closed for others as if it had said nothing.
     pub(crate) fn answered(&self) {
         self.heard.store(false, Relaxed);
         self.spoke.store(false, Relaxed);

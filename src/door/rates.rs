@@ -1,4 +1,4 @@
-//! How often an address may connect: a token bucket for each address, kept only while it is not full.
+//! Rate at which an address may connect: a token bucket for each address, kept only while it is not full.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -7,7 +7,7 @@ use std::{
 
 use super::Address;
 
-/// What may come at once after a pause, as the time in which the rate allows it.
+/// Connections that may come at once after a pause, as the time in which the rate allows them.
 const BURST: Duration = Duration::from_secs(30);
 /// Addresses remembered. Beyond that the one that would be full soonest is forgotten, which loses the least.
 const REMEMBERED: usize = 65_536;

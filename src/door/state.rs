@@ -23,7 +23,7 @@ pub(super) struct Occupancy<K> {
     rates: Rates,
 }
 
-/// What one address holds.
+/// Places that one address holds.
 #[derive(Debug, Default)]
 struct AddressUse {
     connections: usize,
@@ -33,12 +33,12 @@ struct AddressUse {
 #[derive(Debug)]
 struct GuestRecord<K> {
     address: Option<Address>,
-    /// When the handshake began.
+    /// Time at which the handshake began.
     since: Duration,
     /// Gone once the guest was told to leave.
     knock: Option<K>,
     in_handshake: bool,
-    /// It has said everything: the next move is ours.
+    /// True once the guest has said everything: the next move is ours.
     heard: bool,
 }
 
@@ -84,12 +84,12 @@ impl<K> Occupancy<K> {
         }
     }
 
-    /// Whether `address` does not come too often.
+    /// Returns whether `address` does not come too often.
     pub(super) fn arrive(&mut self, address: Option<Address>, now: Duration) -> bool {
         address.is_none_or(|address| self.rates.take(address, now))
     }
 
-    /// Whether half of the places for handshakes are taken.
+    /// Returns whether half of the places for handshakes are taken.
     pub(super) fn is_half_full(&self) -> bool {
         self.handshakes >= self.bounds.handshakes.div_ceil(2)
     }
@@ -130,7 +130,7 @@ impl<K> Occupancy<K> {
         Ok((self.insert(address, now, knock), leaves))
     }
 
-    /// Whether somebody may have to leave for a connection, now or soon.
+    /// Returns whether a guest may have to leave for a connection, now or soon.
     pub(super) fn may_leave(&self, of: Option<Address>) -> bool {
         self.silent.oldest(of).or_else(|| self.idle.oldest(of)).is_some()
     }
@@ -197,7 +197,7 @@ impl<K> Occupancy<K> {
         }
     }
 
-    /// It is the guest's turn again, to go: it is closed for others as one that is silent.
+    /// Gives the turn back to the guest, which is to go: it is closed for others as a silent one.
     pub(super) fn answered(&mut self, id: u64) {
         if let Some(guest) = self.guests.get_mut(&id)
             && guest.knock.is_some()
@@ -248,7 +248,7 @@ impl<K> Occupancy<K> {
         self.insert(address, now, knock)
     }
 
-    /// Who leaves now, however briefly it has been silent: the system has no more sockets.
+    /// Returns the guest that leaves now, however briefly it has been silent: the system has no more sockets.
     pub(super) fn shed(&mut self) -> Option<K> {
         self.close_oldest(None, true, Duration::MAX)
     }
@@ -258,7 +258,7 @@ impl<K> Occupancy<K> {
         self.guests.get(&self.silent.oldest(None)?).map(|guest| guest.since)
     }
 
-    /// Who leaves now for a connection of another door.
+    /// Returns the guest that leaves now for a connection of another door.
     pub(super) fn make_room(&mut self, now: Duration) -> Option<K> {
         self.close_oldest(None, true, now)
     }
@@ -390,7 +390,7 @@ mod tests {
         assert_eq!(full, Err(("new", NotNow::Refused(DoorRefusal::Connections))));
         state.leave(address(0));
         assert_eq!(state.enter(address(9), late, "new"), Ok((4, None)));
-        // That one may yet leave.
+        // The newcomer that was just let in may yet leave.
         assert_eq!(state.enter(address(8), late, "newer"), Err(("newer", NotNow::Wait)));
         state.exit(4);
         let own = Occupancy::enter(&mut state, address(8), late, "newer");

@@ -308,7 +308,7 @@ impl Gateway {
         }
         self.bridges.shutdown().await;
         if let Some(groups) = self.watch.groups.get() {
-            // Acknowledged positions are on disk before the end.
+            // Changes that the groups have answered are written before the end.
             groups.stop().await;
         }
         if let Some(shadows) = &self.watch.shadows

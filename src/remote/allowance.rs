@@ -72,7 +72,7 @@ impl Bucket {
     fn refill(&mut self, now: Timestamp) {
         let millis = usize::try_from(now.0.saturating_sub(self.at.0)).unwrap_or(usize::MAX);
         let bytes = self.per_second.saturating_mul(millis) / 1_000;
-        // What is less than a byte waits.
+        // A fraction of a byte waits.
         if bytes > 0 || self.per_second == 0 {
             self.at = now;
             self.left = self.left.max(self.left.saturating_add(bytes).min(self.idle_most));

@@ -59,7 +59,7 @@ impl Reload for AuditFile {
     }
 
     fn reload(&self) -> Result<String, Vec<String>> {
-        // Whoever sees the new file finds in it, and not in the one before, what is told from now on.
+        // A reader that sees the new file finds in it, and not in the old one, all lines from now on.
         let mut file = self.file.lock();
         *file = append_to(&self.path).map_err(|error| {
             vec![format!("open {}: {error}; check the path and its permissions", self.path.display())]

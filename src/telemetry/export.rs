@@ -1,4 +1,4 @@
-//! What a process starts once for its logs and, with the cargo feature `otel`, for OTLP export.
+//! Start of a process's logs, once, and, with the cargo feature `otel`, of its OTLP export.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

@@ -113,7 +113,7 @@ impl LibraryLimits {
         true
     }
 
-    /// How many lines of its kind were left out before this one, which has passed. To be asked once.
+    /// Returns the number of lines of its kind that were left out before this one, which has passed. To be asked once.
     pub(super) fn take_suppressed(&self, target: &str, level: Level) -> Option<u64> {
         let suppressed = self.place(target, level)?.untold.swap(0, Relaxed);
         (suppressed > 0).then_some(suppressed)
@@ -136,7 +136,7 @@ impl LibraryLimits {
     }
 }
 
-/// What passes at some place of the log: by level, and within the limits of libraries.
+/// Filter of events at one place of the log: by level, and within the limits of libraries.
 #[derive(Debug, Clone)]
 pub(super) struct Passing {
     pub(super) targets: Targets,
@@ -150,14 +150,15 @@ impl<S: Subscriber> Filter<S> for Passing {
 
     fn callsite_enabled(&self, metadata: &'static Metadata<'static>) -> Interest {
         let interest = Filter::<S>::callsite_enabled(&self.targets, metadata);
-        // What is looked at event by event must be asked about each time, or the subscriber loses count of who has refused it.
+        // A limited event must be asked about each time, or the subscriber loses count of the layers that have refused
+        // it.
         let is_limited = self.limits.place(metadata.target(), *metadata.level()).is_some();
         if is_limited && interest.is_always() { Interest::sometimes() } else { interest }
     }
 
     fn event_enabled(&self, event: &Event<'_>, _: &Context<'_, S>) -> bool {
         let metadata = event.metadata();
-        // What comes by the crate `log` has one target, and its own as a field.
+        // An event that comes by the crate `log` has one target, and its own target as a field.
         if metadata.target() != "log" {
             return self.limits.pass(metadata.target(), *metadata.level());
         }

@@ -27,7 +27,7 @@ use super::libraries::LibraryLimits;
 /// Bytes of one value that are shown: a topic may have 65,535.
 const LONGEST: usize = 1_024;
 
-/// How events become lines.
+/// Format in which events become lines.
 #[derive(Debug, Clone)]
 pub(super) struct Lines {
     /// One JSON object a line; otherwise words for people.
@@ -102,7 +102,7 @@ fn color(level: &str) -> &'static str {
     }
 }
 
-/// Whether a reader sees without quotation marks where the value ends.
+/// Returns whether a reader sees without quotation marks where the value ends.
 fn stands_alone(text: &str) -> bool {
     !text.is_empty()
         && !text.contains(|c: char| c.is_whitespace() || deceives(c) || matches!(c, '"' | '\\' | '='))
@@ -272,7 +272,7 @@ mod tests {
         }
     }
 
-    /// What `log` writes.
+    /// Returns the text that `log` writes.
     fn written(json: bool, ansi: bool, log: impl FnOnce()) -> String {
         let sink = Sink::default();
         let writer = sink.clone();

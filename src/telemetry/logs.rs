@@ -56,7 +56,7 @@ fn subscriber(
     let limits = Arc::<LibraryLimits>::default();
     let libraries = Some(Arc::clone(&limits));
     let lines: ExtraLayer = Box::new(lines.event_format(Lines { json, libraries }));
-    // What has a file of its own is there alone.
+    // Audit lines that have a file of their own are there alone.
     let here = if audit.is_some() { LevelFilter::OFF } else { LevelFilter::INFO };
     let targets = filter(&log.level).with_target(AUDIT, here);
     let audit = audit.map(|file| {
@@ -73,8 +73,9 @@ fn subscriber(
     tracing_subscriber::registry().with(layers.chain(audit).collect::<Vec<_>>())
 }
 
-/// What passes at a level such as `info` or `info,mqtt_server::net=debug`. Libraries that are not named pass by their rules: their
-/// debug output would drown ours, and some report every failed attempt, where we say that a condition has changed.
+/// Returns the filter for a level such as `info` or `info,mqtt_server::net=debug`. Libraries that are not named pass by
+/// their rules: their debug output would drown ours, and some report every failed attempt, where the gateway reports
+/// that a condition has changed.
 fn filter(level: &str) -> Targets {
     let targets = log_level::parse(level).unwrap_or_else(|_| Targets::new().with_default(Level::INFO));
     with_libraries(targets).with_target(CLIENT_TRACE, Level::TRACE)

@@ -5,7 +5,7 @@ use std::fs;
 /// Ticks per second in `/proc`, the same on every Linux architecture in use.
 const TICKS: f64 = 100.0;
 
-/// What the kernel says about this process; zeros where it says nothing.
+/// Figures of the kernel about this process; zeros for missing ones.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct ProcessStats {
     /// Resident memory.
@@ -22,7 +22,7 @@ pub(crate) struct ProcessStats {
     pub max_fds: u64,
     /// Threads.
     pub threads: u64,
-    /// When it started, in seconds since 1970.
+    /// Start of the process, in seconds since 1970.
     pub start_seconds: f64,
 }
 

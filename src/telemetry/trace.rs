@@ -28,7 +28,7 @@ pub(crate) const WATCH_BYTES: usize = 256 << 10;
 /// A packet as it is shown. What it has not is empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct TracedPacket {
-    /// When it was read, or given to the socket.
+    /// Time at which the packet was read, or given to the socket.
     pub(crate) at: Timestamp,
     /// Sent by the client.
     pub(crate) is_from_client: bool,
@@ -42,11 +42,11 @@ pub(crate) struct TracedPacket {
     pub(crate) filters: Vec<String>,
     pub(crate) filter_count: usize,
     pub(crate) publish: Option<TracedPublish>,
-    /// It could not be read: the connection ends for it.
+    /// True if the packet could not be read: the connection ends for it.
     pub(crate) is_malformed: bool,
 }
 
-/// What a PUBLISH has besides.
+/// Further fields of a PUBLISH.
 #[derive(Debug, Clone, PartialEq)]
 pub(crate) struct TracedPublish {
     /// Cut; empty where an alias stands for it.
@@ -109,7 +109,8 @@ impl Watch {
         self.ready.notify_one();
     }
 
-    /// What has come, and how many packets are missing after that. Waits until there is something. Cancel safe.
+    /// Returns the packets that have come, and the number of missing packets after them. Waits for the first one.
+    /// Cancel safe.
     pub(crate) async fn next(&self) -> (VecDeque<TracedPacket>, u64) {
         loop {
             {
@@ -132,7 +133,7 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// What is watched.
+    /// Returns the watch's settings.
     pub(crate) fn watch(&self) -> &Watch {
         &self.watch
     }
@@ -151,7 +152,7 @@ impl Drop for Watching {
     }
 }
 
-/// How a client is traced now.
+/// Present trace of a client.
 pub(crate) struct ClientTrace {
     /// Its packets are told in the log.
     pub(crate) is_logged: bool,
@@ -172,18 +173,18 @@ struct Traced {
 }
 
 impl TraceClients {
-    /// Whether any client is traced.
+    /// Returns whether any client is traced.
     #[inline]
     pub fn any(&self) -> bool {
         self.any.load(Relaxed)
     }
 
-    /// Whether packets of this client are told in the log.
+    /// Returns whether packets of this client are told in the log.
     pub fn is_traced(&self, client_id: &str) -> bool {
         self.of(client_id).is_some_and(|trace| trace.is_logged)
     }
 
-    /// How this client is traced; `None` if it is not. Costs one relaxed load while nobody is traced.
+    /// Returns the trace of this client; `None` if it is not traced. Costs one relaxed load while nobody is traced.
     #[inline]
     pub(crate) fn of(&self, client_id: &str) -> Option<Box<ClientTrace>> {
         if self.any() { self.look(client_id) } else { None }

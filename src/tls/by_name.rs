@@ -1,4 +1,4 @@
-//! Which certificate a client is shown: by the server name it asks for.
+//! Choice of the certificate that a client is shown: by the server name it asks for.
 
 use std::{collections::HashMap, sync::Arc};
 

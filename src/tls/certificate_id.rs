@@ -1,4 +1,4 @@
-//! What is kept of a peer's certificate for as long as it is connected.
+//! The part of a peer's certificate that is kept for as long as the peer is connected.
 
 use std::fmt::{self, Write as _};
 

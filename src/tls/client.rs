@@ -30,7 +30,7 @@ pub(crate) fn client_config(files: &DatabaseTls, open_key: bool) -> Result<Optio
     Ok(Some(config))
 }
 
-/// What a client of a server needs; made by [`client_of_ca`].
+/// Settings of a TLS client; made by [`client_of_ca`].
 pub(crate) type ClientTls = ClientConfig;
 
 /// The name that a server's certificate must have.

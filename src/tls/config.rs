@@ -28,7 +28,7 @@ use super::{
 };
 use crate::secret_files::open_mode;
 
-/// What to do about a chain that is in the wrong order.
+/// Advice on a chain that is in the wrong order.
 pub(super) const CHAIN_ORDER: &str = "put the server's own first, then the one that signed it, and so on up to the root, which may be left out";
 
 /// Why a TLS configuration could not be made.
@@ -58,7 +58,7 @@ pub enum TlsError {
     ChainOrder {
         /// The file.
         path: PathBuf,
-        /// Which is where it should not be.
+        /// Names the misplaced certificate.
         problem: String,
     },
     /// A certificate file without a certificate.
@@ -145,7 +145,7 @@ pub enum TlsError {
     Setup(#[from] rustls::Error),
 }
 
-/// What one use was built from, to tell a change of the rules for clients from a renewed certificate.
+/// Files and rules from which one use was built, to tell a change of the rules for clients from a renewed certificate.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct ClientRules {
     ca: Option<Vec<u8>>,
@@ -158,7 +158,7 @@ pub(super) struct Built {
     pub(super) rules: ClientRules,
     /// Of each pair, the default one first.
     pub(super) facts: Vec<Facts>,
-    /// What the revocation lists say; `None` without any.
+    /// Content of the revocation lists; `None` without any.
     pub(super) revoked: Option<Revoked>,
 }
 
@@ -383,7 +383,7 @@ fn certified_key(
     Ok((certified, facts))
 }
 
-/// Where in the file the certificate of the key is, counted from 1, if it is not the first.
+/// Returns the place in the file of the certificate that belongs to the key, counted from 1, unless it is the first.
 fn place_of_own(certified: &CertifiedKey) -> Option<usize> {
     let belongs = |der: &CertificateDer<'static>| {
         let own = CertifiedKey::new(vec![der.clone()], Arc::clone(&certified.key));
@@ -396,7 +396,7 @@ fn place_of_own(certified: &CertifiedKey) -> Option<usize> {
     certified.cert.iter().position(belongs).map(|at| at + 1)
 }
 
-/// What is stapled; `None` without a file.
+/// Returns the response to staple; `None` without a file.
 fn ocsp_response(path: PathBuf) -> Result<Option<Vec<u8>>, TlsError> {
     let response = match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -29,7 +29,7 @@ const SERVER_LIFE: Duration = DAY.saturating_mul(365);
 const CA_LIFE: Duration = DAY.saturating_mul(3650);
 const NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 
-/// Where the files are.
+/// Paths of the files.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct DevCerts {
     /// For clients to trust.
@@ -40,7 +40,7 @@ pub(crate) struct DevCerts {
     pub cert: PathBuf,
     /// For `key`; mode 0600.
     pub key: PathBuf,
-    /// Whether this call made or renewed something.
+    /// True if this call made or renewed something.
     pub made: bool,
 }
 
@@ -146,7 +146,7 @@ fn set_life(params: &mut CertificateParams, now: SystemTime, life: Duration) {
     params.not_after = epoch + since_epoch + life;
 }
 
-/// Whether the files are there, fit together, and a client would accept the server at `at`.
+/// Verifies that the files are there and fit together, and that a client would accept the server at `at`.
 fn verify(certs: &DevCerts, at: SystemTime) -> Option<()> {
     let provider = aws_lc_rs::default_provider();
     let key = PrivateKeyDer::from_pem_file(&certs.key).ok()?;

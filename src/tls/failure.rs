@@ -1,4 +1,4 @@
-//! What a handshake's error means, for those who read the log.
+//! Explanations of handshake errors, for readers of the log.
 
 use std::{borrow::Cow, io};
 

@@ -1,4 +1,4 @@
-//! What a certificate says about itself that makes clients' TLS libraries refuse it.
+//! Faults in a certificate's fields for which clients' TLS libraries refuse it.
 
 use std::{
     path::Path,
@@ -23,15 +23,15 @@ pub(super) struct Facts {
     from: i64,
     /// The earliest end in the chain.
     until: i64,
-    /// Whether the server's own has a subjectAltName.
+    /// True if the server's own certificate has a subjectAltName.
     pub(super) named: bool,
     /// The DNS names in it.
     pub(super) names: Vec<String>,
-    /// What is in the wrong place of the chain.
+    /// Description of the misplaced certificate.
     pub(super) disorder: Option<String>,
 }
 
-/// How the validity stands at a time.
+/// Stage of the validity at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum InspectionStage {
     Fine,
@@ -75,8 +75,8 @@ pub(super) fn inspect(path: &Path, chain: &[CertificateDer<'_>]) -> Result<Facts
     Ok(facts)
 }
 
-/// What is in the wrong place of a chain, if the certificate that signed one is not the next in it but somewhere else. That the signer
-/// is not there at all is no matter: the root is often left out.
+/// Describes the misplaced certificate of a chain, if the signer of one certificate is not the next in the chain but
+/// somewhere else. A missing signer is no matter: the root is often left out.
 fn disorder(chain: &[X509Certificate<'_>]) -> Option<String> {
     let mut at = 0;
     let is_by = |at: usize, issuer: &X509Certificate<'_>| {

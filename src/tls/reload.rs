@@ -49,7 +49,7 @@ struct Pair {
     facts: Facts,
     /// The stage of its validity that was last reported.
     told: InspectionStage,
-    /// Whether its lack of names, and the order of its chain, were reported.
+    /// True if its lack of names, and the order of its chain, were reported.
     told_faults: bool,
 }
 
@@ -73,9 +73,9 @@ pub(crate) struct Certificate {
 pub(crate) struct Notice {
     /// The uses that have it.
     pub(crate) uses: Vec<String>,
-    /// What is wrong and what to do.
+    /// The fault and its fix.
     pub(crate) text: String,
-    /// Whether no client that looks at dates accepts it now.
+    /// True if no client that checks dates accepts the certificate now.
     pub(crate) out: bool,
 }
 
@@ -123,7 +123,7 @@ impl TlsStore {
             let alpn: Vec<&[u8]> = entry.alpn.iter().map(Vec::as_slice).collect();
             let new = build(&entry.files, &alpn, Some((&entry.rules, &current.ticketer)));
             let new = new.and_then(|new| {
-                // What is served already may stay as it is.
+                // Pairs that are served already may stay as they are.
                 let mut changed =
                     entry.pairs.iter().zip(&new.facts).filter(|(pair, facts)| pair.facts != **facts);
                 changed.try_for_each(|(pair, facts)| facts.check_dates(&pair.cert, now)).map(|()| new)
@@ -152,7 +152,7 @@ impl TlsStore {
         Ok(uses.len())
     }
 
-    /// What the revocation lists of this use say, now and later; `None` if it has none.
+    /// Returns the revocation lists of this use, now and after each reload; `None` if it has none.
     pub(crate) fn revocations(&self, name: &str) -> Option<Arc<Revocations>> {
         self.uses.lock().iter().find(|entry| entry.name == name)?.revocations.clone()
     }
@@ -182,8 +182,9 @@ impl TlsStore {
             .collect()
     }
 
-    /// What should be reported at `now` and was not yet since the certificate was read: that it has no names, that it
-    /// ends within 30 days, 7 days or one, or that it is not valid. Uses that share a file are reported together.
+    /// Returns the notices that are due at `now` and were not given since the certificate was read: that the
+    /// certificate has no names, that it ends within 30 days, 7 days or one, or that it is not valid. Uses that share a
+    /// file are reported together.
     pub(crate) fn notices(&self, now: SystemTime) -> Vec<Notice> {
         let mut notices: Vec<Notice> = Vec::new();
         for Use { name, pairs, .. } in self.uses.lock().iter_mut() {
@@ -240,7 +241,7 @@ impl Reload for TlsStore {
 }
 
 impl Pair {
-    /// What was not reported yet, and whether the certificate is out.
+    /// Returns the faults not reported yet, each with a flag that the certificate is out.
     fn due(&mut self, now: SystemTime) -> Vec<(bool, String)> {
         let stage = self.facts.stage(now);
         let mut texts = Vec::new();

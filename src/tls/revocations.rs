@@ -1,4 +1,4 @@
-//! Which certificates are revoked now: for connections that were there before the list said so.
+//! Certificates that are revoked now: for connections that were there before the list named them.
 //!
 //! New handshakes are rustls's business, which has the lists in its own form and verifies their signatures.
 
@@ -36,7 +36,7 @@ impl Revoked {
     }
 }
 
-/// What the revocation lists of one TLS use say, as of their last reload.
+/// Content of the revocation lists of one TLS use, as of their last reload.
 #[derive(Debug)]
 pub(crate) struct Revocations {
     revoked: ArcSwap<Revoked>,
@@ -57,7 +57,7 @@ impl Revocations {
         }
     }
 
-    /// Whether this certificate is revoked.
+    /// Returns whether this certificate is revoked.
     pub(crate) fn has(&self, certificate: &CertificateId) -> bool {
         self.revoked.load().0.contains(&(certificate.issuer(), certificate.serial().into()))
     }

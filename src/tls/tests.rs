@@ -482,7 +482,7 @@ fn a_certificate_without_names_is_reported_and_version_1_refused() {
     );
     assert_eq!(store.notices(SystemTime::now()), [], "once");
 
-    // What plain `openssl x509 -req` makes.
+    // A certificate as plain `openssl x509 -req` makes it.
     let mut files = files(dir.path());
     (files.cert, files.key) = (dir.path().join("v1.crt"), dir.path().join("v1.key"));
     let req = "req -new -newkey ec -pkeyopt ec_paramgen_curve:P-256 -nodes -keyout v1.key -out v1.csr -subj /CN=localhost";
