@@ -110,7 +110,8 @@ impl Machine {
         }
     }
 
-    /// A command that an earlier process left. What it had sent and nobody acknowledged is sent again.
+    /// A command that an earlier process left. If the process had sent the command and nobody acknowledged it, it is sent
+    /// again.
     pub(super) fn restored(
         state: CommandState,
         attempts: u32,
@@ -185,7 +186,7 @@ impl Machine {
         self.next = Some(now.plus_millis(AGAIN));
     }
 
-    /// The progress of an attempt. That of an earlier attempt no longer counts.
+    /// Takes the progress of an attempt. Progress of an earlier attempt no longer counts.
     pub(crate) fn progress(
         &mut self,
         attempt: u32,

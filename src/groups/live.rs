@@ -1,8 +1,8 @@
-//! One group at work: the logic behind a lock, the members that wait for it, and what is written of it.
+//! One group at work: the logic behind a lock, the members that wait for it, and the records of it.
 //!
-//! The lock is held for memory only. What the logic says is to be woken is woken after it is released. Answers of
-//! acknowledgements are given when the write is done that was begun after them: each write has a number, and who waits knows
-//! from which number on its answer holds.
+//! The lock is held for memory only. The members that the logic wakes are woken after it is released. Acknowledgements are
+//! answered when the write is done that was begun after them: each write has a number, and a waiting member knows from
+//! which number on its answer holds.
 
 use std::{
     collections::BTreeSet,
@@ -117,7 +117,7 @@ pub(super) struct Inner {
     awaited: BTreeSet<(u64, u64)>,
     /// Changes that are not in the logic: the definition, letters.
     pub(super) changes: Vec<StateChange>,
-    /// Floor of each partition that is on disk.
+    /// Floor of each partition, as it is on disk.
     pub(super) floors: Vec<u64>,
     /// Of [`Live::appended`], how many are settled or lost, as far as is known.
     pub(super) base: u64,
@@ -331,9 +331,9 @@ impl Live {
         wakers.into_iter().for_each(Waker::wake);
     }
 
-    /// Writes all changes until the group ends: at once after a pause, and otherwise what has come since the last write began, after
-    /// a few milliseconds, since a write costs the same for one acknowledgement and for many. What fails is tried again: until it
-    /// is written nobody gets an answer.
+    /// Writes all changes until the group ends: at once after a pause, and otherwise all changes since the last write
+    /// began, after a few milliseconds, since a write costs the same for one acknowledgement and for many. A failed write
+    /// is tried again: until it succeeds nobody gets an answer.
     pub(super) async fn write_all(self: Arc<Self>) {
         let mut next = tokio::time::Instant::now();
         while !self.is_ended() {
@@ -498,7 +498,7 @@ impl Live {
         if inner.has_write() { inner.write } else { inner.write - 1 }
     }
 
-    /// Changes the definition. What is published is judged by its filter once the write of the returned number is done.
+    /// Changes the definition. Published messages are judged by its filter once the write of the returned number is done.
     pub(super) fn redefine(&self, definition: Definition, wants: Arc<MessageFilter>) -> u64 {
         self.with(|inner| {
             inner.logic.set_config(definition.config());

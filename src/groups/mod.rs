@@ -550,8 +550,8 @@ impl Groups {
         live.end();
     }
 
-    /// Ends all groups, and returns when only members that were not dropped still hold the stores. What is
-    /// acknowledged and not written comes again.
+    /// Ends all groups, and returns when only members that were not dropped still hold the stores. Messages that are
+    /// acknowledged and not written come again.
     pub async fn stop(&self) {
         self.write_places().await;
         for live in self.table.all() {

@@ -1,5 +1,5 @@
-//! Access to a group's messages: a caller's scope must cover its filter, and each of its former filters as long as a
-//! message that came under that filter is not settled.
+//! Access to a group's messages: a caller's scope must cover the group's filter, and each of its former filters as long as
+//! a message that came under that filter is not settled.
 //!
 //! A replaced filter is remembered with the place in the log at which its messages end. That place is known once all
 //! messages submitted before the change have ended; until then the filter counts. From then on it counts while the group

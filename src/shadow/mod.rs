@@ -50,7 +50,7 @@ pub(crate) struct ShadowOptions {
     pub(crate) max_wait: Duration,
 }
 
-/// Tries of a change that others undo by changing the shadow at the same time.
+/// Tries of a change while others change the shadow at the same time.
 const TRIES: usize = 16;
 
 /// Longest time that a store may take for one call.

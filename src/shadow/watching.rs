@@ -99,7 +99,7 @@ impl PendingChanges {
         self.charge.set(left);
     }
 
-    /// Takes what has waited longest. What was taken before is on the account no more.
+    /// Takes the changes that have waited longest. Those taken before are on the account no more.
     fn take(&mut self) -> Vec<ShadowChange> {
         let sent = std::mem::take(&mut self.taken);
         self.release(sent);

@@ -513,7 +513,7 @@ impl KafkaMember {
         let _ = self.consumer.store_offsets(&list);
     }
 
-    /// Partitions have come or gone. What is held of those that are gone another member has.
+    /// Forgets the held records of partitions that are gone: another member has them.
     fn forget_lost(&mut self) {
         if self.held.messages.is_empty() {
             return;

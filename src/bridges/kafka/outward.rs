@@ -1,10 +1,11 @@
 //! Messages to Kafka: they count as delivered when all in-sync replicas have them (`acks=all`).
 //!
-//! A broker judges requests, each with the records of one partition, and librdkafka passes a verdict on to every record of the
-//! request. So a verdict about records refuses one only if that one was alone in its request; otherwise requests become smaller and
-//! the records are sent again. What follows must not overtake them. `enable.gapless.guarantee` stops the producer at the first verdict,
-//! and a broker takes no request that does not follow the one before it. It knows which one that is as soon as it has taken one from
-//! this producer: until a record of a key is acknowledged, no second one with that key is under way.
+//! A broker judges requests, each with the records of one partition, and librdkafka passes a verdict on to every record of
+//! the request. So a verdict about records refuses one only if that one was alone in its request; otherwise requests become
+//! smaller and the records are sent again. Later records must not overtake them. `enable.gapless.guarantee` stops the
+//! producer at the first verdict, and a broker takes no request that does not follow the one before it. The broker knows
+//! the one before as soon as it has taken one from this producer: until a record of a key is acknowledged, no second one
+//! with that key is under way.
 
 use std::{
     collections::{BTreeMap, HashSet},

@@ -202,7 +202,8 @@ impl BrokerLink {
         }
     }
 
-    /// Waits until the broker has read everything that was put, and answers. What else comes meanwhile is read and forgotten.
+    /// Waits until the broker has read everything that was put, and answers. Other packets that come meanwhile are read and
+    /// forgotten.
     ///
     /// # Errors
     /// The connection has ended, or nothing answers.

@@ -1,5 +1,5 @@
-//! Requests to the gateway's types: pure functions. What they accept is valid for the rest of the gateway; what
-//! they refuse names the field. The way back is `answers`.
+//! Requests to the gateway's types: pure functions. An accepted value is valid for the rest of the gateway; a refusal names
+//! the field. The way back is `answers`.
 
 use std::{sync::Arc, time::Duration};
 

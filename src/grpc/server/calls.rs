@@ -1,9 +1,9 @@
 //! Calls under way: how many on a connection and in all, and the answer to one too many.
 //!
-//! HTTP/2's own limit makes clients hold calls back without a word, so it is announced [`SPARE`] higher, and what is
-//! above ours is answered at once. What a call makes the process hold is charged: to begin with what each one takes and its
-//! headers, then its request as it comes and its answer until it is sent. A health check, which anybody may make, has a request of
-//! a few bytes, and a small reserve for when memory is short.
+//! HTTP/2's own limit makes clients hold calls back without a word, so it is announced [`SPARE`] higher, and calls above
+//! ours are answered at once. The memory that a call takes is charged: at first a fixed share for each call and its
+//! headers, then its request as it comes and its answer until it is sent. A health check, which anybody may make, has a
+//! request of a few bytes, and a small reserve for when memory is short.
 
 use std::{
     net::SocketAddr,

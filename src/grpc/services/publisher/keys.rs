@@ -1,7 +1,7 @@
 //! Messages that came with an `idempotency_key`: each is published once, and a repeated call gets its answer.
 //!
-//! A key belongs to its caller, and stands for one request with all its fields. What is kept of it are digests, and the answer.
-//! In what order, and what a crash leaves:
+//! A key belongs to its caller, and stands for one request with all its fields. Only digests and the answer are kept of it.
+//! The order of the steps, and the state that a crash leaves after each:
 //!
 //! 1. The key is claimed in memory. Nothing is on disk: after a crash the same key publishes, as it should.
 //! 2. The message is routed. After a crash *here*, before the next step is on disk, **the same key publishes again**: messages
@@ -10,9 +10,9 @@
 //!    told that the message was published and that nobody knows what became of it ([`Error::OutcomeLost`]).
 //! 4. The answer is written, and given once it is on disk. From here on the same key gets it, for as long as it is remembered.
 //!
-//! A record is written only of what was routed, never before: none says that a message was accepted which was not. What was
-//! refused is forgotten, so that the same key may try again. If the answer cannot be written the call fails although the message
-//! is published; the key is then known in memory, and the next call with it only writes the answer again.
+//! A record is written only of routed messages, never before: none says that a message was accepted which was not. A
+//! refused key is forgotten, so that the same key may try again. If the answer cannot be written the call fails although
+//! the message is published; the key is then known in memory, and the next call with it only writes the answer again.
 //!
 //! A message with a `deliver_at` has none of these windows: its record and that of its key are one transaction.
 //!

@@ -1,12 +1,12 @@
 //! Messages with a `deliver_at`: on disk before the answer, published when their time has come.
 //!
-//! Their time is a point of the clock that never jumps ([`clock`]): what the caller says in wall time is converted once, when it
-//! says it. What a crash leaves:
+//! Their time is a point of the clock that never jumps ([`clock`]): a caller's wall time is converted once, when the call
+//! arrives. The state after a crash:
 //!
 //! 1. Before the record is on disk nobody was told anything, and it may be there or not. With an `idempotency_key` the key's
 //!    record is in the same transaction, so that the same key finds the message or schedules it.
 //! 2. A message is published, is safe where it went, and only then leaves the disk. A crash in between publishes it again.
-//! 3. What was due while the gateway was away is published at the start, late.
+//! 3. A message that was due while the gateway was away is published at the start, late.
 
 use std::{
     collections::{BTreeMap, HashMap},
