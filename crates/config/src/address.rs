@@ -1,4 +1,4 @@
-//! Where a listener binds: `ip:port`, `[v6]:port` or `unix:/path`, and the permissions of the latter.
+//! Address of a listener: `ip:port`, `[v6]:port` or `unix:/path`, and the permissions of the latter.
 
 use std::{
     fmt,
@@ -19,7 +19,7 @@ pub enum Address {
 }
 
 impl Address {
-    /// Whether only this machine can reach it.
+    /// Returns whether only this machine can reach the address.
     pub fn is_local(&self) -> bool {
         match self {
             Self::Ip(addr) => addr.ip().to_canonical().is_loopback(),
@@ -27,23 +27,23 @@ impl Address {
         }
     }
 
-    /// Whether it is one of IPv6.
+    /// Returns whether the address is one of IPv6.
     pub fn is_ipv6(&self) -> bool {
         matches!(self, Self::Ip(addr) if addr.is_ipv6())
     }
 }
 
-/// What a socket binds.
+/// Address that a socket binds, with its options.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Binding {
-    /// Where.
+    /// Address.
     pub address: Address,
-    /// Whether `[::]` takes no connections over IPv4.
+    /// True if `[::]` takes no connections over IPv4.
     pub ipv6_only: bool,
 }
 
 impl Binding {
-    /// Whether binding both would fail; port 0 never collides.
+    /// Returns whether binding both would fail; port 0 never collides.
     pub fn collides(&self, other: &Self) -> bool {
         match (&self.address, &other.address) {
             (Address::Ip(a), Address::Ip(b)) => {
@@ -56,7 +56,7 @@ impl Binding {
         }
     }
 
-    /// Whether its own address `any` is every address of a family that `ip` is of.
+    /// Returns whether its own address `any` stands for all addresses of the family of `ip`.
     fn covers(&self, any: IpAddr, ip: IpAddr) -> bool {
         any.is_unspecified() && (any.is_ipv4() == ip.is_ipv4() || any.is_ipv6() && !self.ipv6_only)
     }

@@ -22,11 +22,11 @@ pub enum AuthStep {
     Scram,
     /// User name and password, from the password file.
     Password,
-    /// Whatever a service of yours says over HTTP.
+    /// The answer of a service of yours over HTTP.
     Http,
-    /// Whatever a service of yours says over gRPC.
+    /// The answer of a service of yours over gRPC.
     Grpc,
-    /// Whoever presents no password.
+    /// Devices that present no password are let in.
     Anonymous,
 }
 
@@ -80,7 +80,7 @@ pub struct AuthJwt {
     /// Shared secret of tokens that are signed with HS256, HS384 or HS512.
     #[serde(with = "optional")]
     pub secret_file: Option<PathBuf>,
-    /// Where a key set is fetched from; empty is nowhere.
+    /// URL from which a key set is fetched; empty is nowhere.
     #[serde(with = "optional")]
     pub jwks_url: Option<String>,
     /// CA of that server's certificate, PEM.
@@ -92,7 +92,7 @@ pub struct AuthJwt {
     pub in_username: bool,
     /// What `iss` must be; empty takes every one.
     pub issuer: String,
-    /// What `aud` must be, or have one of; none takes every one.
+    /// Accepted `aud`: the claim must be, or have, one of these; none takes every one.
     pub audience: Vec<String>,
     /// By how much the issuer's clock may differ.
     pub leeway: Span,
@@ -130,7 +130,7 @@ impl Default for AuthJwt {
 }
 
 impl AuthJwt {
-    /// Whether there is a key to check tokens with.
+    /// Returns whether there is a key to check tokens with.
     pub fn is_on(&self) -> bool {
         self.key_file.is_some() || self.secret_file.is_some() || self.jwks_url.is_some()
     }
@@ -146,7 +146,7 @@ pub struct AuthHttp {
     /// CA of the service's certificate, PEM.
     #[serde(with = "optional")]
     pub ca: Option<PathBuf>,
-    /// What becomes of a login while the service does not answer and nothing is remembered about it.
+    /// Treatment of a login while the service does not answer and nothing is remembered about it.
     pub on_error: OnError,
     /// `[auth.http.limits]`.
     pub limits: RemoteLimits,
@@ -231,7 +231,7 @@ impl Config {
         steps
     }
 
-    /// Whether anything is configured that devices of every listener can prove themselves with.
+    /// Returns whether some method is configured by which devices of every listener can prove themselves.
     fn checks_devices(&self) -> bool {
         let auth = &self.auth;
         let remote = auth.http.url.is_some() || auth.grpc.authenticates();
@@ -269,8 +269,8 @@ impl Config {
         check.finish()
     }
 
-    /// What is worth a warning where no embedding program decides: listeners that take devices which prove nothing, in one
-    /// line.
+    /// Returns a warning, in one line, about listeners that take devices which prove nothing; meant for gateways where
+    /// no embedding program decides.
     pub fn anonymous_warning(&self) -> Option<String> {
         let open = |(address, listener): &(Address, Listener)| {
             self.auth_steps(address, listener).contains(&AuthStep::Anonymous)

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use super::address::optional;
 
-/// What becomes of a PUBLISH that the rules deny, where no acknowledgement can say so.
+/// Treatment of a PUBLISH that the rules deny, where no acknowledgement can say so.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DeniedPublish {
@@ -24,6 +24,6 @@ pub struct Authorization {
     /// The rules file; without one everything is allowed.
     #[serde(with = "optional")]
     pub rules: Option<PathBuf>,
-    /// What becomes of a PUBLISH at QoS 0, and of any in MQTT 3, that the rules deny.
+    /// Treatment of a PUBLISH at QoS 0, and of any in MQTT 3, that the rules deny.
     pub denied_publish: DeniedPublish,
 }

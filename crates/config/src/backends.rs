@@ -67,7 +67,7 @@ impl Default for BackendJwt {
 pub struct BackendCertificate {
     /// Common name or a subject alternative name (DNS, URI or e-mail), with `*` for any characters.
     pub name: String,
-    /// What its holder may do.
+    /// Role of the holder.
     pub role: Role,
     /// Topic filters; without it all topics.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -78,13 +78,13 @@ pub struct BackendCertificate {
 }
 
 impl Backends {
-    /// Whether callers must show who they are.
+    /// Returns whether callers must show who they are.
     pub fn is_on(&self) -> bool {
         let by_certificate = self.certificate_role.is_some() || !self.certificates.is_empty();
         self.takes_bearers() || by_certificate
     }
 
-    /// Whether callers can do so with a bearer token.
+    /// Returns whether callers can show it with a bearer token.
     pub fn takes_bearers(&self) -> bool {
         self.tokens.is_some() || self.jwt.key_file.is_some()
     }

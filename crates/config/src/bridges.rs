@@ -12,7 +12,7 @@ use super::{
     validate::{Check, filter_is_valid},
 };
 
-/// Which way messages go.
+/// Direction in which messages go.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Direction {
@@ -23,14 +23,14 @@ pub enum Direction {
     In,
 }
 
-/// What happens when a bridge holds as much as it may.
+/// Treatment of messages when a bridge holds as much as it may.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WhenFull {
     /// The oldest messages go, and are counted as lost.
     #[default]
     DropOldest,
-    /// What matches is refused.
+    /// Matching messages are refused.
     Refuse,
 }
 
@@ -38,7 +38,7 @@ pub enum WhenFull {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct Bridge {
-    /// Which way.
+    /// Direction.
     pub direction: Direction,
     /// MQTT filters of what it carries, none is `#`; in from Kafka, the names of the topics there.
     pub topics: Vec<String>,
@@ -50,17 +50,17 @@ pub struct Bridge {
     pub min_qos: u8,
     /// Bytes that it keeps on the disk for the other side.
     pub max_bytes: ByteSize,
-    /// How long it keeps them.
+    /// Time for which it keeps them.
     pub max_age: Span,
-    /// When `max_bytes` is reached.
+    /// Treatment of messages when `max_bytes` is reached.
     pub when_full: WhenFull,
     /// Messages that are sent together.
     pub batch_messages: usize,
     /// Bytes of these; one message is sent whatever it has.
     pub batch_bytes: ByteSize,
-    /// How long the first of them waits for others.
+    /// Time for which the first of them waits for others.
     pub linger: Span,
-    /// How long the other side has for them.
+    /// Time that the other side has for them.
     pub deadline: Span,
     /// The first pause after a failure; it doubles from there.
     pub retry_min: Span,
@@ -337,7 +337,7 @@ impl WebhookBridge {
     }
 }
 
-/// How the bridge proves to Kafka who it is.
+/// Method by which the bridge proves its identity to Kafka.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 pub enum SaslMechanism {
     /// The password itself.
@@ -352,7 +352,7 @@ pub enum SaslMechanism {
     Sha512,
 }
 
-/// How what is sent to Kafka is compressed.
+/// Compression of messages sent to Kafka.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KafkaCompression {
@@ -365,7 +365,7 @@ pub enum KafkaCompression {
     Snappy,
 }
 
-/// Where a bridge from Kafka begins that has never been there.
+/// Start of a bridge from Kafka that has never been there.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum KafkaStart {
@@ -386,14 +386,14 @@ pub struct KafkaBridge {
     pub topic: Template,
     /// The key of each message; those of one key stay in order.
     pub key: Template,
-    /// How messages are compressed.
+    /// Compression of messages.
     pub compression: KafkaCompression,
     /// The topic here of what comes in; only in, as the next four.
     pub mqtt_topic: RecordTopic,
     /// The consumer group there.
     #[serde(with = "optional")]
     pub group: Option<String>,
-    /// Where the group begins.
+    /// Position at which the group begins.
     pub start: KafkaStart,
     /// QoS of what comes in.
     pub qos: u8,
@@ -416,7 +416,7 @@ pub struct KafkaBridge {
     /// File with the password.
     #[serde(with = "optional")]
     pub password_file: Option<PathBuf>,
-    /// How the password is shown.
+    /// Method by which the password is shown.
     pub mechanism: SaslMechanism,
 }
 
@@ -487,7 +487,7 @@ impl KafkaBridge {
         }
     }
 
-    /// What is for one way only.
+    /// Checks for settings that are for one direction only.
     fn check_direction(&self, section: &str, bridge: &Bridge, check: &mut Check) {
         let key = |name: &str| format!("{section}.{name}");
         let usual = Self::default();
@@ -543,7 +543,7 @@ fn check_pair(section: &str, files: &DatabaseTls, check: &mut Check) {
 const MOST_BRIDGES: usize = 100;
 /// The longest name: that of its group is a little longer.
 const MOST_NAME: usize = 48;
-/// What is in memory of a bridge.
+/// Messages of a batch, which is in memory.
 const MOST_BATCH: usize = 10_000;
 
 impl Bridge {
@@ -598,7 +598,7 @@ impl Bridge {
             let problem = format!("longer than retry_max ({})", self.retry_max);
             check.fail(key("retry_min"), self.retry_min, problem, "make it shorter");
         }
-        // What lingers is held by a lease of a minute, after which it would come again.
+        // A lingering batch is held by a lease of a minute, after which it would come again.
         for (name, time, longest) in [
             ("deadline", self.deadline, Span(Duration::from_mins(10))),
             ("linger", self.linger, Span(Duration::from_secs(30))),

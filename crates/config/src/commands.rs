@@ -13,7 +13,7 @@ use super::{ByteSize, Config, Span, validate::Check};
 pub struct Commands {
     /// Offer them. What begins with `topic` is the gateway's then.
     pub enabled: bool,
-    /// What the topics of commands begin with, before `/{client_id}/`: one level or several.
+    /// Prefix of the topics of commands, before `/{client_id}/`: one level or several.
     pub topic: String,
     /// The topic of a command after `{topic}/{client_id}/`: levels, and `{id}` and `{name}` once each.
     pub request: String,
@@ -112,7 +112,7 @@ impl Config {
 }
 
 impl Commands {
-    /// What their topics begin with, the last `/` included.
+    /// Returns the prefix of their topics, the last `/` included.
     pub fn prefix(&self) -> String {
         format!("{}/", self.topic)
     }

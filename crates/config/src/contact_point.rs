@@ -1,6 +1,6 @@
-//! Where a cluster is reached: `HOST[:PORT]`, HOST a name, an IPv4 address or an IPv6 address in brackets.
+//! Contact points of a cluster: `HOST[:PORT]`, HOST a name, an IPv4 address or an IPv6 address in brackets.
 
-/// Where nodes listen if nobody says.
+/// Port of nodes that do not name one.
 const PORT: u16 = 9042;
 
 /// `text` as `host:port`.

@@ -22,7 +22,7 @@ const MAX_TTL: Duration = Duration::from_secs(20 * 365 * 24 * 3600);
 pub struct TtlRule {
     /// Topics.
     pub filter: String,
-    /// How long what is kept of them lives; zero is for ever, which no history is.
+    /// Lifetime of the values kept of them; zero is for ever, which no history is.
     pub ttl: Span,
 }
 
@@ -70,7 +70,7 @@ pub struct Database {
     pub request_timeout: Span,
     /// A request unanswered for this long goes to another node too; zero is never.
     pub speculative_delay: Span,
-    /// How many other nodes it may be sent to.
+    /// Number of other nodes it may be sent to.
     pub speculative_attempts: usize,
     /// Compression of requests and answers.
     pub compression: Compression,
@@ -84,7 +84,7 @@ pub struct Database {
     pub spill_running: bool,
     /// While the database is away, answer reads from what waits for it.
     pub memory_reads: bool,
-    /// How long values live, by topic; the first rule that matches counts.
+    /// Lifetime of values, by topic; the first rule that matches counts.
     pub ttl: Vec<TtlRule>,
     /// Topics of which every message is kept, and how long; the first rule that matches counts.
     pub history: Vec<TtlRule>,

@@ -1,4 +1,4 @@
-//! What the configuration amounts to: the listeners that open and the files each TLS use reads.
+//! Effect of the configuration: the listeners that open and the files each TLS use reads.
 
 use std::collections::BTreeMap;
 
@@ -80,7 +80,7 @@ impl Config {
         self.response_information.replace("{namespace}", &namespace)
     }
 
-    /// Whether a TLS use takes the certificates that development mode makes.
+    /// Returns whether a TLS use takes the certificates that development mode makes.
     pub fn needs_dev_certs(&self) -> bool {
         self.dev && self.tls_uses().iter().any(|(_, files)| files.cert.starts_with(super::DEV_CERTS_DIR))
     }

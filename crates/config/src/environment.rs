@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 /// Prefix of the variables that configure the gateway.
 pub(super) const PREFIX: &str = "MQTT_SERVER_";
-/// What follows it in those that a package or an image sets: they hold where neither the file nor another variable says so.
+/// Second prefix of variables that a package or an image sets: they hold where neither the file nor another variable
+/// sets the key.
 pub(super) const DEFAULT_PREFIX: &str = "DEFAULT__";
 
 /// The variables that Kubernetes gives every container for each Service in its namespace, where a Service's name begins

@@ -1,4 +1,4 @@
-//! What is wrong with a configuration: everything at once, each with key, value and fix.
+//! Problems of a configuration: everything at once, each with key, value and fix.
 
 use std::fmt::{self, Write as _};
 
@@ -9,11 +9,11 @@ pub struct Problem {
     pub key: String,
     /// The value as written; empty if it has none.
     pub value: String,
-    /// Where it was set, such as `MQTT_SERVER_ADDR` or `--addr`; empty for the file or a default.
+    /// Place where it was set, such as `MQTT_SERVER_ADDR` or `--addr`; empty for the file or a default.
     pub origin: String,
-    /// What is wrong with it.
+    /// Mistake in it.
     pub problem: String,
-    /// What to do.
+    /// Remedy.
     pub fix: String,
 }
 

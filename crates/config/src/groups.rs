@@ -20,7 +20,7 @@ pub struct Groups {
     pub max_waiting_bytes: ByteSize,
     /// Groups at once.
     pub max_groups: usize,
-    /// How long a delivered message may stay unacknowledged, in groups that do not say.
+    /// Time for which a delivered message may stay unacknowledged, in groups that do not say.
     pub ack_deadline: Span,
     /// How long unacknowledged messages are kept, in groups that do not say; 0 is without limit.
     pub retention: Span,
@@ -56,11 +56,11 @@ impl Default for Groups {
 const LEAST_BYTES: u64 = 256 << 20;
 /// Each is asked about every message that its topics match.
 const MOST_GROUPS: usize = 1_000;
-/// What the logic of groups takes.
+/// Limit of the logic of groups.
 const MOST_OUTSTANDING: usize = 100_000;
 
 impl Config {
-    /// Whether groups are offered.
+    /// Returns whether groups are offered.
     pub fn has_groups(&self) -> bool {
         self.groups.enabled && self.store.enabled
     }

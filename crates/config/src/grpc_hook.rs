@@ -38,7 +38,7 @@ impl fmt::Display for HookEvent {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
 pub struct AuthGrpc {
-    /// Where the service is; empty asks nobody.
+    /// Address of the service; empty asks nobody.
     #[serde(with = "optional")]
     pub url: Option<String>,
     /// CA of the service's certificate, PEM.
@@ -55,11 +55,11 @@ pub struct AuthGrpc {
     pub token_file: Option<PathBuf>,
     /// Ask about logins.
     pub authenticate: bool,
-    /// What becomes of a login while the service does not answer and nothing is remembered about it.
+    /// Treatment of a login while the service does not answer and nothing is remembered about it.
     pub on_error: OnError,
     /// Ask about topics of which the rules say nothing.
     pub authorize: bool,
-    /// What becomes of such a topic while the service does not answer and nothing is remembered about it.
+    /// Treatment of such a topic while the service does not answer and nothing is remembered about it.
     pub authorize_on_error: OnError,
     /// Kinds of events that it is told.
     pub events: Vec<HookEvent>,
@@ -89,17 +89,17 @@ impl Default for AuthGrpc {
 }
 
 impl AuthGrpc {
-    /// Whether it is asked about logins.
+    /// Returns whether the service is asked about logins.
     pub fn authenticates(&self) -> bool {
         self.url.is_some() && self.authenticate
     }
 
-    /// Whether it is asked about topics.
+    /// Returns whether the service is asked about topics.
     pub fn authorizes(&self) -> bool {
         self.url.is_some() && self.authorize
     }
 
-    /// Whether it is told anything.
+    /// Returns whether the service is told of any event.
     pub fn hears(&self) -> bool {
         self.url.is_some() && !self.events.is_empty()
     }

@@ -70,7 +70,7 @@ pub use shadow::Shadow;
 pub use template::Template;
 pub use tls::{CertificatePair, CipherSuite, Tls, TlsFiles, TlsVersion, ocsp_of};
 
-/// Where `--dev` makes its certificates.
+/// Directory in which `--dev` makes its certificates.
 pub const DEV_CERTS_DIR: &str = "certs";
 
 use load::CONFIG_VARIABLE;

@@ -204,7 +204,7 @@ impl Loader {
         }
     }
 
-    /// Whether the file, or what came before, sets the key.
+    /// Returns whether the file, or a source before it, sets the key.
     fn has(&self, key: &str) -> bool {
         let path: Vec<String> = key.split('.').map(str::to_owned).collect();
         lookup(&self.table, &path).is_some()

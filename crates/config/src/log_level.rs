@@ -1,4 +1,4 @@
-//! What the log lets pass: `info`, or by module `info,mqtt_server::net=debug`.
+//! Filter of the log: `info`, or by module `info,mqtt_server::net=debug`.
 
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
@@ -25,8 +25,8 @@ pub fn parse(text: &str) -> Result<Targets, String> {
     Ok(targets)
 }
 
-/// What the events of `module` call it. `mqtt_server` stands for all crates of the gateway, and `mqtt_server::store`
-/// for that crate.
+/// Returns the names by which the events of `module` call it. `mqtt_server` stands for all crates of the gateway, and
+/// `mqtt_server::store` for that crate.
 fn places(module: &str) -> Vec<&str> {
     let ours = |name: &str| CRATES.contains(&name.split("::").next().unwrap_or_default());
     match module.strip_prefix("mqtt_server::") {

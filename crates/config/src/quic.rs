@@ -28,7 +28,7 @@ impl Default for Quic {
 const LEAST_WINDOW: usize = 2 << 10;
 /// Each connection could make the gateway hold twice as much.
 const MOST_WINDOW: usize = 16 << 20;
-/// What QUIC can say: milliseconds in 62 bits, but nobody waits for years.
+/// Longest idle timeout: QUIC can say milliseconds in 62 bits, but nobody waits for years.
 const LONGEST_IDLE: Duration = Duration::from_hours(24 * 365);
 
 impl Config {

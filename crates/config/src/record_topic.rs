@@ -26,7 +26,7 @@ enum Piece {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RecordTopic(Vec<Piece>);
 
-/// What a record has to fill in.
+/// Fields of a record, for the places of the text.
 pub trait RecordFields {
     /// Its topic in Kafka.
     fn topic(&self) -> &str;
@@ -55,7 +55,7 @@ impl RecordTopic {
         Some(topic)
     }
 
-    /// Whether it says nothing.
+    /// Returns whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -1,4 +1,4 @@
-//! What stands between the gateway and a remote source of decisions.
+//! Limits and fallbacks between the gateway and a remote source of decisions.
 
 use std::time::Duration;
 
@@ -6,11 +6,11 @@ use serde::{Deserialize, Serialize};
 
 use super::{Span, validate::Check};
 
-/// What becomes of a login while the source does not answer.
+/// Treatment of a login while the source does not answer.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OnError {
-    /// It is refused; the device tries again.
+    /// The login is refused; the device tries again.
     #[default]
     Refuse,
     /// The device comes in as nobody in particular.
@@ -39,7 +39,7 @@ pub struct RemoteLimits {
     pub cache_ttl: Span,
     /// How long another is.
     pub cache_negative_ttl: Span,
-    /// How much longer both are while the source does not answer.
+    /// Extra time for both while the source does not answer.
     pub stale_if_error: Span,
 }
 

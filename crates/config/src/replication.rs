@@ -1,4 +1,4 @@
-//! How many copies a keyspace has: `3`, or by datacenter `east:3,west:2`.
+//! Number of copies of a keyspace: `3`, or by datacenter `east:3,west:2`.
 
 use std::{fmt, str::FromStr};
 

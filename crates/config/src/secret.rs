@@ -4,7 +4,7 @@ use std::{convert::Infallible, fmt, str::FromStr};
 
 use serde::{Deserialize, Serialize, Serializer};
 
-/// What stands for a secret in messages.
+/// Placeholder for a secret in messages.
 pub(super) const HIDDEN: &str = "(hidden)";
 
 /// A password. Displayed or serialized it is `(hidden)`, or empty if there is none.
@@ -18,7 +18,7 @@ impl Secret {
         &self.0
     }
 
-    /// Whether there is none.
+    /// Returns whether there is no secret.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
@@ -54,7 +54,8 @@ impl Serialize for Secret {
     }
 }
 
-/// Whether the value under this key, perhaps misspelt, must not be shown. Takes a whole line with key and value, too.
+/// Returns whether the value under this key, perhaps misspelt, must not be shown. Takes a whole line with key and
+/// value, too.
 pub(super) fn is_secret(text: &str) -> bool {
     let text = text.to_lowercase();
     // Its section is named for passwords, and has none.

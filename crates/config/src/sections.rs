@@ -58,7 +58,7 @@ impl Default for Log {
     }
 }
 
-/// What a listener speaks.
+/// Protocol of a listener.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ListenerKind {
@@ -76,12 +76,12 @@ pub enum ListenerKind {
 }
 
 impl ListenerKind {
-    /// Whether it is encrypted.
+    /// Returns whether the protocol is encrypted.
     pub fn is_tls(self) -> bool {
         matches!(self, Self::Tls | Self::Wss | Self::Quic)
     }
 
-    /// Whether it is a WebSocket listener.
+    /// Returns whether this is a WebSocket listener.
     pub fn is_websocket(self) -> bool {
         matches!(self, Self::Ws | Self::Wss)
     }
@@ -93,7 +93,7 @@ impl ListenerKind {
 pub struct Listener {
     /// Name in logs and metrics; unique.
     pub name: String,
-    /// Where it binds; required.
+    /// Address that it binds; required.
     #[serde(with = "optional")]
     pub address: Option<Address>,
     /// `[::]` takes no connections over IPv4.
@@ -117,7 +117,7 @@ pub struct Listener {
     pub max_connections: usize,
     /// Expect a PROXY protocol header (v1 or v2) before anything else; only behind a trusted proxy.
     pub proxy_protocol: bool,
-    /// Who may connect to a Unix socket.
+    /// File mode that decides who may connect to a Unix socket.
     pub mode: FileMode,
     /// Strategy of shared groups that a client of this listener creates; empty takes that of `[limits]`.
     #[serde(with = "optional")]
@@ -279,7 +279,7 @@ pub struct Http {
     pub cors_origins: Vec<String>,
     /// Time for a request's header, also between requests.
     pub header_timeout: Span,
-    /// How long a client may read nothing of an answer before its connection ends.
+    /// Time for which a client may read nothing of an answer before its connection ends.
     pub write_timeout: Span,
 }
 
@@ -337,14 +337,14 @@ impl Default for Latest {
     }
 }
 
-/// What the acknowledgement of a QoS 1 or 2 message promises.
+/// Promise of the acknowledgement of a QoS 1 or 2 message.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum DurabilityMode {
     /// It is on disk for every persistent session that it matched, or their clients have it.
     #[default]
     Always,
-    /// It will be on disk within `store.interval`.
+    /// The message will be on disk within `store.interval`.
     Interval,
     /// Nothing: only what waits for clients that are away or slow is written.
     None,

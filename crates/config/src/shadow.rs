@@ -39,7 +39,7 @@ impl Default for Shadow {
 }
 
 impl Shadow {
-    /// What their topics begin with, with the slash after it.
+    /// Returns the prefix of their topics, with the slash after it.
     pub(super) fn prefix(&self) -> String {
         format!("{}/", self.topic_prefix)
     }
@@ -57,7 +57,7 @@ const LEAST_TOTAL: usize = 1 << 20;
 const MOST_REQUESTS: usize = 1_000;
 
 impl Config {
-    /// Whether shadows are offered; if not, the key that switches them off.
+    /// Returns whether shadows are offered; if not, the key that switches them off.
     pub fn has_shadows(&self) -> Result<(), &'static str> {
         match self.shadow.enabled {
             false => Err("shadow.enabled"),

@@ -33,7 +33,7 @@ impl Template {
         pieces.collect()
     }
 
-    /// Whether it says nothing.
+    /// Returns whether the text is empty.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }

@@ -56,14 +56,14 @@ pub struct CertificatePair {
 }
 
 impl CertificatePair {
-    /// Where the OCSP response for the server's own certificate is looked for: the certificate's file with `.ocsp` behind
-    /// its name.
+    /// Returns the place of the OCSP response for the server's own certificate: the certificate's file with `.ocsp`
+    /// behind its name.
     pub fn ocsp(&self) -> PathBuf {
         ocsp_of(&self.cert)
     }
 }
 
-/// Where the OCSP response for a certificate is looked for.
+/// Returns the place of the OCSP response for a certificate.
 pub fn ocsp_of(cert: &Path) -> PathBuf {
     let mut name = OsString::from(cert);
     name.push(".ocsp");
@@ -103,7 +103,7 @@ pub struct TlsFiles {
     pub certificates: Vec<CertificatePair>,
     /// CA of client certificates; without it clients are not asked.
     pub client_ca: Option<PathBuf>,
-    /// Whether a client must bring one.
+    /// True if a client must bring one.
     pub require_client_cert: bool,
     /// Revocation lists for client certificates.
     pub crl: Option<PathBuf>,
@@ -111,7 +111,7 @@ pub struct TlsFiles {
     pub min_version: TlsVersion,
     /// Suites offered; none is all.
     pub ciphersuites: Vec<CipherSuite>,
-    /// Whether private keys may be readable by others than their owner.
+    /// True if private keys may be readable by others than their owner.
     pub open_key_files: bool,
 }
 
@@ -166,7 +166,7 @@ impl Config {
         })
     }
 
-    /// What every use has of `[tls]`.
+    /// Returns the files and options that every use takes from `[tls]`.
     fn tls_files(&self, cert: PathBuf, key: PathBuf) -> TlsFiles {
         TlsFiles {
             cert,
@@ -197,7 +197,7 @@ impl Config {
         (cert.unwrap_or(&self.cert).clone(), key.unwrap_or(&self.key).clone())
     }
 
-    /// What `[tls]` asks for that cannot be.
+    /// Returns a demand of `[tls]` that cannot be met, if there is one.
     pub(super) fn tls_problem(&self) -> Option<[&'static str; 3]> {
         let suites = &self.tls.ciphersuites;
         let lacks_13 = !suites.is_empty() && !suites.iter().any(|suite| suite.is_tls13());

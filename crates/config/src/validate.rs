@@ -31,7 +31,7 @@ impl Config {
         check.finish()
     }
 
-    /// What is allowed but worth a warning at start.
+    /// Returns warnings about settings that are allowed but doubtful.
     pub fn warnings(&self) -> Vec<String> {
         let mut warnings = Vec::new();
         for (address, listener) in self.effective_listeners() {
@@ -571,7 +571,7 @@ impl Check {
     }
 }
 
-/// Whether a browser may send it as Origin, or it is `*`.
+/// Returns whether a browser may send `text` as Origin, or the text is `*`.
 fn is_origin(text: &str) -> bool {
     let host = text.strip_prefix("https://").or_else(|| text.strip_prefix("http://"));
     text == "*" || host.is_some_and(|host| !host.is_empty() && !host.contains(['/', '*', ' ', '?', '#']))
@@ -581,7 +581,7 @@ fn loopback(addr: SocketAddr) -> bool {
     addr.ip().to_canonical().is_loopback()
 }
 
-/// Whether `filter` follows [MQTT-4.7.1-1] to [MQTT-4.7.1-3]; a leaf cannot ask `types`.
+/// Returns whether `filter` follows [MQTT-4.7.1-1] to [MQTT-4.7.1-3]; a leaf cannot ask `types`.
 pub(super) fn filter_is_valid(filter: &str) -> bool {
     let levels: Vec<&str> = filter.split('/').collect();
     !filter.is_empty()
