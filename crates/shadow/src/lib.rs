@@ -2,8 +2,8 @@
 //!
 //! Words:
 //!
-//! - A *shadow* is a document about a device: the state that backends want (*desired*) and the one that it reports (*reported*).
-//!   The unnamed one is the *classic* shadow; a device may have some with names besides.
+//! - A *shadow* is a document about a device: the state that backends want (*desired*) and the state that the device reports
+//!   (*reported*). The unnamed one is the *classic* shadow; a device may have some with names besides.
 //! - The *delta* is the desired state that is not reported. It is computed, never stored.
 //! - *Metadata* has the time of each value. It does not count for the size of the document.
 //! - The *version* grows by one with every accepted update, also one that changes nothing, and with the deletion.
