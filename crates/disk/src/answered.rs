@@ -19,9 +19,9 @@ const BATCH_BYTES: usize = 8 << 20;
 
 /// An operation, which knows who waits for its answer.
 pub(super) trait Operation: Send + 'static {
-    /// What becomes of one that is made.
+    /// Result of an operation that is made.
     type Done: Send;
-    /// What it changes, as errors name it.
+    /// Name of the things that it changes, for errors.
     const CHANGES: &'static str;
     /// Bytes that it counts for while it waits.
     fn bytes(&self) -> usize;
@@ -35,7 +35,7 @@ pub(super) trait Operation: Send + 'static {
 
 /// Makes operations.
 pub(super) trait Maker: Send + 'static {
-    /// What it makes.
+    /// Operation that it makes.
     type Op: Operation;
     /// A transaction begins: nothing of one before it that was not [committed](Self::committed) is there.
     fn begun(&mut self) {}
@@ -47,7 +47,7 @@ pub(super) trait Maker: Send + 'static {
         txn: &mut RwTxn<'_>,
         op: &Self::Op,
     ) -> Result<<Self::Op as Operation>::Done, heed::Error>;
-    /// Whether these add to what is stored, see [`EnvironmentWriter::adds`]. `bytes` is what they count for.
+    /// Returns whether these add to the stored records, see [`EnvironmentWriter::adds`]. `bytes` is their weight.
     fn adds<'a>(ops: impl Iterator<Item = &'a Self::Op>, bytes: usize) -> bool;
 }
 
@@ -69,7 +69,7 @@ pub(super) struct AnsweredInbox<O> {
 pub(super) struct AnsweredWork<M: Maker> {
     maker: M,
     ops: VecDeque<WaitingOperation<M::Op>>,
-    /// How many of them are in the transaction, and what became of each.
+    /// Number of `ops` in the transaction, and the result of each.
     planned: usize,
     done: Vec<<M::Op as Operation>::Done>,
     in_hand: Arc<AtomicUsize>,

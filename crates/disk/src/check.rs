@@ -1,4 +1,4 @@
-//! Whether an LMDB file is what LMDB left, found with plain reads only.
+//! Verification that an LMDB file is as LMDB left it, with plain reads only.
 //!
 //! LMDB maps the file and trusts it: a page that is not what it should be ends the process, by a signal beyond the end
 //! of the file, by an assertion or a wild pointer elsewhere. So what may be damaged is read first, here, where nothing
@@ -25,7 +25,7 @@ const INTEGER_KEY: u16 = 8;
 pub(super) const PAGE_HEADER: usize = 16;
 const META: usize = 136;
 
-/// What the file is.
+/// State of the file.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Look {
     /// There is none.
@@ -36,11 +36,11 @@ pub(super) enum Look {
     Sound,
     /// Not to be mapped, with the reason.
     Damaged(String),
-    /// What was looked at is sound, and time was up before the end.
+    /// The part looked at is sound, and time was up before the end.
     Unfinished,
 }
 
-/// How a file is verified.
+/// Terms on which a file is verified.
 pub(super) struct Terms<'a> {
     /// Tables that the store has.
     pub(super) tables: &'a [&'a str],
@@ -127,7 +127,7 @@ struct Meta {
     transaction: u64,
 }
 
-/// What LMDB notes of a tree.
+/// Record of a tree, as LMDB keeps it.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Db {
     pub(super) flags: u16,

@@ -23,20 +23,20 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// While commits fail, one submission per this many milliseconds may try whether the disk takes it.
 const PROBE_MILLIS: u64 = 1000;
 
-/// What was submitted and not yet taken by the writer. It bounds itself: see the stores.
+/// Operations submitted and not yet taken by the writer. The inbox bounds itself: see the stores.
 pub(super) trait Inbox: Send + 'static {
-    /// What is submitted.
+    /// Operation that is submitted.
     type Op;
     /// Adds an operation after all others. Must be short: every submitting thread waits for it.
     fn push(&mut self, op: Self::Op);
-    /// How many are there.
+    /// Returns the number of operations in it.
     fn len(&self) -> usize;
 }
 
 /// The writer's side of one environment. All calls come from the writer thread, in this order: `accept`, `plan`, and if
 /// that is true `apply` at least once and then `committed` or `failed`.
 pub(super) trait EnvironmentWriter: Send + 'static {
-    /// What its operations are submitted to.
+    /// Inbox to which its operations are submitted.
     type Inbox: Inbox;
     /// Takes over all of `inbox`, after what it still has, and leaves it empty.
     fn accept(&mut self, inbox: &mut Self::Inbox);
@@ -44,15 +44,15 @@ pub(super) trait EnvironmentWriter: Send + 'static {
     fn plan(&mut self) -> bool;
     /// Writes what was chosen. Called again, on the state before, if the map had to grow.
     fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error>;
-    /// Whether what was chosen adds to what is stored, so that it must not use the room kept for removals.
+    /// Returns whether the chosen operations add to the stored records, so that they must not use the room kept for removals.
     fn adds(&self) -> bool;
-    /// What was chosen is durable.
+    /// Hears that the chosen operations are durable.
     fn committed(&mut self);
     /// Nothing of what was chosen was written. What is kept is chosen again by a later `plan`.
     fn failed(&mut self);
-    /// Whether something is left that the next `plan` would choose at once.
+    /// Returns whether operations are left that the next `plan` would choose at once.
     fn more(&self) -> bool;
-    /// How soon to call `plan` even if nothing is submitted.
+    /// Returns the time after which to call `plan` even if nothing is submitted.
     fn tick(&self) -> Option<Duration> {
         None
     }
@@ -60,14 +60,14 @@ pub(super) trait EnvironmentWriter: Send + 'static {
     fn close(&mut self) {}
 }
 
-/// How long operations that nobody waits for may be put off.
+/// Bounds on the delay of operations that nobody waits for.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Lazy {
     /// Time since the first operation that nobody waits for.
     pub(super) interval: Duration,
     /// Number of such operations.
     pub(super) count: usize,
-    /// How long after a commit to look whether pages can be unmapped.
+    /// Time from a commit until the next look whether pages can be unmapped.
     pub(super) unmap: Duration,
 }
 
@@ -156,7 +156,7 @@ impl<W: EnvironmentWriter> Committer<W> {
         }
     }
 
-    /// What was submitted is written with the next commit, which begins at once.
+    /// Begins the next commit at once, with all that was submitted.
     pub(super) fn hurry(&self) {
         let mut state = self.shared.state.lock();
         let wake = !state.urgent && state.since.is_some();
@@ -167,7 +167,7 @@ impl<W: EnvironmentWriter> Committer<W> {
         }
     }
 
-    /// Whether something new should be submitted: commits succeed, or it is time to try again.
+    /// Returns whether a new operation should be submitted: commits succeed, or it is time to try again.
     pub(super) fn admits(&self) -> bool {
         match self.health() {
             StoreHealth::Sound => return true,
@@ -179,7 +179,7 @@ impl<W: EnvironmentWriter> Committer<W> {
         now >= last + PROBE_MILLIS && probed.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
     }
 
-    /// How the last commit went.
+    /// Returns the health shown by the last commit.
     pub(super) fn health(&self) -> StoreHealth {
         match self.shared.failing.load(Relaxed) {
             _ if self.environment.is_damaged() => StoreHealth::Damaged,
@@ -218,7 +218,7 @@ struct CommitWriter<W: EnvironmentWriter> {
     spare: W::Inbox,
     /// The pause after the last commit, which failed, and when it ends.
     pause: Option<(Duration, Instant)>,
-    /// When to look next whether pages can be unmapped; `None` if nothing was committed since the last look.
+    /// Time of the next look whether pages can be unmapped; `None` if nothing was committed since the last look.
     look: Option<Instant>,
     name: String,
 }

@@ -37,7 +37,7 @@ const WORTH_UNMAPPING: usize = 64 << 20;
 /// Bytes counted for each look-up: at worst it touches a page of its own.
 pub(super) const PAGE: usize = 4 << 10;
 
-/// How an environment is opened.
+/// Options for opening an environment.
 pub(super) struct EnvironmentOptions {
     /// Folder in the data directory, also the name in messages.
     pub(super) name: &'static str,
@@ -62,7 +62,7 @@ pub(super) struct Environment {
     /// Only removals are written, from what was kept for them.
     low: AtomicBool,
     damaged: AtomicBool,
-    /// What is mapped, and the most bytes that it had: LMDB never makes it shorter.
+    /// Mapped file, and the most bytes that it had: LMDB never makes it shorter.
     file: File,
     length: AtomicU64,
     /// Bytes read since the file was mapped: their pages count as the process's memory.
@@ -72,7 +72,7 @@ pub(super) struct Environment {
     directory: Arc<DataDir>,
 }
 
-/// What a writer looks after.
+/// Things that a writer looks after.
 struct Upkeep {
     reserve: Reserve,
     readers_checked: Option<Instant>,
@@ -105,7 +105,7 @@ impl Environment {
         })
     }
 
-    /// Where a damaged file was moved at open, if there was one.
+    /// Returns the path to which a damaged file was moved at open, if there was one.
     pub(super) fn set_aside(&self) -> Option<&PathBuf> {
         self.set_aside.as_ref()
     }
@@ -153,8 +153,8 @@ impl Environment {
         self.commit(&mut upkeep, self.room(), write)
     }
 
-    /// Whether LMDB met damage. Nothing more is read or written, as it trusts what it finds and would end the process
-    /// at the next such page; the next start sets the file aside.
+    /// Returns whether LMDB met damage. Nothing more is read or written, as LMDB trusts its file and would end the process at the
+    /// next such page; the next start sets the file aside.
     pub(super) fn is_damaged(&self) -> bool {
         self.damaged.load(Relaxed)
     }
@@ -188,12 +188,12 @@ impl Environment {
         }
     }
 
-    /// Whether the disk or the map is so full that only removals are written.
+    /// Returns whether the disk or the map is so full that only removals are written.
     pub(super) fn is_low(&self) -> bool {
         self.low.load(Relaxed)
     }
 
-    /// Whether there is room again after there was too little.
+    /// Returns whether there is room again after there was too little.
     pub(super) fn recover(&self) -> bool {
         self.is_low() && self.recover_now(&mut self.writing.lock()).unwrap_or(false)
     }
@@ -235,7 +235,7 @@ impl Environment {
         if self.touched.fetch_add(bytes, Relaxed) + bytes < WORTH_UNMAPPING || self.usable().is_err() {
             return;
         }
-        // Whoever reads next tries it again.
+        // The next read tries it again.
         let Some(_upkeep) = self.writing.try_lock() else { return };
         let map_size = self.env.info().map_size;
         let _gate = self.gate.write();
@@ -369,7 +369,7 @@ impl Drop for Environment {
     }
 }
 
-/// Whether an error may mean that the disk is full: LMDB reports a write that was cut short as EIO.
+/// Returns whether an error may mean that the disk is full: LMDB reports a write that was cut short as EIO.
 fn is_full(error: &heed::Error) -> bool {
     const EIO: i32 = 5;
     let heed::Error::Io(error) = error else { return false };
@@ -467,7 +467,7 @@ mod tests {
         assert!(environment.set_aside().is_some(), "the next start");
     }
 
-    /// What was read of a large file counted as memory for as long as most of the file was in use.
+    /// Regression test: pages read from a large file counted as memory for as long as most of the file was in use.
     #[cfg(target_os = "linux")]
     #[test]
     fn what_is_read_bit_by_bit_does_not_stay_in_memory() {

@@ -111,7 +111,7 @@ pub(super) fn decode_properties(input: &mut Input<'_>) -> Option<Option<Properti
     Some(Some(properties))
 }
 
-/// What is left of a record.
+/// Rest of a record.
 pub(super) struct Input<'a>(pub(super) &'a [u8]);
 
 impl<'a> Input<'a> {

@@ -43,7 +43,7 @@ pub(super) fn tables(store: &str) -> &'static [&'static str] {
     STORES.iter().find(|(name, ..)| *name == store).map_or(&[], |(_, tables, _)| *tables)
 }
 
-/// Whether the records of the format are as they were written.
+/// Returns whether the records of the format are as they were written.
 pub(super) fn is_sound(records: &[(Vec<u8>, Vec<u8>)]) -> bool {
     let value = |wanted: &[u8]| records.iter().find(|(key, _)| key == wanted).map(|(_, value)| &value[..]);
     match (value(FORMAT), value(SUM)) {
@@ -144,7 +144,7 @@ impl Environment {
     }
 }
 
-/// Whether the format has its sum: versions before the first release wrote none.
+/// Returns whether the format has its sum: versions before the first release wrote none.
 fn has_sum(env: &Env<WithoutTls>, txn: &RwTxn<'_>) -> Result<bool, heed::Error> {
     let Some(meta) = env.open_database::<Bytes, Bytes>(txn, Some(META))? else { return Ok(false) };
     Ok(meta.get(txn, SUM)?.is_some())

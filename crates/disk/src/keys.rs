@@ -6,10 +6,10 @@
 //! the order of their names, and only within a group must a reader sort. When two names of a group have
 //! the same hash, the later one takes the next free hash ([`PROBES`] at most).
 
-/// Where long names are cut.
+/// Length at which long names are cut.
 pub(super) const CUT: usize = 480;
 
-/// How many hashes a long name may try.
+/// Number of hashes that a long name may try.
 pub(super) const PROBES: u32 = 8;
 
 const LONG: usize = CUT + 16;
@@ -23,7 +23,7 @@ pub(super) fn name(device: &str, topic: &str) -> Vec<u8> {
     name
 }
 
-/// Whether a key is of a long name.
+/// Returns whether a key is of a long name.
 pub(super) fn is_long(key: &[u8]) -> bool {
     key.len() >= LONG
 }

@@ -1,5 +1,5 @@
-//! What the gateway keeps in its data directory: one LMDB environment (folder) for each of the stores, and the log of consumer
-//! groups in segment files. The traits are of `store`; nothing here knows the protocol.
+//! The gateway's data directory: one LMDB environment (folder) for each of the stores, and the log of consumer groups in segment
+//! files. The traits are of `store`; nothing here knows the protocol.
 //!
 //! ```text
 //! open environment reserve         opening, growing, room for removals on a full disk

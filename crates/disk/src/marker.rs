@@ -1,4 +1,4 @@
-//! How a store was left by the process that had it: the file `state` in its folder.
+//! State in which the last process left a store: the file `state` in its folder.
 //!
 //! A store whose last process closed it, and whose file nobody has changed since, need not be verified whole. The file
 //! names length and time of the data file, so that whatever came after makes it untrue by itself.
@@ -14,7 +14,7 @@ const STATE: &str = "state";
 const OPEN: &str = "open";
 const SUSPECT: &str = "suspect";
 
-/// How a store was left.
+/// State in which a store was left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Left {
     /// Closed, and not changed since.
@@ -25,7 +25,7 @@ pub(super) enum Left {
     Suspect,
 }
 
-/// How the store in `folder` was left.
+/// Returns the state in which the store in `folder` was left.
 pub(super) fn left(folder: &Path) -> Left {
     let Ok(text) = fs::read(folder.join(STATE)) else { return Left::Unclean };
     let closed = closed(folder).is_some_and(|closed| closed.as_bytes() == text.trim_ascii());
@@ -36,7 +36,7 @@ pub(super) fn left(folder: &Path) -> Left {
     }
 }
 
-/// Whether a process had a store in `folder` before.
+/// Returns whether a process had a store in `folder` before.
 pub(super) fn was_used(folder: &Path) -> bool {
     [STATE, "reserve"].iter().any(|name| folder.join(name).exists())
 }
@@ -83,7 +83,7 @@ fn closed(folder: &Path) -> Option<String> {
     Some(format!("closed {} {}", data.len(), changed(&data)?))
 }
 
-/// When the file was changed, in nanoseconds.
+/// Returns the time at which the file was changed, in nanoseconds.
 fn changed(data: &Metadata) -> Option<u128> {
     Some(data.modified().ok()?.duration_since(UNIX_EPOCH).ok()?.as_nanos())
 }

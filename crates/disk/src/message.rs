@@ -88,7 +88,7 @@ pub(super) fn decode_fields(input: &mut Input<'_>) -> Option<SharedMessage> {
     })
 }
 
-/// When the message was received, of what [`encode_fields`] wrote.
+/// Decodes the time at which the message was received from bytes that [`encode_fields`] wrote.
 pub(super) fn decode_received(input: &mut Input<'_>) -> Option<Timestamp> {
     input.u8()?;
     time(input)
@@ -102,7 +102,7 @@ fn put_time(out: &mut Vec<u8>, time: Timestamp) {
     out.extend_from_slice(&time.0.min(LATEST).to_be_bytes()[8 - TIME..]);
 }
 
-/// What is beyond the last time that fits was never to come.
+/// Reads a time; one beyond the last that fits was never to come.
 fn time(input: &mut Input<'_>) -> Option<Timestamp> {
     let time = input.be(TIME)?;
     Some(Timestamp(if time == LATEST { u64::MAX } else { time }))

@@ -33,7 +33,7 @@ const LOCK_FILE: u64 = 16 << 10;
 /// An environment, and what had to be moved out of its way.
 pub(super) struct OpenedEnvironment {
     pub(super) env: Env<WithoutTls>,
-    /// Where the damaged file is now, if there was one, or where it was, if it is gone.
+    /// Path of the damaged file, if there was one: its new place, or its old one if it is gone.
     pub(super) set_aside: Option<PathBuf>,
 }
 
@@ -72,7 +72,7 @@ pub(super) fn open(
     Ok(OpenedEnvironment { env, set_aside })
 }
 
-/// What is wrong with the store in `folder`, if it is damaged.
+/// Returns the damage of the store in `folder`, if there is any.
 fn examine(folder: &Path, name: &str, how: Verify) -> io::Result<Option<String>> {
     let file = folder.join("data.mdb");
     let left = marker::left(folder);
@@ -122,7 +122,7 @@ fn now() -> Instant {
     Instant::now()
 }
 
-/// Whether an error of LMDB says that the file is not as LMDB left it.
+/// Returns whether an error of LMDB says that the file is not as LMDB left it.
 pub(super) fn is_damage(error: &heed::Error) -> bool {
     use MdbError::{Corrupted, Invalid, PageNotFound, VersionMismatch};
     matches!(error, heed::Error::Mdb(Corrupted | Invalid | PageNotFound | VersionMismatch))
@@ -169,7 +169,7 @@ fn quarantine(folder: &Path, reason: &str) -> io::Result<PathBuf> {
     Ok(aside)
 }
 
-/// Whether a store was in `folder`, and its file is not there any more.
+/// Returns whether a store was in `folder`, and its file is not there any more.
 fn is_gone(folder: &Path) -> io::Result<bool> {
     Ok(marker::was_used(folder) && !folder.join("data.mdb").try_exists()?)
 }
@@ -195,7 +195,7 @@ fn remove_lock(folder: &Path) -> io::Result<()> {
     }
 }
 
-/// What is in a folder that is only to be looked at.
+/// Content of a folder that is only to be looked at.
 pub(super) enum Existing {
     Absent,
     Damaged(String),

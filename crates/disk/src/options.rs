@@ -1,4 +1,4 @@
-//! How the stores of sessions and of retained messages are set up.
+//! Setup of the stores of sessions and of retained messages.
 
 use std::fmt;
 

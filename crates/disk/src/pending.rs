@@ -27,7 +27,7 @@ impl<T> KeyChange<T> {
         self.offered = Some(value);
     }
 
-    /// What is to be written (`Some(None)`: removed), if anything.
+    /// Returns the value to write (`Some(None)`: removed), if there is one.
     pub(super) fn target(&self) -> Option<Option<&T>> {
         match &self.offered {
             Some(value) => Some(Some(value)),
@@ -35,7 +35,7 @@ impl<T> KeyChange<T> {
         }
     }
 
-    /// Whether a new value is to be written that somebody waits for.
+    /// Returns whether there is a new value to write that somebody waits for.
     pub(super) fn is_offer(&self) -> bool {
         self.offered.is_some()
     }

@@ -7,7 +7,7 @@ use tokio::sync::Semaphore;
 use super::closed;
 use store::StoreError;
 
-/// Who may read.
+/// Permits for reads.
 #[derive(Clone)]
 pub(super) struct Readers(Arc<Semaphore>);
 

@@ -23,7 +23,7 @@ pub(super) struct Reserve {
 }
 
 impl Reserve {
-    /// That at `path`, made if there is room.
+    /// Opens the reserve at `path`, and makes it if there is room.
     pub(super) fn open(path: PathBuf) -> Self {
         let there = fs::metadata(&path).is_ok_and(|found| found.len() == RESERVE as u64);
         let mut reserve = Self { path, there, tried: None };

@@ -79,7 +79,7 @@ pub(super) struct FileWalk<'a> {
     terms: Terms<'a>,
 }
 
-/// Which tree is walked.
+/// Kind of tree that is walked.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum TreeKind {
     /// Free pages by transaction; up to this one.
@@ -91,7 +91,7 @@ enum TreeKind {
     Table,
 }
 
-/// What was found in a tree.
+/// Findings in a tree.
 #[derive(Default)]
 struct Tree {
     branches: u64,
@@ -119,7 +119,7 @@ struct PageNode<'p> {
     flags: u16,
     /// Size of the data, or number of the child in a branch.
     number: u64,
-    /// What is in the page.
+    /// Data of the node that lies in the page.
     data: &'p [u8],
 }
 
@@ -387,7 +387,7 @@ fn nodes(page: &[u8], branch: bool) -> Option<Vec<PageNode<'_>>> {
     apart.then_some(nodes)
 }
 
-/// Whether keys are as long as they may be, in order, and between those of the page above.
+/// Returns whether keys are no longer than allowed, in order, and between the keys of the page above.
 fn in_order(nodes: &[PageNode<'_>], branch: bool, place: &Position<'_>) -> bool {
     let by_number = matches!(place.kind, TreeKind::Free(_));
     let compare = |one: &[u8], other: &[u8]| match by_number {

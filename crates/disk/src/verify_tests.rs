@@ -120,7 +120,7 @@ fn flipped_bytes_never_end_the_process_and_are_set_aside_or_harmless() {
         let mut rng = rng(seed);
         let mut bytes = sound.clone();
         for _ in 0..1 + below(&mut rng, 4) {
-            // Where trees are described: meta pages and heads of pages, more often than elsewhere.
+            // Descriptions of trees are hit more often than elsewhere: meta pages and heads of pages.
             let at = match below(&mut rng, 4) {
                 0 => below(&mut rng, 2 * PAGE).min(bytes.len() - 1) / PAGE * PAGE + below(&mut rng, 152),
                 1 => below(&mut rng, bytes.len() / PAGE) * PAGE + below(&mut rng, 64),
@@ -163,7 +163,7 @@ fn every_byte_that_describes_the_tables_is_checked() {
         let mut bytes = sound.clone();
         bytes[at] ^= 0x81;
         fs::write(&file, &bytes).unwrap();
-        // Whatever it is, a start goes through.
+        // A start goes through, whichever byte was changed.
         if verified(&file) == Look::Sound {
             let (environment, one, _) = open(dir.path()).unwrap_or_else(|e| panic!("byte {at}: {e}"));
             environment.reading(|txn| one.get(txn, b"key").map(drop)).unwrap();
@@ -240,7 +240,7 @@ fn what_was_closed_is_clean_until_somebody_changes_it() {
     assert_eq!(marker::left(&folder), Left::Unclean, "written by somebody else");
 }
 
-/// What LMDB meets while the gateway runs: the file changes under it.
+/// Damage that LMDB meets while the gateway runs: the file changes under it.
 #[test]
 fn damage_met_later_ends_the_store_until_the_next_start_sets_it_aside() {
     use std::os::unix::fs::FileExt as _;
@@ -268,7 +268,7 @@ fn damage_met_later_ends_the_store_until_the_next_start_sets_it_aside() {
     assert!(environment.writing(|txn| one.put(txn, b"key", b"value")).is_err(), "nothing more is written");
     drop(environment);
     assert_eq!(marker::left(&folder), Left::Suspect);
-    // Whatever the limit is.
+    // The file is set aside whatever the limit is.
     let hurried = Verify { always: false, limit: std::time::Duration::from_nanos(1) };
     let (environment, one, _) = open_as(dir.path(), hurried).unwrap();
     assert!(environment.set_aside().is_some());

@@ -1,4 +1,4 @@
-//! What waits to be written where only the last change of a key counts, so that even while the disk hangs there are never
+//! Changes that wait to be written where only the last change of a key counts, so that even while the disk hangs there are never
 //! more changes than keys: retained messages and sessions.
 
 use std::{
@@ -18,7 +18,7 @@ use super::committer::{EnvironmentWriter, Inbox};
 pub(super) trait Changes: Default + Send + 'static {
     /// One change, and who waits for it.
     type Op: Send;
-    /// What changes are written to.
+    /// Tables to which changes are written.
     type Tables: Send + 'static;
 
     /// Adds a change to them and to `tally`, or refuses it if that is full and somebody can be told.
@@ -32,10 +32,10 @@ pub(super) trait Changes: Default + Send + 'static {
     /// Bytes that the values count for.
     fn bytes(&self) -> usize;
 
-    /// Whether a new value is to be written that somebody waits for.
+    /// Returns whether there is a new value to write that somebody waits for.
     fn has_offer(&self) -> bool;
 
-    /// What was offered could not be written and goes; all else stays, to be tried again.
+    /// Drops offered values, which could not be written; all else stays, to be tried again.
     fn fail(&mut self);
 
     /// Writes them; `buffer` is for records.
@@ -50,7 +50,7 @@ pub(super) trait Changes: Default + Send + 'static {
     fn committed(_tables: &Self::Tables) {}
 }
 
-/// What changes amount to, and who waits for them.
+/// Weight of the changes, and the commits that wait for them.
 pub(super) struct Tally {
     pub(super) commits: Vec<Arc<Commit>>,
     /// Bytes that the values here count for.
@@ -159,7 +159,7 @@ impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
         self.batch.changes.apply(&mut self.tables, txn, &mut self.buffer)
     }
 
-    /// What nobody waits for is written even from the reserve: it cannot be refused, and there is a bound to it.
+    /// Changes that nobody waits for are written even from the reserve: they cannot be refused, and there is a bound to them.
     fn adds(&self) -> bool {
         self.batch.changes.has_offer()
     }

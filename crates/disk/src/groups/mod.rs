@@ -66,7 +66,7 @@ impl EmbeddedGroupState {
         Ok(Self { environment, table, committer: Arc::new(committer), readers: Readers::new(READERS) })
     }
 
-    /// Where a damaged file was moved at open, if there was one.
+    /// Returns the path to which a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
         self.environment.set_aside()
     }

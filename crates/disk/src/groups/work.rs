@@ -16,7 +16,7 @@ use store::{Epoch, Expect, StateChange, StateError, StoreError};
 /// Bytes counted for an operation and for each change of it, besides key and value.
 const OVERHEAD: usize = 100;
 
-/// What is submitted.
+/// Operation that is submitted.
 pub(super) enum Op {
     Acquire {
         group: GroupId,
@@ -37,7 +37,7 @@ pub(super) enum Op {
     },
 }
 
-/// What became of an operation.
+/// Result of an operation.
 #[derive(Clone, Copy)]
 pub(super) enum Done {
     Acquired(Epoch),
@@ -91,7 +91,7 @@ impl Operation for Op {
     }
 
     fn fail(self, error: StoreError) {
-        // Whoever is gone wants no answer.
+        // A caller that is gone wants no answer.
         match self {
             Self::Acquire { reply, .. } => drop(reply.send(Err(error.into()))),
             Self::Write { reply, .. } => drop(reply.send(Err(error.into()))),
@@ -146,7 +146,7 @@ impl StateMaker {
             };
             self.set_key(group, key);
             let value = self.table.get(txn, &self.key)?;
-            // What is damaged is not what was expected.
+            // A damaged record is not the expected one.
             let found = value.map(|value| fields::open(value).map(|input| input.0));
             if found != expected.map(Some) {
                 return Ok(Done::Conflict);

@@ -31,7 +31,7 @@ const READERS: usize = 16;
 /// Batches waiting for the writer; more wait. Few, as each may hold megabytes while the disk hangs.
 const JOBS: usize = 8;
 
-/// How [`EmbeddedLatest`] is set up.
+/// Setup of [`EmbeddedLatest`].
 #[derive(Debug, Clone)]
 pub struct EmbeddedOptions {
     /// First size of the memory map, a multiple of the page size. It doubles when full; memory and disk are
@@ -86,7 +86,7 @@ impl EmbeddedLatest {
         Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), readers: Readers::new(READERS) })
     }
 
-    /// Where a damaged file was moved at open, if there was one.
+    /// Returns the path to which a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
         self.shared.environment.set_aside()
     }

@@ -16,18 +16,18 @@ use store::{LatestPage, LatestValue, PageBuilder, PageToken, Selection};
 /// A page ends after this time, so that no read transaction keeps old pages from being reused.
 const PAGE_TIME: Duration = Duration::from_millis(50);
 
-/// How many records are looked at between two looks at the clock.
+/// Number of records between two looks at the clock.
 const CLOCK_EVERY: u32 = 256;
 
 /// Most values of one group of long names in a page: they are sorted in memory.
 const MAX_GROUP: usize = 1000;
 
-/// Where a name is, or where it would go.
+/// Place of a name, or the place where it would go.
 pub(super) struct Located<'t> {
     pub(super) key: Vec<u8>,
     /// The sound record of this name, if there is one.
     pub(super) record: Option<&'t [u8]>,
-    /// Whether a damaged record is there.
+    /// True if a damaged record is there.
     pub(super) damaged: bool,
 }
 
@@ -230,7 +230,7 @@ impl Scan<'_> {
     }
 }
 
-/// How many topics of `device` are stored.
+/// Counts the topics stored of `device`.
 pub(super) fn count_topics(table: Table, txn: &RoTxn<'_>, device: &str) -> Result<usize, heed::Error> {
     let prefix = keys::name(device, "");
     let exact = prefix.len() <= keys::CUT;

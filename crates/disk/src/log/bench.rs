@@ -1,4 +1,4 @@
-//! What the log costs: `cargo test --release -p disk log::bench -- --ignored --nocapture`.
+//! Cost of the log: `cargo test --release -p disk log::bench -- --ignored --nocapture`.
 #![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement")]
 
 use std::{fs, time::Instant};

@@ -50,21 +50,21 @@ const BATCH_TAG: u8 = 1;
 /// More groups in a header than any log has.
 const MAX_GROUPS: u32 = 10_000_000;
 
-/// What a group has got.
+/// Messages and bytes that a group has got.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(super) struct GroupCount {
     pub(super) messages: u64,
     pub(super) bytes: u64,
 }
 
-/// How things stood when a segment began.
+/// State of the log when a segment began.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct SegmentHeader {
     /// The id of the log.
     pub(super) log: u64,
     /// The offset of the first frame.
     pub(super) base: u64,
-    /// When the first record was received, or a record before it that was received later.
+    /// Time at which the first record was received, or a record before it that was received later.
     pub(super) time: Timestamp,
     /// One more than the offset of the last record of each partition; 0 if there never was one.
     pub(super) ends: Box<[u64]>,
@@ -72,14 +72,14 @@ pub(super) struct SegmentHeader {
     pub(super) counts: Box<[(GroupId, GroupCount)]>,
 }
 
-/// What the first bytes of a segment say.
+/// Contents of the first bytes of a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Prefix {
     /// The header has this many bytes.
     Length(usize),
     /// Another version has written it.
     Newer(u32),
-    /// It is no header.
+    /// The bytes are no header.
     Damaged,
 }
 
@@ -211,7 +211,7 @@ impl<'a> RawRecord<'a> {
         })
     }
 
-    /// When the message was received.
+    /// Returns the time at which the message was received.
     pub(super) fn received(self) -> Option<Timestamp> {
         message::decode_received(&mut Input(self.message))
     }
@@ -286,12 +286,12 @@ fn sum(bytes: &[u8], offset: u64) -> u32 {
 /// Offsets between which nothing can be read: from the first up to, and without, the last.
 pub(super) type Hole = (u64, u64);
 
-/// What a footer says of the whole segment.
+/// Summary of the whole segment in its footer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Trailer {
     /// The offset after the last record.
     pub(super) end: u64,
-    /// Where in the file the footer begins.
+    /// Place in the file at which the footer begins.
     pub(super) footer: u64,
     /// The latest time at which a record was received.
     pub(super) latest: Timestamp,
@@ -364,7 +364,7 @@ impl Trailer {
     }
 }
 
-/// Where the places of one partition are: their number, and where in the footer they begin.
+/// Places of one partition in the footer: their number, and where they begin.
 pub(super) struct PlacesAt {
     pub(super) count: u32,
     pub(super) start: u32,

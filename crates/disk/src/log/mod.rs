@@ -69,21 +69,21 @@ const PROBE_MILLIS: u64 = 1000;
 /// Bytes counted for a waiting message besides its cost.
 const OVERHEAD: usize = 64;
 
-/// What a [`LogHook`] is called before.
+/// Step before which a [`LogHook`] is called.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogStep {
     /// A segment is made.
     Create,
     /// Bytes are written.
     Write,
-    /// What was written is synced.
+    /// The written bytes are synced.
     Sync,
 }
 
 /// Called in the writing thread; an error fails the step. For tests of failing and slow disks.
 pub type LogHook = Arc<dyn Fn(LogStep) -> io::Result<()> + Send + Sync>;
 
-/// How [`EmbeddedLog`] is set up.
+/// Setup of [`EmbeddedLog`].
 #[derive(Clone)]
 pub struct LogOptions {
     /// A segment that has so many bytes is followed by another.
@@ -92,7 +92,7 @@ pub struct LogOptions {
     pub max_waiting_bytes: usize,
     /// Bytes of the last messages that are kept in memory for who keeps up.
     pub cache_bytes: usize,
-    /// How long a message may wait that nobody waits for.
+    /// Longest wait of a message that nobody waits for.
     pub lazy_interval: Duration,
     /// For tests.
     pub hook: Option<LogHook>,
@@ -128,7 +128,7 @@ pub struct LogMemory {
     pub waiting: usize,
     /// The last messages, kept for who keeps up.
     pub cached: usize,
-    /// Where records are in the files.
+    /// Index of the records' places in the files.
     pub index: usize,
 }
 
@@ -140,7 +140,7 @@ pub struct EmbeddedLog {
     threads: Vec<JoinHandle<()>>,
 }
 
-/// What all threads of a log share.
+/// State that all threads of a log share.
 struct LogShared {
     folder: PathBuf,
     options: LogOptions,
@@ -158,7 +158,7 @@ struct LogShared {
     /// In order; the last is the one that grows, if any does.
     segments: RwLock<VecDeque<Arc<Segment>>>,
     tails: Tails,
-    /// What the groups had got where the log ends, and when the last message was received.
+    /// Messages and bytes that the groups had got where the log ends, and the time at which the last message was received.
     counts: Mutex<LogCounts>,
     /// Before which nothing is needed, by partition.
     trims: Box<[AtomicU64]>,
@@ -177,11 +177,11 @@ struct LogCounts {
     latest: Timestamp,
 }
 
-/// What was submitted and not yet taken.
+/// Records submitted and not yet taken.
 #[derive(Default)]
 struct LogInbox {
     submitted: VecDeque<SubmittedRecord>,
-    /// How many there were since the log was opened, those that were taken included.
+    /// Number of records submitted since the log was opened, the taken ones included.
     count: u64,
     /// Somebody waits for one of them.
     urgent: bool,
@@ -256,7 +256,7 @@ impl EmbeddedLog {
 }
 
 impl LogShared {
-    /// Whether something new should be submitted: the disk takes it, or it is time to try again.
+    /// Returns whether a new message should be submitted: the disk takes it, or it is time to try again.
     fn admits(&self) -> bool {
         if !self.failing.load(Relaxed) {
             return true;

@@ -20,7 +20,7 @@ use super::{
 };
 use store::{StoreError, sync_directory};
 
-/// What a start finds.
+/// State of the log that a start finds.
 pub(super) struct OpenedLog {
     pub(super) id: u64,
     pub(super) segments: VecDeque<Arc<Segment>>,
@@ -35,7 +35,7 @@ pub(super) struct OpenedLog {
     pub(super) latest: Timestamp,
     /// Bytes of all files.
     pub(super) bytes: u64,
-    /// What is before this place was set aside, if the log begins here; 0 if nothing was.
+    /// Places before this one were set aside as damaged, if the log begins here; 0 if none were.
     pub(super) damaged: u64,
     /// All before this place was synced, and is told as lost if it is not there.
     synced: u64,
@@ -116,7 +116,7 @@ impl OpenedLog {
                 Segment::sealed(path, *header, head, &trailer, holes)
             }
             SegmentKind::Open(header, head) => match next {
-                // It ends where the next begins: what is after that was never synced.
+                // The segment ends where the next begins: bytes after that were never synced.
                 Some(next) => {
                     Segment::unknown(path, *header, head, next.min(base.saturating_add(length - head)))
                 }
@@ -165,7 +165,7 @@ impl OpenedLog {
         }
         self.end = synced;
         self.ends.fill(synced);
-        // What comes next goes into another segment, behind it.
+        // Later records go into another segment, behind this one.
         self.file = None;
     }
 
@@ -225,7 +225,7 @@ fn recover(
     let length = file.metadata()?.len();
     let scan = segment::scan(file, &header, head, length)?;
     let cut = length - scan.end;
-    // What was synced is not torn: the file stays as it is.
+    // Synced bytes are not torn: the file stays as it is.
     let torn = header.base.saturating_add(scan.end - head) >= opened.synced;
     if cut > 0 && torn {
         tracing::warn!(segment = %path.display(), bytes = cut, "the end of the log was not written whole and is cut");

@@ -24,7 +24,7 @@ pub(super) const THREADS: usize = 2;
 /// Reads that wait; one more fails at once.
 const MAX_WAITING: usize = 4096;
 
-/// What one read gives at most, whatever it asks for.
+/// Most records of one read, whatever it asks for.
 const MAX_RECORDS: usize = 10_000;
 const MAX_BYTES: usize = 16 << 20;
 
@@ -44,7 +44,7 @@ pub(super) enum Request {
     Find { partition: Partition, time: Timestamp, reply: ReplyTo<u64> },
 }
 
-/// What the threads are to do.
+/// Work of the reader threads.
 #[derive(Default)]
 pub(super) struct Readers {
     work: Mutex<ReadRequests>,
@@ -208,7 +208,7 @@ impl LogShared {
             let Some(segment) = removed else { return };
             let bytes = std::fs::metadata(&segment.path).map_or(0, |file| file.len());
             if let Err(error) = std::fs::remove_file(&segment.path) {
-                // It is found again at the next start.
+                // The file is found again at the next start.
                 gateway_core::warn_limited!(%error, segment = %segment.path.display(), "cannot remove a segment");
             }
             self.bytes.fetch_sub(bytes, Relaxed);
@@ -220,7 +220,7 @@ impl LogShared {
 /// One read.
 struct SegmentReader {
     partition: Partition,
-    /// How many more there may be.
+    /// Number of records that may still be added.
     records: usize,
     bytes: usize,
     slice: Slice,

@@ -24,13 +24,14 @@ pub(super) struct Segment {
     content: RwLock<Content>,
 }
 
-/// What is in a segment and durable.
+/// Durable content of a segment.
 pub(super) struct Content {
     /// The offset after the last record.
     pub(super) end: u64,
     /// The latest time at which a record was received, if known.
     pub(super) latest: Option<Timestamp>,
-    /// Where nothing can be read; in order. What the next segment tells of this one's end is not in it.
+    /// Stretches that cannot be read; in order. A hole at this segment's end that only the next segment tells of is not among
+    /// them.
     pub(super) holes: Vec<Hole>,
     places: Places,
 }
@@ -44,19 +45,19 @@ enum Places {
     Unknown,
 }
 
-/// What reading through a file found.
+/// Findings of a read through a file.
 pub(super) struct Scan {
     pub(super) places: Box<[Vec<u32>]>,
     pub(super) holes: Vec<Hole>,
     pub(super) latest: Timestamp,
     /// The place after the last record that counts.
     pub(super) end: u64,
-    /// Where the last batch begins, if there is one.
+    /// Place at which the last batch begins, if there is one.
     pub(super) last_batch: Option<u64>,
     pub(super) counts: Vec<(GroupId, GroupCount)>,
 }
 
-/// What a file is.
+/// Kind of a file.
 pub(super) enum SegmentKind {
     Sealed(Box<SegmentHeader>, u64, Trailer, Vec<Hole>),
     Open(Box<SegmentHeader>, u64),
@@ -260,7 +261,7 @@ impl Segment {
         self.content.read().end
     }
 
-    /// What is in it.
+    /// Locks the content for reading.
     pub(super) fn content(&self) -> RwLockReadGuard<'_, Content> {
         self.content.read()
     }
@@ -275,7 +276,7 @@ impl Segment {
         place.saturating_sub(self.head) + self.header.base
     }
 
-    /// What the group had got when it began.
+    /// Returns the count of the group when the segment began.
     pub(super) fn count(&self, group: GroupId) -> GroupCount {
         let counts = &self.header.counts;
         let found = counts.binary_search_by_key(&group, |(group, _)| *group);
@@ -375,7 +376,7 @@ impl Segment {
         let scan = scan(file, &self.header, self.head, self.place(content.end))?;
         let end = self.offset(scan.end);
         let mut holes = scan.holes;
-        // Whoever said where it ends knew what was synced.
+        // The recorded end was synced, so records missing before it are a hole.
         if end < content.end {
             holes.push((end, content.end));
         }
@@ -426,7 +427,7 @@ pub(super) fn create(folder: &Path, header: &SegmentHeader) -> io::Result<(File,
     };
     let made: io::Result<File> = make();
     if made.is_err() {
-        // It holds nothing yet.
+        // The new file holds nothing yet.
         let _ = std::fs::remove_file(&path);
     }
     Ok((made?, bytes.len() as u64))

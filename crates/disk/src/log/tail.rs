@@ -30,7 +30,7 @@ pub(super) struct Tails {
 #[derive(Default)]
 struct Tail {
     records: VecDeque<LogRecord>,
-    /// What is there from here on is in `records`.
+    /// All records from this place on are in `records`.
     complete: u64,
     /// One more than the offset of the last record.
     end: u64,
@@ -72,9 +72,9 @@ impl Tails {
             self.bytes.fetch_add(cost, Relaxed);
             order.0.push_back((*partition, record.offset));
         }
-        // Whoever sees the end sees all that is before it.
+        // A reader that sees the end sees all records before it.
         self.durable.store(durable, Release);
-        // Those that were trimmed are gone, but still in the order.
+        // Trimmed records are gone, but still in the order.
         let most = (limit / LEAST).max(KEPT);
         while (self.bytes.load(Relaxed) > limit || order.0.len() > most)
             && let Some((partition, offset)) = order.0.pop_front()
@@ -93,7 +93,7 @@ impl Tails {
         }
     }
 
-    /// Where the log ends.
+    /// Returns the place at which the log ends.
     pub(super) fn durable(&self) -> u64 {
         self.durable.load(Acquire)
     }
@@ -136,7 +136,7 @@ impl Tails {
                 slice.records.reserve(limit.records.min(tail.records.len() - start));
             }
             slice.records.push(record.clone());
-            // It may have come after the end was looked at.
+            // The record may have come after the end was looked at.
             slice.next = slice.next.max(record.offset + 1);
         }
         Some(slice)

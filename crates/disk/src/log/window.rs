@@ -68,7 +68,7 @@ impl<'a> Window<'a> {
         Ok(format::frame(self.bytes(place, length, ahead)?, offset))
     }
 
-    /// Where the frame at `place` ends, as it says itself, if that is before the end.
+    /// Returns the end of the frame at `place` by its own length, if that is before the end of the file.
     pub(super) fn claimed_end(&mut self, place: u64) -> io::Result<Option<u64>> {
         let length = format::frame_length(self.bytes(place, FRAME, FAR)?);
         Ok(length.map(|length| place + length as u64).filter(|end| *end < self.end))
@@ -96,7 +96,7 @@ impl<'a> Window<'a> {
         Ok(None)
     }
 
-    /// Whether the mark of a batch is nowhere in the file.
+    /// Returns whether the mark of a batch is nowhere in the file.
     pub(super) fn has_no_batch(&mut self) -> io::Result<bool> {
         let length = usize::try_from(self.end).unwrap_or(usize::MAX);
         let bytes = self.bytes(0, length, 0)?;

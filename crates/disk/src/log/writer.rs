@@ -45,7 +45,7 @@ struct LogWriter {
 struct Active {
     file: File,
     segment: Arc<Segment>,
-    /// Where in the file the next batch goes: all before it is synced.
+    /// Place in the file where the next batch goes: all before it is synced.
     place: u64,
 }
 
@@ -53,7 +53,7 @@ struct Active {
 enum WriteFailure {
     /// The disk took no bytes.
     Write(io::Error),
-    /// What the disk took may be lost.
+    /// The bytes that the disk took may be lost.
     Sync(io::Error),
 }
 
@@ -215,7 +215,7 @@ impl LogWriter {
         hook(LogStep::Sync).and_then(|()| active.file.sync_data()).map_err(WriteFailure::Sync)
     }
 
-    /// What was just written is durable: it can be read from now on.
+    /// Shows the records just written to readers: they are durable.
     fn show(&mut self, chunk: &[SubmittedRecord], segment: &Arc<Segment>) {
         let Some(active) = &mut self.active else { return };
         self.places.clear();
@@ -316,7 +316,7 @@ impl LogWriter {
         shared.bytes.fetch_add(head, Relaxed);
         shared.segments.write().push_back(Arc::clone(&segment));
         self.active = Some(Active { file, segment, place: head });
-        // What is after the one before may be what kept it.
+        // The segment before may have been kept only because it was the last.
         self.readers.remove_segments();
         Ok(())
     }

@@ -50,7 +50,7 @@ impl EmbeddedPublisher {
         Ok(Self { environment, tables, committer })
     }
 
-    /// Where a damaged file was moved at open, if there was one.
+    /// Returns the path to which a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
         self.environment.set_aside()
     }
@@ -75,7 +75,7 @@ impl PublisherStore for EmbeddedPublisher {
                 .environment
                 .writing(|txn| damaged.iter().try_for_each(|key| self.tables.remove(txn, table, key)));
             if let Err(error) = removed {
-                // They do no harm, and are met again at the next start.
+                // Damaged records do no harm, and are met again at the next start.
                 tracing::warn!(%error, "cannot remove damaged records of the publisher");
             }
         }

@@ -93,7 +93,7 @@ impl PublisherTables {
     }
 }
 
-/// Whether a record is as it was written; for the tools.
+/// Returns whether a record is as it was written; for the tools.
 pub(crate) fn is_sound(record: &[u8]) -> bool {
     fields::open(record).is_some()
 }

@@ -1,4 +1,4 @@
-//! Whether the tables of queues fit each other: every entry has its message, and every message its entries.
+//! Check that the tables of queues fit each other: every entry has its message, and every message its entries.
 
 use heed::{Env, RoTxn, WithoutTls, types::Bytes};
 
@@ -84,7 +84,7 @@ pub(crate) fn audit(
     Ok(wrong)
 }
 
-/// How many records [`audit`] will report.
+/// Counts the records that [`audit`] will report.
 pub(crate) fn records(tables: &QueueTables, txn: &RoTxn<'_>) -> Result<u64, heed::Error> {
     let mut records = 0;
     for table in [tables.entries, tables.bodies, tables.received] {

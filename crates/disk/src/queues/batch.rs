@@ -1,4 +1,4 @@
-//! What one transaction will hold: a stretch of the submitted operations, merged per entry.
+//! Content of one transaction: a stretch of the submitted operations, merged per entry.
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
@@ -14,11 +14,11 @@ const MAX_BYTES: usize = 64 << 20;
 /// job may overtake the unit.
 const LOOKS: usize = 4;
 
-/// What becomes of one entry.
+/// Change of one entry.
 pub(super) struct QueueWrite {
     pub(super) queue: QueueId,
     pub(super) seq: u64,
-    /// What is in the table goes first.
+    /// True if the entry in the table goes first.
     pub(super) remove: bool,
     pub(super) then: Then,
 }
@@ -163,8 +163,8 @@ impl QueueBatch {
         more
     }
 
-    /// How many of these operations to take, and whether the limit was reached. No unit is split: every unit that
-    /// begins before the cut is closed before it.
+    /// Returns the number of operations to take, and whether the limit was reached. No unit is split: every unit that begins
+    /// before the cut is closed before it.
     fn length<'a>(
         &mut self,
         jobs: impl Iterator<Item = (usize, &'a QueueJob)>,
@@ -221,7 +221,7 @@ impl QueueBatch {
         (passing, more)
     }
 
-    /// Which of these operations belong to an open unit or come after one in a queue. A closed unit is held up as a
+    /// Tells for each operation whether it belongs to an open unit or comes after one in a queue. A closed unit is held up as a
     /// whole if one of its parts is, so this takes several passes; afterwards `open` has those units too.
     fn held(&mut self, jobs: &VecDeque<QueueJob>) -> Vec<bool> {
         let mut held = vec![false; jobs.len()];
@@ -283,7 +283,7 @@ impl QueueBatch {
         self.items.clear();
     }
 
-    /// Whether there is nothing to write.
+    /// Returns whether there is nothing to write.
     pub(super) fn is_empty(&self) -> bool {
         self.segments.is_empty()
     }

@@ -1,4 +1,4 @@
-//! How fast queues are: `cargo test --release -p disk queues::bench -- --ignored --nocapture`.
+//! Speed of queues: `cargo test --release -p disk queues::bench -- --ignored --nocapture`.
 #![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement")]
 
 use std::{fs, sync::Arc, time::Instant};
@@ -36,7 +36,7 @@ fn append_and_drain() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let store = EmbeddedQueues::open(&DataDir::open(dir.path()).unwrap(), &QueueOptions::default()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    // How many messages a publisher may have unacknowledged.
+    // Number of messages that a publisher may have unacknowledged.
     for window in [20_000, 1_000] {
         let messages: Vec<_> = (0..MESSAGES).map(message).collect();
         let commits = gateway_core::metrics::totals().store_commits;

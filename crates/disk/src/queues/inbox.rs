@@ -1,4 +1,4 @@
-//! What was submitted to the queues and not yet taken by their writer.
+//! Operations submitted to the queues and not yet taken by their writer.
 
 use std::sync::{Arc, atomic::AtomicU64};
 
@@ -18,10 +18,10 @@ pub(super) enum QueueJob {
 }
 
 impl QueueJob {
-    /// Whether somebody waits for it, so that the next commit must not be put off.
+    /// Returns whether somebody waits for the job, so that the next commit must not be put off.
     pub(super) fn is_urgent(&self) -> bool {
         match self {
-            // Whoever waits calls `hurry` once all entries of the message are here, or closes the unit.
+            // The publisher's side calls `hurry` once all entries of the message are here, or closes the unit.
             Self::Op(QueueOp::Append(_)) => false,
             // Nobody waits for a move from queue to queue either; whoever wants the entry reads it.
             Self::Op(QueueOp::Remove { queue, unit, .. }) => unit.is_some() && *queue == QueueId::NONE,
@@ -110,7 +110,7 @@ pub(super) struct QueueInbox {
     pub(super) jobs: Vec<QueueJob>,
     gauges: Arc<Gauges>,
     bytes: usize,
-    /// How many jobs or bytes to reach before the next search for settled entries.
+    /// Numbers of jobs and of bytes, one of which must be reached before the next search for settled entries.
     compact_at: (usize, usize),
     /// The least growth in bytes between two searches.
     step: usize,

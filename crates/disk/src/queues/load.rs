@@ -27,7 +27,7 @@ const READ_TIME: Duration = Duration::from_millis(50);
 /// Requests answered from one transaction; they share decoded messages.
 const MAX_REQUESTS: usize = 64;
 
-/// How many entries are read between two looks at the clock.
+/// Number of entries between two looks at the clock.
 const CLOCK_EVERY: usize = 64;
 
 /// One stretch that somebody waits for.
@@ -96,11 +96,11 @@ impl Readers {
     }
 }
 
-/// What a reader thread reads from.
+/// Sources of a reader thread.
 pub(super) struct QueueReader {
     pub(super) environment: Arc<Environment>,
     pub(super) tables: QueueTables,
-    /// Where to put what cannot be read, for the writer to remove.
+    /// Places of entries that cannot be read, for the writer to remove.
     pub(super) damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
     /// The time, by which entries expire.
     pub(super) clock: fn() -> Timestamp,

@@ -45,7 +45,7 @@ use writer::QueueWork;
 
 const READERS: usize = 2;
 
-/// How [`EmbeddedQueues`] is set up.
+/// Setup of [`EmbeddedQueues`].
 #[derive(Clone)]
 pub struct QueueOptions {
     /// First size of the memory map, a multiple of the page size. It doubles when full; memory and disk are only used as
@@ -56,15 +56,15 @@ pub struct QueueOptions {
     /// Bytes of messages that may wait to be written, which those that send them share; above it [`QueueStore::accepts`] is
     /// false.
     pub max_waiting_bytes: usize,
-    /// How long a change may wait that nobody waits for.
+    /// Longest delay of a change that nobody waits for.
     pub lazy_interval: Duration,
-    /// How many such changes may wait.
+    /// Most such changes that may wait.
     pub lazy_count: usize,
-    /// How long after a commit a large file that is mostly free leaves the process's memory.
+    /// Time after a commit until a large file that is mostly free leaves the process's memory.
     pub unmap_interval: Duration,
     /// The time, by which messages expire.
     pub clock: fn() -> Timestamp,
-    /// How many entries at a queue's front an earlier process may have sent at most.
+    /// Most entries at a queue's front that an earlier process may have sent.
     pub begun: usize,
     /// Called before each commit; for tests.
     pub hook: Option<CommitHook>,
@@ -166,7 +166,7 @@ impl EmbeddedQueues {
         Ok(store)
     }
 
-    /// Where a damaged file was moved at open, if there was one.
+    /// Returns the path to which a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
         self.environment.set_aside()
     }

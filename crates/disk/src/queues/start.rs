@@ -1,4 +1,4 @@
-//! What is read, and put in order, before the first session comes back.
+//! Reading the queues, and putting them in order, before the first session comes back.
 
 use std::ops::Bound;
 
@@ -125,7 +125,7 @@ fn move_entry(
     if let Some(second) = head.swept() {
         tables.expiry.delete(txn, &tables::expiry_key(second, key))?;
     }
-    // Whoever gets it next has not had it, and has other subscription identifiers.
+    // The next receiver has not had the message, and has other subscription identifiers.
     let head = EntryHead { group: QueueId::NONE, ids: None, sent: false, ..head };
     if let Some(second) = head.swept() {
         tables.expiry.put(txn, &tables::expiry_key(second, &to), &[])?;

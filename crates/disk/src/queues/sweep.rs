@@ -16,12 +16,12 @@ use store::Expiry;
 pub(super) struct Sweep {
     pub(super) queue: QueueId,
     next: EntryKey,
-    /// What comes after is not concerned: it was added later.
+    /// Last entry concerned: entries after it were added later.
     last: EntryKey,
 }
 
 impl Sweep {
-    /// What `cut` removes of what is there now; `None` if there is nothing.
+    /// Finds the entries of now that `cut` removes; `None` if there are none.
     pub(super) fn new(tables: &QueueTables, txn: &RwTxn<'_>, cut: Cut) -> Result<Option<Self>, heed::Error> {
         let (queue, from, count) = match cut {
             Cut::Trim { queue, from, count } => (queue, from, count),
@@ -41,7 +41,7 @@ impl Sweep {
         Ok(last.map(|last| Self { queue, next, last }))
     }
 
-    /// Whether it could remove an entry at this place of its queue, or hides it until then.
+    /// Returns whether the sweep may still remove an entry at this place of its queue, or hides it until then.
     pub(super) fn covers(&self, seq: u64) -> bool {
         tables::entry_key(self.queue, seq).is_some_and(|key| key <= self.last)
     }

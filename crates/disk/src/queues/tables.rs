@@ -18,7 +18,7 @@ use store::StoreError;
 
 /// The tables, in the order of [`QueueTables`].
 pub(crate) const NAMES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
-/// How many tables there are.
+/// Number of tables.
 pub(super) const COUNT: u32 = NAMES.len() as u32;
 
 const QUEUE: usize = 5;
@@ -67,7 +67,7 @@ pub(super) fn number(key: &[u8]) -> Option<u64> {
     Input(key).be(NUMBER)
 }
 
-/// How many entries share a message.
+/// Returns the number of entries that share a message.
 pub(super) fn refs(value: &[u8]) -> Option<u32> {
     Input(value).u32()
 }
@@ -111,7 +111,7 @@ fn put(into: &mut [u8], number: u64) -> Option<()> {
     zeros.iter().all(|&zero| zero == 0).then_some(())
 }
 
-/// What `entries` says of an entry.
+/// Fields of an entry in `entries`.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct EntryHead {
     /// Number of its message; 0 if it was released and only its place is kept.
@@ -136,7 +136,7 @@ impl EntryHead {
 
     /// Writes the value of a new entry into `out`, which is cleared first, and gives its second in `expiry`.
     pub(super) fn encode_new(entry: &QueueEntry, number: u64, sole: bool, out: &mut Vec<u8>) -> Option<u64> {
-        // What may have been sent is sent again even when it has expired [MQTT-3.3.2-5].
+        // A message that may have been sent is sent again even when it has expired [MQTT-3.3.2-5].
         let expiry = if entry.sent { None } else { entry.expires.and_then(expiry_second) };
         let head = Self {
             number,
@@ -197,12 +197,12 @@ impl EntryHead {
         Input(value.get(NUMBER + 1..)?).varint()
     }
 
-    /// Whether a value has QoS 2.
+    /// Returns whether a value has QoS 2.
     pub(super) fn is_exact(value: &[u8]) -> bool {
         value.get(NUMBER).is_some_and(|flags| flags & QOS == QoS::ExactlyOnce as u8)
     }
 
-    /// Whether a value names a shared group.
+    /// Returns whether a value names a shared group.
     pub(super) fn has_group(value: &[u8]) -> bool {
         value.get(NUMBER).is_some_and(|flags| flags & GROUP != 0)
     }

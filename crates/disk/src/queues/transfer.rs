@@ -123,7 +123,7 @@ impl Import {
         written.map_err(|e| self.environment.failed(&e))
     }
 
-    /// Whether all that was written fits together.
+    /// Returns whether all written records fit together.
     pub(crate) fn is_whole(&self) -> Result<bool, StoreError> {
         self.environment.reading(|txn| {
             let mut sound = true;

@@ -1,5 +1,5 @@
-//! What the operations of a batch do with each queue, so that thousands of queues that end at once do not each look
-//! through the whole batch.
+//! Uses of each queue by the operations of a batch, so that thousands of queues that end at once do not each look through the
+//! whole batch.
 
 use gateway_core::{QueueId, QueueOp};
 use hashbrown::HashMap;
@@ -42,14 +42,14 @@ impl Uses {
         self.0.entry(queue).or_default()
     }
 
-    /// Whether the batch reads, cuts or adds where `sweep` has not been yet.
+    /// Returns whether the batch reads, cuts or adds where `sweep` has not been yet.
     pub(super) fn meets(&self, sweep: &Sweep) -> bool {
         self.0.get(&sweep.queue).is_some_and(|used| {
             used.reads || used.cuts || used.adds.is_some_and(|lowest| sweep.covers(lowest))
         })
     }
 
-    /// Whether the batch reads or adds to `queue`.
+    /// Returns whether the batch reads or adds to `queue`.
     pub(super) fn reads_or_adds(&self, queue: QueueId) -> bool {
         self.0.get(&queue).is_some_and(|used| used.reads || used.adds.is_some())
     }

@@ -31,7 +31,7 @@ const MAX_KEPT: usize = 1 << 16;
 /// Entries that one transaction removes for sweeps and expiry.
 const MAX_SWEPT: usize = 10_000;
 
-/// What the writer thread has to do for queues.
+/// State of the queues' writer thread.
 pub(super) struct QueueWork {
     pub(super) tables: QueueTables,
     pub(super) gauges: Arc<Gauges>,
@@ -64,7 +64,7 @@ pub(super) struct QueueWork {
     buffer: Vec<u8>,
 }
 
-/// What is true once the transaction is committed.
+/// Changes of state that come true once the transaction is committed.
 #[derive(Default)]
 struct Effects {
     next_number: u64,

@@ -52,7 +52,7 @@ impl EmbeddedRetained {
         Ok(Self { environment, tables, committer, reader })
     }
 
-    /// Where a damaged file was moved at open, if there was one.
+    /// Returns the path to which a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
         self.environment.set_aside()
     }
@@ -92,7 +92,7 @@ impl RetainedStore for EmbeddedRetained {
                 .environment
                 .writing(|txn| useless.iter().try_for_each(|key| self.tables.delete(txn, key)));
             if let Err(error) = removed {
-                // They do no harm, and are met again at the next start.
+                // Such messages do no harm, and are met again at the next start.
                 tracing::warn!(%error, "cannot remove expired and damaged retained messages");
             }
         }

@@ -104,7 +104,7 @@ impl RetainedTables {
         Ok(useless)
     }
 
-    /// Where a topic's message is (true), or else would go. `None` if all its places are taken.
+    /// Returns the key of a topic's message (true), or the one where it would go. `None` if all its places are taken.
     ///
     /// All places are looked at, so that a removed message leaves no gap that hides another.
     fn locate(&self, txn: &RoTxn<'_>, topic: &str) -> Result<Option<(Vec<u8>, bool)>, heed::Error> {

@@ -200,7 +200,7 @@ fn a_stalled_disk_does_not_make_waiting_messages_grow_without_end() {
     };
     let store = open_with(dir.path(), &options).unwrap();
     let stalled = gate.write();
-    // What waits gets room when the writer begins: after that it keeps what it has.
+    // A waiting message gets room when the writer begins: after that it keeps its room.
     begun.store(false, Relaxed);
     store.set(message("busy", 0), None);
     while !begun.load(Relaxed) {

@@ -21,7 +21,7 @@ use store::{SessionOp, StoredSession, StoredSubscription};
 /// Fixed part of what one waiting record is counted with, in bytes.
 const OVERHEAD: usize = 200;
 
-/// Where changes are written, and how many sessions there are then.
+/// Tables to which changes are written, and the number of sessions afterwards.
 pub(super) struct CountedTables {
     tables: SessionTables,
     /// Sessions in the table after the transaction.
@@ -43,7 +43,7 @@ pub(super) struct SessionChanges {
     groups: BTreeMap<QueueId, KeyChange<String>>,
 }
 
-/// What waits for one session.
+/// Changes of one session that wait.
 #[derive(Default)]
 struct OneSession {
     /// All that was stored is to be removed first.
@@ -185,7 +185,7 @@ impl OneSession {
         }
     }
 
-    /// What was offered could not be written. Whether something is left.
+    /// Drops offered changes that could not be written. Returns whether something is left.
     fn fail(&mut self) -> bool {
         self.subscriptions.retain(|_, change| change.fail());
         self.record.fail() | self.cleared | !self.subscriptions.is_empty()

@@ -61,7 +61,7 @@ impl EmbeddedSessions {
         Ok(Self { environment, tables, committer, stored })
     }
 
-    /// Where a damaged file was moved at open, if there was one.
+    /// Returns the path to which a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
         self.environment.set_aside()
     }
@@ -108,7 +108,7 @@ impl SessionStore for EmbeddedSessions {
         if !useless.is_empty()
             && let Err(error) = self.remove(&useless)
         {
-            // They do no harm, and are met again at the next start.
+            // Such records do no harm, and are met again at the next start.
             tracing::warn!(%error, "cannot remove what is of no use from stored sessions");
         }
         Ok(())

@@ -166,7 +166,7 @@ pub(super) fn decode_group(record: &[u8]) -> Option<&str> {
     open(record)?.short_text()
 }
 
-/// What reads like a client id in a damaged session's record, for the log.
+/// Finds the likely client id in a damaged session's record, for the log.
 pub(super) fn likely_client_id(record: &[u8]) -> Option<&str> {
     Input(record.get(5..)?).short_text()
 }

@@ -12,7 +12,7 @@ use super::{
 };
 use store::Restore;
 
-/// What was found that nobody can use; it is removed after reading.
+/// Records found that nobody can use; they are removed after reading.
 #[derive(Default)]
 pub(super) struct Useless {
     /// Damaged sessions, older sessions without a will of a client id that has a newer one, and numbers that only have
@@ -25,7 +25,7 @@ pub(super) struct Useless {
 }
 
 impl Useless {
-    /// Whether nothing is to be removed.
+    /// Returns whether nothing is to be removed.
     pub(super) fn is_empty(&self) -> bool {
         self.sessions.is_empty() && self.subscriptions.is_empty() && self.groups.is_empty()
     }

@@ -113,7 +113,7 @@ impl SessionTables {
         self.groups.delete(txn, &key(queue)).map(|_| ())
     }
 
-    /// Where a subscription is (true), or else would go. `None` if all its places are taken.
+    /// Returns the key of a subscription (true), or the one where it would go. `None` if all its places are taken.
     ///
     /// All places are looked at, so that a removed subscription leaves no gap that hides another.
     fn locate(

@@ -234,7 +234,7 @@ fn a_failed_commit_refuses_what_is_new_and_removes_later_what_was_to_go() {
         subscribe(&store, number, "b", 0).unwrap();
     }
     fails.store(true, Relaxed);
-    // What nobody waits for is kept too.
+    // Operations that nobody waits for are kept too.
     store.submit(SessionOp::Put(Box::new(session(3, 1)), None));
     store.submit(SessionOp::Group(QueueId(9), "$share/g/a".to_owned()));
     assert_eq!(put(&store, session(4, 0)), Err(Refused));

@@ -81,7 +81,7 @@ impl EmbeddedShadows {
         self.stored.load(Relaxed)
     }
 
-    /// Where a damaged file was moved at open, if there was one.
+    /// Returns the path to which a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
         self.environment.set_aside()
     }

@@ -47,7 +47,7 @@ pub(super) fn head(value: &[u8]) -> Option<(u64, bool)> {
     Some((version, input.u8()? == DELETED))
 }
 
-/// Whether a record is as it was written; for the tools.
+/// Returns whether a record is as it was written; for the tools.
 pub(crate) fn is_sound(key: &[u8], value: &[u8]) -> bool {
     decode(key, value, false).is_some()
 }

@@ -139,7 +139,8 @@ fn at_once<T>(future: &mut BoxFuture<'_, T>) -> Option<T> {
     }
 }
 
-/// It would begin at version 1 again, and a device would take what is newer for older.
+/// Checks that a damaged shadow is not taken for an absent one: it would begin at version 1 again, and a device would take newer
+/// versions for older ones.
 #[tokio::test]
 async fn a_damaged_shadow_is_not_taken_for_one_that_is_not_there() {
     let dir = tempfile::tempdir().unwrap();

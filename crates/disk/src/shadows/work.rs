@@ -19,7 +19,7 @@ const OVERHEAD: usize = 200;
 
 type ShadowReply = oneshot::Sender<Result<ShadowPut, StoreError>>;
 
-/// What is submitted.
+/// Operation that is submitted.
 pub(super) enum Op {
     Put { key: Vec<u8>, value: Vec<u8>, expected: u64, is_removal: bool, reply: ShadowReply },
     Forget { key: Vec<u8>, version: u64, reply: ShadowReply },
@@ -28,7 +28,7 @@ pub(super) enum Op {
 impl Op {
     fn tell(self, result: Result<ShadowPut, StoreError>) {
         let (Self::Put { reply, .. } | Self::Forget { reply, .. }) = self;
-        // Whoever is gone wants no answer.
+        // A caller that is gone wants no answer.
         let _ = reply.send(result);
     }
 }

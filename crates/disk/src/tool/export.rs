@@ -111,7 +111,7 @@ impl Export<'_> {
             "shadows" => self.table(&txn, "shadows", |key, value| {
                 Some(ExportLine::Shadow(ShadowLine::of(&shadows::record(key, value)?)))
             }),
-            // Which device has the newest value of a topic follows from the values.
+            // The device with the newest value of a topic follows from the values.
             _ => self.table(&txn, "latest", |_, value| {
                 Some(ExportLine::Latest(LatestLine::of(&record::decode_value(value)?)))
             }),

@@ -104,7 +104,7 @@ struct Stores {
     retained: EmbeddedRetained,
     latest: EmbeddedLatest,
     shadows: EmbeddedShadows,
-    /// What was taken and not yet written.
+    /// Operations taken and not yet written.
     session_ops: Vec<SessionOp>,
     queue_records: Vec<QueueRecord>,
     messages: Vec<Arc<SharedMessage>>,
@@ -193,7 +193,7 @@ impl Stores {
         for message in self.messages.drain(..) {
             self.retained.set(message, Some(commit.part()));
         }
-        // What nobody waits for is written with this at the latest.
+        // Operations that nobody waits for are written with this one at the latest.
         self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(commit.part())));
         commit.done();
         if !self.queue_records.is_empty() {

@@ -1,4 +1,4 @@
-//! What an operator does with a data directory: check every record, compact, back up.
+//! Tools of an operator for a data directory: check every record, compact, back up.
 
 mod export;
 mod file;
@@ -22,7 +22,7 @@ use store::{DataDir, StoreError, sync_directory};
 pub use export::export;
 pub use import::import;
 
-/// Whether a record is sound, by key and value.
+/// Returns whether a record is sound, by key and value.
 type Sound = fn(&[u8], &[u8]) -> bool;
 
 /// A table: its name, whether it holds [records](StoreReport::records), and what is sound in it.
@@ -63,18 +63,18 @@ const STORES: &[(&str, &[Checked])] = &[
 /// Most tables of one environment, with room for those of newer versions.
 const TABLES: u32 = 32;
 
-/// How far a check, a copy, an export or an import is. A file is verified before it is read: pages come first then.
+/// Progress of a check, a copy, an export or an import. A file is verified before it is read: pages come first then.
 #[derive(Debug, Clone, Copy)]
 pub struct ToolProgress {
     /// Folder of the store.
     pub store: &'static str,
     /// Pages verified or records done; bytes of a copy or of the file that is imported.
     pub done: u64,
-    /// How many there are.
+    /// Number of pages, records or bytes in all.
     pub total: u64,
 }
 
-/// What was found in one store.
+/// Findings in one store.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StoreReport {
     /// Folder of the store.
@@ -83,7 +83,7 @@ pub struct StoreReport {
     /// in queues, packet identifiers, retained messages, latest values. What the store keeps besides them, to find them
     /// again, is looked at but not counted. A check counts damaged ones, too; an export and an import those they wrote.
     pub records: u64,
-    /// How many records are damaged, and notes that do not fit them.
+    /// Number of damaged records, and of notes that do not fit them.
     pub damaged: u64,
     /// Bytes of the data file; after compaction those of the new one.
     pub bytes: u64,
@@ -189,7 +189,7 @@ pub fn compact(path: &Path, progress: &mut dyn FnMut(ToolProgress)) -> Result<Ve
         let replace = || -> io::Result<()> {
             fs::rename(&copy, folder.join("data.mdb"))?;
             sync_directory(&folder)?;
-            // It names transactions of the old file.
+            // The lock file names transactions of the old file.
             match fs::remove_file(folder.join("lock.mdb")) {
                 Err(e) if e.kind() != io::ErrorKind::NotFound => Err(e),
                 _ => Ok(()),
@@ -267,7 +267,7 @@ fn copy_all(
     if let Some(bytes) = log::copy(&from, &to)? {
         reports.push(StoreReport { store: "log", records: 0, damaged: 0, bytes, problem: None });
     }
-    // What a gateway keeps beside the stores: the mark below which no version is used again.
+    // Files that a gateway keeps beside the stores: the mark below which no version is used again.
     for entry in fs::read_dir(path).map_err(|e| unusable(&e))? {
         let entry = entry.map_err(|e| unusable(&e))?;
         let is_file = entry.file_type().is_ok_and(|kind| kind.is_file());

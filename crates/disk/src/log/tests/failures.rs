@@ -12,7 +12,7 @@ use crate::log::format::Prefix;
 struct Disk {
     stopped: Mutex<bool>,
     changed: Condvar,
-    /// How many syncs fail from now on, and how many writes.
+    /// Number of syncs that fail from now on, and of writes.
     sync_failures: AtomicU32,
     write_failures: AtomicU32,
     syncs: AtomicU32,
@@ -187,7 +187,7 @@ fn what_waits_goes_with_one_sync() {
     assert!(disk.syncs.load(SeqCst) <= 2, "the first may have gone alone");
 }
 
-/// Whoever waits for the disk may be the last to have the log.
+/// Drops the log in its writer thread, where a waiter for the disk may be the last to hold it.
 #[test]
 fn a_log_that_ends_in_its_own_writer_thread_does_not_wait_for_itself() {
     let dir = tempfile::tempdir().unwrap();

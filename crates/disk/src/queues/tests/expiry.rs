@@ -1,4 +1,4 @@
-//! What expires on disk.
+//! Expiry of entries on disk.
 
 use super::*;
 
@@ -49,8 +49,8 @@ async fn expired_messages_go_and_their_queue_is_told() {
     assert_eq!(bodies(&store), (3, 0));
 }
 
-/// What a session may have sent is left to it and read back as expired. What has time left is read back as it was
-/// published. Before anybody can say what was sent, nothing goes.
+/// Checks that an expired entry that a session may have sent is left to it and read back as expired. An entry with time left is
+/// read back as it was published. Nothing goes before it is known which entries were sent.
 #[tokio::test]
 async fn an_entry_may_expire_before_its_message_unless_it_may_be_sent() {
     static NOW: AtomicU64 = AtomicU64::new(1_700_000_000_000);

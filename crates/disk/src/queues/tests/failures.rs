@@ -6,7 +6,7 @@ use gateway_core::{ClientId, OriginKind};
 
 use super::*;
 
-/// Whoever waits for the disk may be the last to have the store.
+/// Drops the store in its writer thread, where a waiter for the disk may be the last to hold it.
 #[test]
 fn a_store_that_ends_in_its_own_writer_thread_does_not_wait_for_itself() {
     let dir = tempfile::tempdir().unwrap();
@@ -80,7 +80,7 @@ async fn an_open_unit_holds_back_only_the_queues_that_it_concerns() {
     assert_eq!(seqs(&store, QueueId(9)).await, [0], "also read past the open unit");
     let there: Vec<_> = store.summaries().unwrap().iter().map(|queue| queue.queue.0).collect();
     assert_eq!(there, [9]);
-    // What is held keeps its order: the read finds what came before it.
+    // Held operations keep their order: the read finds the entries that came before it.
     let read = store.load(OTHER, 0, 10, usize::MAX);
     remove(&store, OTHER, 0);
     open.add();

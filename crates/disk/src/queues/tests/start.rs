@@ -1,4 +1,4 @@
-//! What a start needs to know, and what it puts right.
+//! Facts that a start needs, and faults that it puts right.
 
 use super::*;
 
@@ -75,7 +75,7 @@ async fn what_a_member_did_not_acknowledge_returns_to_its_group_in_order() {
     assert_eq!(store.regroup().unwrap(), 0);
 }
 
-/// What may have been sent is neither forgotten when it expires nor told from what waits only.
+/// Checks that an entry that may have been sent is not forgotten when it expires, nor taken for one that merely waits.
 #[tokio::test]
 async fn what_was_sent_is_noted_up_to_a_place_and_does_not_expire_by_itself() {
     let (dir, store) = new();
