@@ -1,4 +1,4 @@
-//! How a command ends that did not do what it was to do.
+//! The end of a command that did not do its work.
 
 use std::{io, io::Write as _, process::ExitCode};
 
@@ -73,7 +73,7 @@ fn in_words(error: &Error) -> String {
     }
 }
 
-/// What to do about it.
+/// Returns a remedy for an error, if one is known.
 fn hint(error: &Error) -> Option<&'static str> {
     Some(match error.reason() {
         Reason::Unreachable if error.to_string().contains("certificate: UnknownIssuer") => {

@@ -91,7 +91,7 @@ pub(crate) enum Format {
     Json,
 }
 
-/// What a verb works with.
+/// Context of a verb.
 pub(crate) struct VerbContext {
     pub(crate) client: Client,
     pub(crate) out: Out,
@@ -168,7 +168,7 @@ pub(crate) fn remark(text: &str) {
     let _ = writeln!(std::io::stderr(), "mqtt-server: {text}");
 }
 
-/// How far long work is, on one line of a terminal that is written over; nothing elsewhere.
+/// Shows the progress of long work, on one line of a terminal that is written over; nothing elsewhere.
 pub(crate) fn progress(text: &str) {
     let mut error = std::io::stderr();
     if error.is_terminal() {

@@ -1,4 +1,4 @@
-//! What verbs show: tables and lines for people, or JSON, a line for each thing.
+//! Output of verbs: tables and lines for people, or JSON, a line for each thing.
 //!
 //! Texts of devices are shown with their control characters escaped, so that no payload steers the terminal.
 

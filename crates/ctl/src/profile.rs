@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{GatewayAddress, failure::Failure};
 
-/// Where `mqtt-server --dev` listens, and what it makes.
+/// Address at which `mqtt-server --dev` listens, and the CA that it makes.
 const DEV_ADDRESS: &str = "https://localhost:10000";
 const DEV_CA: &str = "certs/ca.crt";
 
@@ -46,7 +46,7 @@ pub(crate) struct Profile {
 }
 
 impl Profile {
-    /// What the command line says, with files by their whole path: the profile is used from anywhere.
+    /// Takes the options of the command line, with files by their whole path: the profile is used from anywhere.
     pub(crate) fn of(connection: &GatewayAddress) -> Result<Self, Failure> {
         let whole = |path: &Option<PathBuf>| path.as_ref().map(std::path::absolute).transpose();
         let token = match connection.token.as_deref().map(|token| (token.strip_prefix('@'), token)) {
@@ -103,7 +103,8 @@ pub(crate) fn write(path: &Path, profiles: &Profiles) -> Result<(), Failure> {
     fs::rename(&new, path).map_err(wrong)
 }
 
-/// What to connect to: the command line, then the environment, then the profile, then the gateway of `--dev`.
+/// Collects the options of the connection: from the command line, then the environment, then the profile, then the
+/// gateway of `--dev`.
 pub(crate) fn options(connection: &GatewayAddress) -> Result<Options, Failure> {
     let env = |name: &str| std::env::var(name).ok().filter(|value| !value.is_empty());
     let named = connection.profile.clone().or_else(|| env("MQTTCTL_PROFILE"));
@@ -128,7 +129,7 @@ pub(crate) fn options(connection: &GatewayAddress) -> Result<Options, Failure> {
     };
     let addr = addr.or(profile.addr).unwrap_or_else(|| DEV_ADDRESS.to_owned());
     let ca = ca.or(profile.ca);
-    // What --dev makes is for gateways of this machine; another one may have a certificate that the system trusts.
+    // The CA of --dev is for gateways of this machine; another one may have a certificate that the system trusts.
     let ca = ca.or_else(|| (here(&addr) && Path::new(DEV_CA).exists()).then(|| DEV_CA.into()));
     let mut options = Client::at(addr.clone());
     if let Some(ca) = ca {
@@ -165,7 +166,7 @@ pub(crate) fn options(connection: &GatewayAddress) -> Result<Options, Failure> {
     Ok(options)
 }
 
-/// Whether an address is one of this machine alone.
+/// Returns whether an address is one of this machine alone.
 fn here(addr: &str) -> bool {
     let host = addr.split_once("://").map_or(addr, |(_, rest)| rest);
     let host = host.split('/').next().unwrap_or_default();

@@ -49,7 +49,7 @@ impl Consume {
             let over = tokio::select! {
                 over = self.once(context, &mut left, &mut joined) => over,
                 _ = &mut interrupted => {
-                    // What was printed is acknowledged with its batch; the rest comes again.
+                    // Printed messages are acknowledged with their batch; the rest comes again.
                     context.out.flush()?;
                     return Ok(());
                 }

@@ -233,7 +233,7 @@ fn version(version: ProtocolVersion) -> &'static str {
 }
 
 impl Devices {
-    /// Whether it goes on until it is interrupted.
+    /// Returns whether the verb goes on until it is interrupted.
     pub(crate) fn streams(&self) -> bool {
         matches!(self, Self::Trace { log: false, off: false, .. })
     }

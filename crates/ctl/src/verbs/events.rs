@@ -1,4 +1,4 @@
-//! What happens to devices.
+//! Events of devices.
 
 use clap::ValueEnum;
 use mqtt_gateway_client::{
@@ -67,7 +67,7 @@ impl From<EventArgument> for EventKind {
     }
 }
 
-/// What happened, in words.
+/// Describes an event in words.
 pub(crate) fn what(event: &Event) -> String {
     match &event.detail {
         Some(Detail::Connected(connected)) => {

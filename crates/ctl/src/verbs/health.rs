@@ -1,4 +1,4 @@
-//! Whether the gateway takes calls.
+//! Health of the gateway: whether it takes calls.
 
 use mqtt_gateway_client::{HealthCheckRequest, ServingStatus};
 use serde_json::json;

@@ -49,7 +49,7 @@ pub(crate) struct Man {
     directory: PathBuf,
 }
 
-/// What is done here.
+/// Verbs that run without a gateway.
 pub(crate) enum Local {
     Profile(ProfileVerb),
     Completion(Completion),

@@ -91,13 +91,13 @@ pub(crate) fn line(message: &ReceivedMessage) -> String {
     format!("{device} {topic} {}", output::payload(&message.payload))
 }
 
-/// What a gap says.
+/// Describes a gap.
 pub(crate) fn missing(count: u64, reason: &str) -> String {
     let count = if count == 0 { "some".to_owned() } else { count.to_string() };
     format!("{count} missing here: {}", word(reason, "GAP_REASON_"))
 }
 
-/// What is said while a stream is lost.
+/// Tells that a stream is lost.
 pub(crate) fn lost(error: &Error) {
     remark(&format!("{error}; trying again"));
 }
@@ -324,7 +324,7 @@ impl Pub {
             let mut line = Vec::new();
             loop {
                 line.clear();
-                // What is there already goes together: nobody waits for a line that is not.
+                // Lines that have arrived already go together: nobody waits for a line that has not.
                 let mut requests = Vec::new();
                 loop {
                     match input.read_until(b'\n', &mut line) {

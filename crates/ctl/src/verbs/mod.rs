@@ -79,7 +79,7 @@ pub(crate) enum Verb {
 }
 
 impl Verb {
-    /// Whether it goes on until it is interrupted, so that Ctrl-C is its orderly end.
+    /// Returns whether the verb goes on until it is interrupted, so that Ctrl-C is its orderly end.
     pub(crate) fn streams(&self) -> bool {
         match self {
             Self::Sub(_) | Self::Consume(_) | Self::Events(_) | Self::Top(_) => true,
@@ -91,7 +91,7 @@ impl Verb {
         }
     }
 
-    /// Whether it ends by itself when it is interrupted.
+    /// Returns whether the verb ends by itself when it is interrupted.
     pub(crate) fn hears_interrupts(&self) -> bool {
         matches!(self, Self::Consume(_))
     }

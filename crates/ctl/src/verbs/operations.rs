@@ -1,4 +1,4 @@
-//! How the gateway is: state, metrics, certificates, configuration; and who asks.
+//! State of the gateway: metrics, certificates, configuration; and the caller.
 
 use clap::Subcommand;
 use mqtt_gateway_client::v1::{

@@ -1,4 +1,4 @@
-//! Who may do what: tokens, bans, rules, tenants.
+//! Rights: tokens, bans, rules, tenants.
 
 use std::collections::BTreeMap;
 

@@ -36,7 +36,7 @@ struct Counter {
     written: f64,
 }
 
-/// What `$SYS` says, by name below `$SYS/broker/`.
+/// Counters of `$SYS`, by name below `$SYS/broker/`.
 #[derive(PartialEq)]
 struct Counters(BTreeMap<String, Counter>);
 
