@@ -52,7 +52,7 @@ async fn main() -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// What to do with each message. Messages of one device come one after the other.
+/// Stores one message. Messages of one device come one after the other.
 async fn store(delivery: Delivery) -> Result<(), GiveBack> {
     let Some(Content::Message(message)) = delivery.content else { return Ok(()) };
     // An error gives the message back: it comes again after a pause.

@@ -196,7 +196,7 @@ impl Client {
     }
 }
 
-/// That there is nothing is an answer.
+/// Takes an error with this `reason` as the answer that there is nothing.
 fn none_if<T>(got: Result<Option<T>, Error>, reason: &Reason) -> Result<Option<T>, Error> {
     match got {
         Err(error) if error.reason() == reason => Ok(None),

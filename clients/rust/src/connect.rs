@@ -1,4 +1,4 @@
-//! How a client reaches the gateway, and who it says it is.
+//! Connections of a client to the gateway, and its credentials.
 
 use std::{error::Error as StdError, fmt, path::Path, sync::Arc, time::Duration};
 
@@ -24,7 +24,7 @@ const MAX_ANSWER: usize = 300 * 1024 * 1024;
 const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_ANSWER: Duration = Duration::from_secs(10);
 
-/// What makes the calls: a channel that connects again by itself, with the token.
+/// Maker of the calls: a channel that connects again by itself, with the token.
 pub type Caller = InterceptedService<Channel, Bearer>;
 
 /// Says with each call who calls, if there is a token.
@@ -66,14 +66,14 @@ impl Interceptor for Bearer {
 
 const NO_TOKEN: &str = "the token has characters that no token has";
 
-/// What a call shows. An error would quote the token.
+/// Returns the header that a call shows. An error would quote the token.
 fn shown(token: &str) -> Option<AsciiMetadataValue> {
     let mut value = AsciiMetadataValue::try_from(format!("Bearer {}", token.trim())).ok()?;
     value.set_sensitive(true);
     Some(value)
 }
 
-/// Where the gateway is and what to show it. Nothing is connected before [`Options::connect`].
+/// Address of the gateway and credentials to show it. Nothing is connected before [`Options::connect`].
 #[derive(Clone, Default)]
 pub struct Options {
     address: String,
@@ -239,7 +239,7 @@ fn read(path: &Path) -> Result<Vec<u8>, Error> {
 pub struct Client {
     caller: Caller,
     pub(crate) patience: Duration,
-    /// Whether another token may follow one that has ended.
+    /// True if another token may follow one that has ended.
     renews: bool,
 }
 
@@ -263,7 +263,7 @@ services! {
     state: StateClient,
     /// Devices and their sessions.
     devices: DevicesClient,
-    /// What happens to devices.
+    /// Events of devices.
     events: EventsClient,
     /// Consumer groups.
     groups: GroupsClient,
@@ -287,7 +287,7 @@ impl Client {
         Options { address: address.into(), ..Options::default() }
     }
 
-    /// Whether a stream that ended so is worth opening again.
+    /// Returns whether a stream that ended so is worth opening again.
     pub(crate) fn may_go_on(&self, error: &Error) -> bool {
         let ended = matches!(error.reason(), Reason::CredentialsExpired | Reason::CredentialsRevoked);
         error.is_temporary() || self.renews && ended

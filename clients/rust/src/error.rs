@@ -138,7 +138,7 @@ impl Error {
         self.0.code
     }
 
-    /// What a program branches on.
+    /// Returns the reason, for a program to branch on.
     pub fn reason(&self) -> &Reason {
         &self.0.reason
     }
@@ -153,7 +153,7 @@ impl Error {
         self.0.metadata.get(key).map(String::as_str)
     }
 
-    /// How long the gateway asks to wait before the call is repeated.
+    /// Returns the pause that the gateway asks for before the call is repeated.
     pub fn retry_after(&self) -> Option<Duration> {
         self.0.retry_after
     }
@@ -164,12 +164,14 @@ impl Error {
         self.0.idempotency_key.as_deref()
     }
 
-    /// How far a publish had come when its time was over, where the gateway has said so: `ACCEPTED`, `DURABLE`, `SENT` or `ACKED`.
+    /// Returns the level that a publish had reached when its time was over, where the gateway has said so: `ACCEPTED`,
+    /// `DURABLE`, `SENT` or `ACKED`.
     pub fn level(&self) -> Option<&str> {
         self.metadata("level")
     }
 
-    /// Whether the same call may succeed a moment later: the gateway could not be reached, shuts down, or is short of something.
+    /// Returns whether the same call may succeed a moment later: the gateway could not be reached, shuts down, or is
+    /// short of something.
     pub fn is_temporary(&self) -> bool {
         self.0.code == Code::Unavailable
             || self.0.reason == Reason::Unreachable

@@ -14,7 +14,7 @@ use crate::{Client, Error, Reason, backoff::Backoff};
 
 type Opening<R> = Pin<Box<dyn Future<Output = Result<Response<Streaming<R>>, Status>> + Send>>;
 
-/// What a stream brings.
+/// Item or change of state of a stream.
 #[derive(Debug, Clone)]
 pub enum Update<I> {
     /// An item, as the proto has it.
@@ -37,10 +37,10 @@ pub struct Following<R, I> {
     split: fn(R) -> (Vec<I>, String),
     stream: Option<Streaming<R>>,
     items: VecDeque<I>,
-    /// Where to resume; empty is nowhere.
+    /// Position at which to resume; empty is none.
     place: String,
     backoff: Backoff,
-    /// When the next try is due.
+    /// Instant of the next try.
     due: Option<Instant>,
     opened: bool,
     /// The gateway ends it in order when nothing more can come.
@@ -210,7 +210,7 @@ impl Client {
         })
     }
 
-    /// What happens to devices; resumes where it was, as long as the gateway remembers.
+    /// Watches events of devices; resumes where it was, as long as the gateway remembers.
     pub fn watch_events(
         &self,
         request: WatchEventsRequest,

@@ -1,5 +1,5 @@
-//! Which messages run, wait and are done: one lane for each device, and for each topic of backends, so that their messages are
-//! handled in their order.
+//! Lanes of messages that run, wait and are done: one for each device, and for each topic of backends, so that their
+//! messages are handled in their order.
 //!
 //! Knows no stream and no task. Bounded by what the gateway may have outstanding with a member, and by [`REMEMBERED`].
 
@@ -11,20 +11,21 @@ use std::{
 use gateway_api::gateway::v1::{ConsumedMessage, DeliveryRange, consumed_message::Content};
 use tokio::time::Instant;
 
-/// How long a lane waits for a message that was given back. It does not come at all if it became a dead letter.
+/// Time for which a lane waits for a message that was given back. The message does not come at all if it became a dead
+/// letter.
 const BLOCKED: Duration = Duration::from_secs(5);
 
-/// How many messages are remembered that were done and whose acknowledgement was lost with a stream, and how many failures.
+/// Most remembered messages that were done and whose acknowledgement was lost with a stream, and most remembered failures.
 const REMEMBERED: usize = 10_000;
 
-/// How long they are remembered: what comes later was asked for, and is handled again.
+/// Time for which they are remembered: a message that comes later was asked for, and is handled again.
 const REMEMBERED_FOR: Duration = Duration::from_secs(120);
 
 /// Longest that work on one message may take before its deadline is no longer moved: a handler that hangs does not keep its message
 /// from everybody for ever.
 const LONGEST_WORK: Duration = Duration::from_secs(3600);
 
-/// What to tell the gateway of a handler that has ended.
+/// Report to the gateway about a handler that has ended.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Finished {
     /// Nothing, or it is among the acknowledgements.
@@ -44,7 +45,7 @@ pub(super) struct Lanes {
     blocked: VecDeque<(Instant, String)>,
     running: HashMap<u64, Running>,
     names: u64,
-    /// How long after a delivery, and after each time that its deadline was moved, it is moved again.
+    /// Time from a delivery, and from each move of its deadline, to the next move.
     extend_every: Duration,
     /// Done and not said yet, by delivery id.
     acknowledgements: VecDeque<u64>,
@@ -74,14 +75,14 @@ impl Lane {
     }
 }
 
-/// How a handler has ended.
+/// Result of a handler.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum HandlerEnd {
     /// The message is handled.
     Done,
-    /// It is given back, and comes again.
+    /// The message is given back, and comes again.
     Back,
-    /// It is given up: it does not come again.
+    /// The message is given up: it does not come again.
     Up,
 }
 
@@ -114,7 +115,7 @@ impl HeldSince {
 #[derive(Default)]
 struct Remembered {
     ids: HashSet<String>,
-    /// It may name some that are remembered no more.
+    /// Ids in the order in which they came; may name some that are remembered no more.
     order: VecDeque<(Instant, String)>,
 }
 
@@ -274,7 +275,7 @@ impl Lanes {
         }
     }
 
-    /// When to call [`Self::unblock`] next, if at all.
+    /// Returns when to call [`Self::unblock`] next, if at all.
     pub(super) fn blocked_until(&self) -> Option<Instant> {
         self.blocked.front().map(|(until, _)| *until)
     }
@@ -295,7 +296,7 @@ impl Lanes {
         }
     }
 
-    /// How many deliveries there are to acknowledge.
+    /// Returns the number of deliveries to acknowledge.
     pub(super) fn acknowledgements(&self) -> usize {
         self.acknowledgements.len()
     }
@@ -362,7 +363,7 @@ impl Lanes {
         }
     }
 
-    /// Whether something runs or waits.
+    /// Returns whether some message runs or waits.
     pub(super) fn is_holding(&self) -> bool {
         !self.lanes.is_empty()
     }

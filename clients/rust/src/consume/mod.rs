@@ -31,15 +31,16 @@ const REQUESTS: usize = 16;
 const IDS: usize = 10_000;
 /// Least time from one request with acknowledgements to the next, unless there are many: what comes meanwhile shares it.
 const GATHER: Duration = Duration::from_millis(3);
-/// How often it is looked for deadlines that are to be moved. The shortest `ack_deadline` is 1 s, and half of it is waited.
+/// Interval of looking for deadlines that are to be moved. The shortest `ack_deadline` is 1 s, and half of it is waited.
 const LOOK: Duration = Duration::from_millis(250);
 /// The longest deadline that the gateway takes.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(3600);
-/// How long it is asked for the group anew after a stream was lost.
+/// Time limit for asking about the group anew after a stream was lost.
 const LEARN: Duration = Duration::from_secs(5);
-/// How long somebody waits who is told to stop while a stream opens.
+/// Time for which a member that is told to stop waits for a stream that opens.
 const JOIN: Duration = Duration::from_secs(5);
-/// How long the gateway has at least to hear that a member leaves: otherwise what it had stays with it for its lease.
+/// Least time that the gateway has to hear that a member leaves: otherwise the member's messages stay with it for its
+/// lease.
 const HEAR: Duration = Duration::from_millis(100);
 
 /// Why a handler gives a message back. Made from any error by `?`.
@@ -59,7 +60,7 @@ impl<E: std::error::Error> From<E> for GiveBack {
     }
 }
 
-/// How to consume.
+/// Options of a consumption.
 #[derive(Debug, Clone)]
 pub struct Options {
     group: String,
@@ -93,22 +94,22 @@ impl Options {
         self
     }
 
-    /// How many handlers run at once, at least 1; never two of one device.
+    /// Sets the number of handlers that run at once, at least 1; never two of one device.
     #[must_use]
     pub fn concurrency(mut self, handlers: usize) -> Self {
         self.concurrency = handlers.max(1);
         self
     }
 
-    /// How many messages this member may have that are not acknowledged, running and waiting; 256 otherwise.
+    /// Sets the number of unacknowledged messages, running and waiting, that this member may have; 256 otherwise.
     #[must_use]
     pub fn outstanding(mut self, messages: u32) -> Self {
         self.outstanding = messages.max(1);
         self
     }
 
-    /// How long what this member has stays with it after its stream was lost, or its process ended: then others get it. 15 s
-    /// otherwise; at most 1 h.
+    /// Sets the time for which messages stay with this member after its stream was lost, or its process ended: then
+    /// others get them. 15 s otherwise; at most 1 h.
     #[must_use]
     pub fn lease(mut self, time: Duration) -> Self {
         self.lease = time;
@@ -123,8 +124,8 @@ impl Options {
         self
     }
 
-    /// How long, once it is told to stop, [`Client::consume`] lets handlers finish; 30 s otherwise. What they have not finished then
-    /// is given back.
+    /// Sets the time for which [`Client::consume`], once it is told to stop, lets handlers finish; 30 s otherwise.
+    /// Messages that they have not finished then are given back.
     #[must_use]
     pub fn drain(mut self, time: Duration) -> Self {
         self.drain = time;
@@ -132,7 +133,7 @@ impl Options {
     }
 }
 
-/// What became of a consumption.
+/// Summary of a consumption.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Consumed {
     /// Messages whose acknowledgement is on the gateway's disk.
@@ -236,7 +237,7 @@ impl Client {
         loop {
             let (first, open) = (!joined_before, work.open(&options));
             let joining = async {
-                // What cannot be learned anew stays as it was.
+                // A deadline that cannot be learned anew stays as it was.
                 let learned = self.ack_deadline(&options.group, first).await;
                 let deadline = if first { Some(learned?) } else { learned.ok() };
                 Ok::<_, Error>((deadline, self.join(open).await?))
@@ -310,7 +311,7 @@ impl Client {
 /// The name of a message in its lane, and how its handler ended.
 type HandlerResult = (u64, Result<(), GiveBack>);
 
-/// What outlives a stream: handlers that run, and what is known of their messages.
+/// State that outlives a stream: handlers that run, and the standing of their messages.
 struct MemberWork {
     tasks: JoinSet<HandlerResult>,
     lanes: Lanes,
