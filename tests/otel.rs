@@ -33,7 +33,7 @@ use support::Server;
 use tokio_stream::wrappers::TcpListenerStream;
 use tonic::{Request, Response, Status};
 
-/// What came.
+/// Spans and metrics that were received.
 #[derive(Clone, Default)]
 struct Collector {
     spans: Arc<Mutex<Vec<String>>>,

@@ -70,7 +70,7 @@ impl Broker {
         fs::read_to_string(self.dir.path().join("server.log")).unwrap_or_default()
     }
 
-    /// Where its gRPC is.
+    /// Returns its gRPC address.
     pub(crate) fn grpc(&self) -> std::net::SocketAddr {
         local(self.grpc)
     }
@@ -183,7 +183,7 @@ impl Broker {
         Some(answer)
     }
 
-    /// What it says of its readiness; nothing if it does not answer.
+    /// Returns its answer about readiness; an empty text if there is none.
     pub(crate) fn readiness(&self) -> String {
         self.http_get("/readyz").unwrap_or_default()
     }

@@ -21,7 +21,7 @@ const MILLI: u64 = 1_000_000;
 /// A connection that is not accepted for so long is given up: the server may have died under it.
 const CONNACK: u64 = 10_000 * MILLI;
 
-/// What a client is.
+/// Profile of a client.
 #[derive(Debug, Clone)]
 pub(crate) struct Profile {
     pub(crate) name: String,
@@ -33,7 +33,7 @@ pub(crate) struct Profile {
     /// Milliseconds until it answers a message.
     pub(crate) lag: u64,
     pub(crate) filters: Vec<(String, QoS)>,
-    /// It throws its session away now and then (v5).
+    /// True if the client throws its session away now and then (v5).
     pub(crate) renews: bool,
     /// Every connection has a will.
     pub(crate) will: Will,
@@ -70,7 +70,7 @@ pub(crate) struct Peer {
     pub(crate) number: usize,
     pub(crate) profile: Profile,
     pub(crate) state: Durable,
-    /// It wants a connection.
+    /// True if the client wants a connection.
     pub(crate) online: bool,
     /// CONNECT throws the session away until one is accepted: an attempt alone may have come to nothing.
     pub(crate) renew: bool,

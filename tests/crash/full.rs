@@ -71,7 +71,7 @@ impl Drop for Disk {
     }
 }
 
-/// What fills a disk.
+/// File that fills a disk.
 pub(super) struct Ballast {
     path: PathBuf,
     over: Arc<AtomicBool>,
@@ -261,7 +261,8 @@ fn a_full_disk_loses_nothing_a_group_was_promised_and_mends_by_itself() {
     broker.start();
     broker.ready();
     let backend = Backend::new(&broker);
-    // What was given back comes again, or its attempt was written before the end: then it is given up once there is room.
+    // A message that was given back comes again, or its attempt was written before the end: then it is given up once
+    // there is room.
     let given_back = &last.0;
     let is_left = |payload: &&String| !settled.contains(payload) && *payload != given_back;
     let left: Vec<String> = expected.iter().filter(is_left).cloned().collect();

@@ -60,7 +60,7 @@ impl Backend {
         }
     }
 
-    /// How far it is; `None` if there is none.
+    /// Returns the state of the command; `None` if there is no such command.
     fn state(&mut self, id: &str) -> Option<CommandState> {
         let request = v1::GetCommandRequest { command_id: id.into() };
         match self.runtime.block_on(self.client.get_command(request)) {

@@ -1,5 +1,5 @@
-//! What clients did and saw, in the order of one clock, and the MQTT state that follows from it. A client's state is
-//! a fold over its own part of the history, so it can be had for any moment of the past.
+//! The actions and observations of clients, in the order of one clock, and the MQTT state that follows from them. A
+//! client's state is a fold over its own part of the history, so the state at any past moment can be had.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,8 +41,8 @@ impl Msg {
     }
 }
 
-/// What a client did or saw. What it does is noted before its bytes are sent, what it sees after they were read and
-/// before any answer: so the state at a moment never lags behind what the server may know of it.
+/// Action or observation of a client. An action is noted before its bytes are sent, an observation after its bytes were
+/// read and before any answer: so the state at a moment never lags behind the server's possible knowledge of it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Event {
     /// The next CONNECT has this will. A delayed one must never come: the client returns within the delay.
@@ -197,7 +197,7 @@ impl Durable {
         }
     }
 
-    /// Where in `inflight` the un-acknowledged message with this identifier is.
+    /// Returns the place in `inflight` of the un-acknowledged message with this identifier.
     pub(crate) fn published(&self, packet_id: u16) -> Option<usize> {
         self.inflight.iter().position(|out| out.packet_id == packet_id && out.stage == Stage::Published)
     }

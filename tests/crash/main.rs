@@ -41,12 +41,13 @@ fn number(name: &str, default: u64) -> u64 {
         .map_or(default, |text| text.parse().unwrap_or_else(|_| panic!("{name} is not a number")))
 }
 
-/// That of `CRASH_SEED`, or a new one.
+/// Returns the seed of `CRASH_SEED`, or a new one.
 fn seed() -> u64 {
     number("CRASH_SEED", clock::now() ^ u64::from(std::process::id()) << 40)
 }
 
-/// What is wrong, by kind with some examples. Everything that clients did and saw goes to the file `CRASH_HISTORY`.
+/// Describes the violations, by kind with some examples. All actions and observations of clients go to the file
+/// `CRASH_HISTORY`.
 fn report(world: &World, violations: &[Violation]) -> String {
     if let Some(path) = std::env::var_os("CRASH_HISTORY") {
         let line = |record: &history::Record| {
@@ -88,7 +89,7 @@ fn campaign(kind: MemoryKind, seed: u64, rounds: u64) -> (World, Vec<Violation>)
         let life = if rng.one_in(6) { rng.between(1, 200) } else { rng.between(300, 1_500) };
         world.run(&mut broker, life * 1_000_000);
         if kind != MemoryKind::Own {
-            // It is to be found guilty, so that there has to be something to lose.
+            // This kind of store is to be found guilty, so that there has to be something to lose.
             world.run_until_something_waits(&mut broker, 0);
         }
         broker.kill();
@@ -100,7 +101,7 @@ fn campaign(kind: MemoryKind, seed: u64, rounds: u64) -> (World, Vec<Violation>)
         broker.start();
     }
     world.drain(&mut broker);
-    // What is repeated after this was not remembered.
+    // A message that is repeated after this was not remembered.
     broker.kill();
     world.after_kill(&broker);
     broker.start();
@@ -169,7 +170,7 @@ fn calm(kind: MemoryKind, seed: u64) -> Result<(), String> {
     }
 }
 
-/// What takeovers break is not the store's fault.
+/// Checks that no loss by takeovers is blamed on the store.
 #[test]
 fn takeovers_and_absence_alone_lose_nothing() {
     calm(MemoryKind::Own, seed()).unwrap();

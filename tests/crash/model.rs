@@ -1,4 +1,4 @@
-//! What a history must look like. Knows MQTT, shares no code with the server.
+//! Rules that a history must obey. They know MQTT and share no code with the server.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -33,7 +33,7 @@ pub(crate) enum Violation {
     Nonsense { client: usize, what: String },
 }
 
-/// Who is who in a history.
+/// Roles of the sessions in a history.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Cast {
     /// Sessions that must lose nothing; others may.
@@ -54,9 +54,9 @@ struct Published {
 /// The wills of one client's connections.
 #[derive(Debug, Default)]
 struct Wills {
-    /// That of the CONNECT that is not answered yet.
+    /// Will of the CONNECT that is not answered yet.
     sent: Option<MsgId>,
-    /// That of the last connection that was accepted and did not end with DISCONNECT.
+    /// Will of the last connection that was accepted and did not end with DISCONNECT.
     due: Option<MsgId>,
 }
 
@@ -64,7 +64,7 @@ struct Wills {
 #[derive(Debug)]
 struct Subscription {
     client: usize,
-    /// Which session of the client: one more with each that was thrown away.
+    /// Number of the client's session: one more with each that was thrown away.
     epoch: u32,
     filter: String,
     confirmed: Option<u64>,
@@ -160,7 +160,7 @@ impl Facts {
                 if !clean && !present && state.session {
                     self.found.push(Violation::SessionLost { client });
                 }
-                // It is published, and safe, before the next connection is accepted.
+                // The earlier will is published, and safe, before the next connection is accepted.
                 let wills = self.wills.entry(client).or_default();
                 let due = std::mem::replace(&mut wills.due, wills.sent.take());
                 if let Some(published) = due.and_then(|id| self.published.get_mut(&id)) {
@@ -267,7 +267,7 @@ impl Facts {
         self.arrivals.push(arrival);
     }
 
-    /// When a publisher first sent it.
+    /// Returns the time at which a publisher first sent the message.
     pub(crate) fn published_at(&self, msg: MsgId) -> Option<u64> {
         self.published.get(&msg).map(|published| published.at)
     }
@@ -367,8 +367,8 @@ impl Facts {
         }
     }
 
-    /// Whether the session was subscribed when the message was published for the first time. Else it may have missed
-    /// that, and what it gets is an older message that was sent again.
+    /// Returns whether the session was subscribed when the message was published for the first time. Otherwise it may
+    /// have missed that publish, and have got an older message that was sent again.
     fn subscribed_before(&self, arrival: &Arrival) -> bool {
         let published = &self.published[&arrival.id];
         self.subscriptions.iter().any(|subscription| {
@@ -427,7 +427,7 @@ impl Facts {
         }
     }
 
-    /// How much there was, so that an empty run is not taken for a good one.
+    /// Counts the acknowledged messages, so that an empty run is not taken for a good one.
     pub(crate) fn acked(&self) -> usize {
         self.published.values().filter(|published| published.acked && !published.will).count()
     }
@@ -443,7 +443,7 @@ impl Facts {
 }
 
 impl Violation {
-    /// Whose session.
+    /// Returns the client whose session is concerned.
     pub(crate) fn client(&self) -> Option<usize> {
         match self {
             Self::Lost { client, .. }

@@ -144,7 +144,7 @@ impl File {
         }
     }
 
-    /// What was done before `begin` is on the disk now.
+    /// Moves the changes made before `begin` to the disk.
     fn sync(&mut self, begin: u64) {
         let loose = std::mem::take(&mut self.loose);
         for (end, change) in loose {

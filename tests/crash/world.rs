@@ -28,7 +28,7 @@ const PATIENCE: u64 = 180_000 * MILLI;
 /// Un-acknowledged messages of a publisher.
 const WINDOW: usize = 12;
 
-/// What a client does beside receiving.
+/// Role of a client beside receiving.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Role {
     /// Publishes; with `restless` it also loses its connection and takes itself over.
@@ -57,9 +57,9 @@ pub(crate) struct World {
     pub(crate) silence: u64,
     peers: Vec<Peer>,
     roles: Vec<Role>,
-    /// When each client does its next thing.
+    /// Time of each client's next action.
     next: Vec<u64>,
-    /// When each publisher publishes again.
+    /// Time of each publisher's next message.
     due: Vec<u64>,
     rng: Rng,
 }

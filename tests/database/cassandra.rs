@@ -32,7 +32,7 @@ static SHARED: LazyLock<Option<Cassandra>> = LazyLock::new(|| {
 static VICTIM: LazyLock<Option<Mutex<Cassandra>>> =
     LazyLock::new(|| Cassandra::start(own_port() + 15, &[]).map(Mutex::new));
 
-/// Where tests start their own: this port and the 41 after it.
+/// Returns the first port of a Cassandra that tests start themselves: this port and the 41 after it.
 pub(crate) fn own_port() -> u16 {
     std::env::var("CASSANDRA_PORT").ok().and_then(|port| port.parse().ok()).unwrap_or(9442)
 }
@@ -149,7 +149,7 @@ impl Cassandra {
         found
     }
 
-    /// What scripts/cassandra.sh keeps of it.
+    /// Returns the directory that scripts/cassandra.sh keeps for it.
     fn home(&self) -> PathBuf {
         root().join("target").join(format!("cassandra-{}", self.port))
     }

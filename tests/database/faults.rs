@@ -14,14 +14,14 @@ use crate::{
     tables::{Login, Tables, wait_for},
 };
 
-/// How long a fault lasts at least.
+/// Returns the least duration of a fault.
 fn fault() -> Duration {
     let seconds = std::env::var("MQTT_SERVER_TEST_FAULT_SECONDS").ok().and_then(|text| text.parse().ok());
     Duration::from_secs(seconds.unwrap_or(20))
 }
 
-/// What must hold while the database is away: it is said once, devices are served, memory is bounded, the last value
-/// is read from memory.
+/// Checks the promises while the database is away: one report of the loss, devices served, memory bounded, the last
+/// value read from memory.
 fn devices_notice_nothing(gateway: &Gateway, load: &Load) {
     gateway.is_degraded();
     // Many times what may wait: kept only as the last value of each key.

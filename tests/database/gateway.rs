@@ -122,7 +122,7 @@ impl Gateway {
         Ok(RUNTIME.block_on(devices.delete_device(within(request)))?.into_inner())
     }
 
-    /// What gRPC health says of a service.
+    /// Returns the gRPC health of a service.
     pub(crate) fn health(&self, service: &str) -> ServingStatus {
         let mut health = HealthClient::new(self.channel.clone());
         let request = HealthCheckRequest { service: service.to_owned() };
@@ -152,7 +152,7 @@ impl Gateway {
         });
     }
 
-    /// What /readyz says, which is 200 whatever the database does.
+    /// Returns the answer of /readyz, which is 200 whatever the database does.
     fn ready(&self) -> String {
         let ready = self.server.http_get("/readyz").expect("ask for readiness");
         assert!(ready.starts_with("HTTP/1.1 200"), "{ready}");
@@ -182,7 +182,7 @@ impl Gateway {
         });
     }
 
-    /// What waits for the database is within its bound, and something does.
+    /// Checks that some values wait for the database, and that their number is within its bound.
     pub(crate) fn keeps_within_its_bound(&self) {
         let pending = self.server.metric("gateway_latest_pending_bytes");
         assert!((1..=MAX_PENDING).contains(&pending), "{pending} bytes wait, {MAX_PENDING} may");

@@ -92,7 +92,7 @@ impl Load {
                     publish(id, &name, device, (load, round), &mut sent);
                     counter.fetch_add((OWN + COMMON) as u64, Relaxed);
                 }
-                // What is tested needs its share of the processors.
+                // The tested gateway needs its share of the processors.
                 std::thread::sleep(Duration::from_millis(5));
             }
             sent

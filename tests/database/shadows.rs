@@ -30,7 +30,7 @@ fn get(device: &str) -> GetShadowRequest {
     GetShadowRequest { device_id: device.into(), ..Default::default() }
 }
 
-/// How many keys a section has.
+/// Returns the number of keys in a section.
 fn keys(section: &str) -> usize {
     section.matches(':').count()
 }

@@ -1,4 +1,4 @@
-//! What the tables hold, asked of Cassandra itself.
+//! Contents of the tables, asked of Cassandra itself.
 
 use std::{
     collections::BTreeMap,
@@ -54,7 +54,7 @@ pub(crate) fn keyspace() -> String {
     format!("test_{}_{}", std::process::id(), NEXT.fetch_add(1, Relaxed))
 }
 
-/// What a Cassandra wants that does not let everybody in.
+/// Login to a Cassandra that does not let everybody in.
 pub(crate) struct Login<'a> {
     pub(crate) name: &'a str,
     pub(crate) password: &'a str,
@@ -84,7 +84,7 @@ pub(crate) struct Tables {
 }
 
 impl Tables {
-    /// Those of this keyspace, which is dropped in the end.
+    /// Opens the tables of this keyspace, which is dropped in the end.
     pub(crate) fn open_keyspace(address: &str, keyspace: &str) -> Self {
         let mut tables = Self::open(address, None);
         tables.keyspace = keyspace.to_owned();
@@ -147,7 +147,7 @@ impl Tables {
         wait_within(limit, "the last values in the tables", || self.agree(sent));
     }
 
-    /// Whether both tables hold what was sent last. The error is a difference.
+    /// Checks that both tables hold the values sent last. The error is a difference.
     pub(crate) fn agree(&self, sent: &Sent) -> Result<(), String> {
         for (device, last) in &sent.by_device {
             let found = self.of_device(device)?;

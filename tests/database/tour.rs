@@ -26,7 +26,7 @@ fn what_a_device_says_is_the_same_by_rpc_and_by_cql_as_shown() {
     let port = cassandra.address.rsplit(':').next().unwrap_or_default();
     for block in blocks {
         block.run(&gateway.server, &[("9142", port)], &cqlsh.display().to_string());
-        // Who types is slower than the gateway writes.
+        // A person at a keyboard is slower than the gateway writes.
         gateway.has_written_all();
     }
 }

@@ -1,4 +1,4 @@
-//! Who is banned does not get in, by whatever door, and nobody else notices.
+//! Bans: a banned client does not get in, by any door, and nobody else notices.
 
 use std::{
     fs,
@@ -39,7 +39,7 @@ fn ban(kind: &str, value: &str) -> String {
     format!("[[bans]]\n{kind} = {value:?}\nreason = \"test\"\n\n")
 }
 
-/// What a CONNECT is answered.
+/// Returns the answer to a CONNECT.
 fn answer(port: u16, connect: Connect) -> Got {
     let mut client = Client::open(port, connect.protocol);
     client.send(&Packet::Connect(Box::new(connect)));

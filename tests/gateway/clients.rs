@@ -95,7 +95,7 @@ fn go_client_keeps_its_promises_and_its_examples_run() {
     }
 }
 
-/// What is checked in for Go is what the protos make.
+/// Checks that the generated code in the repository for Go is up to date with the protos.
 #[test]
 fn go_client_generated_code_is_not_stale() {
     let protoc = need("the Python environment .venv", python().is_some());
@@ -151,7 +151,7 @@ fn rust_client_example_runs_as_it_stands_and_drains() {
         kitchen.publish_acked("sensors/kitchen/temperature", format!("{number}.5").as_bytes(), false);
     }
     until(|| said().matches("\nkitchen sensors/kitchen/temperature ").count() == 20);
-    // What it has published itself came back to it, too.
+    // Its own messages came back to the program, too.
     until(|| said().contains("\n sensors/attic/humidity 40\n"));
     let ended = Command::new("kill").args(["-INT", &program.id().to_string()]).status().expect("run kill");
     assert!(ended.success() && program.wait().expect("its end").success(), "{}", said());
@@ -223,7 +223,7 @@ fn rust_client_compiles_where_only_its_crates_are_unpacked() {
     let dir = tempfile::tempdir().expect("make a directory");
     let mut command = Command::new(root().join("clients/testing/published.sh"));
     command.arg("rust").arg(dir.path().join("published")).current_dir(root());
-    // What the client needs is checked, the first time.
+    // The needs of the client are checked, the first time.
     let (success, output) = run(&mut command, LIMIT * 4);
     assert!(success, "{output}");
 }

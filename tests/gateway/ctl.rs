@@ -62,7 +62,7 @@ fn mask(word: &str) -> String {
     let digits = bare.bytes().filter(u8::is_ascii_digit).count();
     let time = bare.len() >= 20 && bare.starts_with("20") && bare.contains('T') && bare.ends_with('Z');
     let seconds = digits >= 9 && digits == bare.trim_start_matches(':').len();
-    // What is left of the session's one message expiry, 600 s.
+    // The remainder of the session's one message expiry, 600 s.
     let left = bare
         .trim_start_matches(':')
         .trim_end_matches('s')
@@ -196,7 +196,7 @@ fn ctrl_c_ends_a_stream_without_a_fault() {
     {
         let (mut child, mut out) = stream(&server, verb);
         let mut line = String::new();
-        // It is there when it shows what happens from now on.
+        // The stream stands once it shows a message from now on.
         let reader = std::thread::spawn(move || {
             out.read_line(&mut line).expect("read a line");
             (line, out)
@@ -296,7 +296,7 @@ fn without_a_ca_ctl_trusts_what_the_system_trusts_and_no_more() {
     let elsewhere = tempfile::tempdir().expect("make a directory");
     let health = |variables: &[(&str, &str)]| {
         let mut command = ctl(&server, &["health"]);
-        // Where there is no certs/ca.crt, which would be taken.
+        // The other directory has no certs/ca.crt, which would be taken.
         command.current_dir(elsewhere.path()).envs(variables.iter().copied());
         let output = command.output().expect("run ctl");
         (output.status.code(), said(&output))

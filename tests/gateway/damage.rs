@@ -106,7 +106,7 @@ fn an_empty_file_is_damage_and_a_clean_end_is_noted() {
 /// A disk of its own: a tmpfs in the mount namespace of a child, which goes with it.
 struct Disk {
     child: Child,
-    /// How to get into its namespaces.
+    /// Command that enters its namespaces.
     enter: &'static [&'static str],
     /// Its place in there.
     mount: tempfile::TempDir,
@@ -229,7 +229,7 @@ fn a_first_start_on_a_full_disk_says_so_and_what_to_do() {
     }
 }
 
-/// Whatever was mapped and not yet written would end the process where the disk has no room for it.
+/// A page that was mapped and not yet written would end the process if the disk had no room for it.
 #[test]
 fn a_disk_that_fills_up_ends_nothing_and_messages_go_on_when_it_has_room() {
     let Some(disk) = Disk::new(16 << 10) else { return };

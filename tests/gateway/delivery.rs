@@ -1,4 +1,4 @@
-//! What waits for a receiver goes out as soon as it can: by itself, whole and in order.
+//! Messages that wait for a receiver go out as soon as they can: by themselves, whole and in order.
 
 use std::{collections::VecDeque, io::Write as _, net::TcpStream, thread};
 

@@ -1,5 +1,5 @@
-//! Who gets in while others are silent, slow or many. Nothing here waits for a timeout of the server: each test sets the ones
-//! that it does not mean so long that it would fail with them.
+//! Admission while other clients are silent, slow or many. Nothing here waits for a timeout of the server: each test
+//! sets the timeouts that it does not mean so long that it would fail with them.
 
 use std::{
     io::{Read as _, Write as _},
@@ -150,7 +150,7 @@ fn behind_a_proxy_limits_are_for_the_address_it_names() {
     until(|| proxied("2001:db8:1:1::3", "f").next() == Got::ConnAck(0));
 }
 
-/// What the upgrade to a WebSocket is answered.
+/// Returns the answer to the upgrade to a WebSocket.
 fn upgrade(port: u16, origin: &str) -> String {
     upgrade_for(port, &format!("localhost:{port}"), origin)
 }

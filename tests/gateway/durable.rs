@@ -1,4 +1,4 @@
-//! What a session holds beside messages across the end of the process: wills, expiry, subscriptions, QoS 2 steps.
+//! State that a session keeps beside messages across the end of the process: wills, expiry, subscriptions, QoS 2 steps.
 //! Messages are tests/crash's.
 
 use std::{collections::BTreeSet, ops::Range};
@@ -238,7 +238,7 @@ fn a_client_that_comes_back_gets_nothing_older_than_the_age_limit() {
     assert_eq!(server.metric("mqtt_messages_dropped_total"), 0, "they are counted where they left the disk");
 }
 
-/// What was in flight then is sent again.
+/// Messages that were in flight then are sent again.
 #[test]
 fn what_waited_at_a_lost_connection_is_not_sent_past_the_age_limit() {
     let server = Server::start_with(&[], "[limits]\noffline_age = \"1s\"\n");
@@ -266,7 +266,7 @@ fn what_waited_at_a_lost_connection_is_not_sent_past_the_age_limit() {
     assert_eq!(device.next(), Got::Publish("t".to_owned(), b"new".to_vec()));
 }
 
-/// Those who find no room for a whole page read less at a time: none waits for the others to leave.
+/// Devices that find no room for a whole page read less at a time: none waits for the others to leave.
 #[test]
 fn devices_that_come_back_all_at_once_keep_to_the_budget_and_are_served() {
     let config = "[limits]\nmemory_budget = \"1900 KiB\"\nmailbox_bytes = \"1 MiB\"\nstream_buffer = \"64 KiB\"\n\
@@ -352,7 +352,7 @@ fn publish_numbered(port: u16, numbers: Range<u32>) {
     }
 }
 
-/// What waits for a group is on disk; a start reads none of it, and a member gets it page by page.
+/// Messages that wait for a group are on disk; a start reads none of them, and a member gets them page by page.
 #[test]
 fn a_long_group_queue_survives_crashes_whole_and_in_order() {
     const MESSAGES: u32 = 3000;
@@ -394,7 +394,7 @@ fn a_long_group_queue_survives_crashes_whole_and_in_order() {
     assert_eq!(member.numbers, (0..MESSAGES + 10).collect::<Vec<_>>());
 }
 
-/// What is large is not in memory after a start.
+/// Large messages are not in memory after a start.
 #[test]
 fn large_retained_messages_survive_a_crash_and_can_be_replaced() {
     const TOPICS: usize = 300;

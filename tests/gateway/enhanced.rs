@@ -23,7 +23,7 @@ const METHOD: &str = "SCRAM-SHA-256";
 const PASSWORD: &str = "correct-horse-7";
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 
-/// What the server says in an authentication.
+/// Packet of the server in an authentication.
 #[derive(Debug, PartialEq)]
 pub(crate) enum Said {
     /// AUTH.
@@ -357,7 +357,7 @@ fn a_live_connection_goes_on_only_with_a_good_authentication() {
     let first = scram::client::first("ann", "n");
     hasty.send_all(&[auth(0x19, METHOD, first.as_bytes()), auth(0x19, METHOD, first.as_bytes())]);
     assert_eq!(hasty.next(), Got::Disconnect(0x82));
-    // It ends its own connection, and is not one more that costs something.
+    // A client that authenticates without end loses its own connection, and costs nothing more.
     let mut eager = accepted("d1");
     let ended = (0..100).find_map(|_| {
         eager.send(&auth(0x19, METHOD, first.as_bytes()));
@@ -531,7 +531,7 @@ fn a_will_is_left_by_who_its_client_is_after_all() {
     until(|| server.metric("mqtt_wills_denied_total") == 1);
     assert_eq!(watcher.ping(), []);
     let mut clients = [renewed("lost-later", 2), renewed("kept-later", 2)];
-    // It is written behind what is to be looked at.
+    // The mark is written behind the records that are to be looked at.
     assert_eq!(clients[1].subscribe("w/mark"), 0);
     let server = server.kill_and_restart(&[], &toml);
     let mut watcher = watch(&server);

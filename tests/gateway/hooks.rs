@@ -25,7 +25,7 @@ use crate::{
     support::{Server, until},
 };
 
-/// How the service behaves.
+/// Behaviour of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Mood {
     /// Allows users whose name begins with `a`, denies those with `d`, and ignores others.
@@ -40,7 +40,8 @@ pub(crate) enum Mood {
     Nonsense,
 }
 
-/// What the service does with a user name `odd-…`, whatever its mood; a number is the status that it answers with.
+/// Endings of a user name `odd-…`, each for an answer of the service whatever its mood; a number is the status that it
+/// answers with.
 const ODD_CLOSE: &str = "close";
 const ODD_NONSENSE: &str = "nonsense";
 const ODD_HANG: &str = "hang";
@@ -172,7 +173,8 @@ fn a_hook_is_asked_as_emqx_asks_and_its_answer_is_remembered() {
     assert!(!server.log().contains("\"pw\""), "a password is in the log");
 }
 
-/// Whatever the service does, logins follow the policy, who is connected notices nothing, and it comes back by itself.
+/// Logins follow the policy in every mood of the service, connected clients notice nothing, and the service comes back
+/// by itself.
 #[test]
 fn a_hook_that_fails_costs_its_own_logins_and_comes_back() {
     for mood in [Mood::Away, Mood::Slow, Mood::Nonsense] {
@@ -199,7 +201,7 @@ fn a_hook_that_fails_costs_its_own_logins_and_comes_back() {
         assert_eq!(connected.ping(), [], "{mood:?}");
         connected.publish_acked("t", b"m", false);
         drop(connected);
-        // It has logged in before: better than nothing.
+        // A known login gets in: better than nothing.
         assert_eq!(ask(&server, "old", "ann"), Got::ConnAck(0), "{mood:?}");
         hook.feel(Mood::Well);
         until(|| ask(&server, "new", "ann") == Got::ConnAck(0));
@@ -286,7 +288,7 @@ fn who_was_let_in_before_goes_first_while_a_hook_is_left_alone() {
     }
 }
 
-/// It comes and goes all the time.
+/// The service comes and goes all the time.
 #[test]
 fn a_flapping_hook_never_ends_a_connection_or_the_gateway() {
     let hook = Hook::start();

@@ -71,7 +71,7 @@ fn pour(mut stream: TcpStream, greeting: &[u8], flood: &[u8]) -> std::io::Result
     let mut first = [0; 1];
     stream.read_exact(&mut first)?;
     let mut answers = stream.try_clone()?;
-    // What it answers is read, or it would stop by itself.
+    // The gateway's answers are read, or it would stop by itself.
     thread::spawn(move || while answers.read(&mut [0; 1 << 16]).is_ok_and(|bytes| bytes > 0) {});
     stream.write_all(greeting)?;
     let many = flood.repeat((64 << 10) / flood.len());

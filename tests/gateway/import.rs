@@ -9,7 +9,8 @@ use std::{
 
 use crate::support::{Server, command, need, on_path, root, until};
 
-/// What is read, and beside each `NAME.conf` what comes of it: `NAME.toml`, `NAME.rules` and, on standard error, `NAME.told`.
+/// Directory of fixtures: the files to import, and beside each `NAME.conf` its results: `NAME.toml`, `NAME.rules` and,
+/// on standard error, `NAME.told`.
 const FILES: &str = "tests/gateway/import";
 
 fn copied() -> tempfile::TempDir {
@@ -59,7 +60,7 @@ fn a_configuration_of_mosquitto_comes_out_as_it_did() {
             toml.replace("made.rules", "other.rules"),
             "{name}"
         );
-        // What is there is never written over.
+        // An existing file is never written over.
         let again = import(dir.path(), &[&format!("{name}.conf"), "--output", "new/made.toml"]);
         assert_eq!(again.status.code(), Some(1), "{again:?}");
         assert_eq!(read("new/made.toml"), toml, "{name}.toml");
@@ -109,7 +110,7 @@ const CONF: &str =
     "user root\nlistener 0 mqtt.sock\nallow_anonymous true\npassword_file passwd\nacl_file acl\n";
 const ACL: &str = "topic read public/#\ntopic deny public/secret\nuser anna\ntopic readwrite #\ntopic deny home/secret/#\n\
     user sensor\ntopic write home/+/temperature\ntopic read news/#\npattern readwrite devices/%u/#\npattern read to/%c\npattern read public/end\n";
-/// Who publishes where, with which password.
+/// Publishes: user, password and topic.
 const PUBLISHED: &[(&str, &str, &str)] = &[
     ("sensor", "two", "home/attic/temperature"),
     ("sensor", "two", "home/attic/humidity"),
@@ -148,7 +149,8 @@ fn client(program: &str, dir: &Path, user: &str, password: &str) -> Command {
     command
 }
 
-/// What a broker on `mqtt.sock` lets clients do: a line for each login, and what each subscriber got.
+/// Returns the rights that a broker on `mqtt.sock` gives to clients: a line for each login, and the messages of each
+/// subscriber.
 fn observed(dir: &Path) -> Vec<String> {
     let readers = [("sensor", "two"), ("anna", "one"), ("", "")].map(|(user, password)| {
         let path = dir.join(format!("got-{user}"));

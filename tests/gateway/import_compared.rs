@@ -1,4 +1,4 @@
-//! Who gets in, and who may do what, under a real Mosquitto and after an import of its files: the same clients under both.
+//! Admission and rights under a real Mosquitto and after an import of its files: the same clients under both.
 //!
 //! The files in `import/` have the traits of those that guides show. The first lines of each say where clients try, and what the import
 //! makes of it: the same as Mosquitto, fewer, or nothing that anybody gets in by. More is never right.
@@ -25,7 +25,7 @@ const FILES: &str = "tests/gateway/import";
 /// Fixtures that are tried at the same time.
 const AT_ONCE: usize = 3;
 
-/// Where clients connect to.
+/// Address that clients connect to.
 #[derive(Clone, Copy, PartialEq)]
 enum Door {
     Tcp(u16),
@@ -169,7 +169,7 @@ fn each(fixtures: &[(String, String)], wrong: impl Fn(&str, &str) -> Vec<String>
     assert!(found.is_empty(), "\n{}", found.join("\n"));
 }
 
-/// What a fixture's directory has beside its configuration.
+/// Makes a directory with the files that a fixture needs beside its configuration.
 fn furnished() -> tempfile::TempDir {
     let dir = tempfile::tempdir().expect("a directory");
     let path = dir.path();
@@ -230,7 +230,7 @@ fn visits(dir: &Path, doors: &[Door]) -> Vec<(String, &'static str)> {
     .collect()
 }
 
-/// What is wrong with ours beside theirs, each a list of who and what.
+/// Returns the faults of our decisions beside theirs, each a list of clients and decisions.
 fn beside(becomes: &str, ours: &[(String, &'static str)], theirs: &[(String, &'static str)]) -> Vec<String> {
     let less = |ours: &str, theirs: &str| {
         ours == theirs || ours == "out" || ours == "no" || (ours == "in, denied" && theirs == "in")
@@ -369,7 +369,7 @@ const TOPICS: [&str; 16] = [
     "deny",
     "x",
 ];
-/// What everybody may read, after all else.
+/// Topic that everybody may read, after all others.
 const LAST: &str = "zz/end";
 
 fn unix_client(path: &Path, id: &str, user: &str) -> Client<UnixStream> {
@@ -391,7 +391,7 @@ fn users() -> [(&'static str, &'static str); 3] {
     [("anna", "one"), ("bob", "b"), ("admin", "one")]
 }
 
-/// What each may publish, and what each gets.
+/// Returns the rights of each client: the topics it may publish to, and the messages it gets.
 fn rights(path: &Path) -> Vec<(String, &'static str)> {
     let mut found = Vec::new();
     let mut readers: Vec<_> = ["anna", "bob", ""].map(|user| (user, unix_client(path, "r", user))).into();

@@ -153,7 +153,7 @@ fn a_new_key_is_fetched_with_its_first_token_and_an_old_one_goes() {
 fn keys_stay_while_their_issuer_is_away_or_talks_nonsense() {
     let issuer = Issuer::start();
     let key = Key::ed25519("a");
-    // It is away when the gateway starts: nobody can say whose the token is.
+    // The issuer is away when the gateway starts: nobody can say who owns the token.
     let server = Server::start_with(&[], &issuer.config("50ms"));
     assert_eq!(ask(&server, &key.token()), Got::ConnAck(0x88));
     issuer.publish(&[&key]);

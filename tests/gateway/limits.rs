@@ -223,7 +223,7 @@ fn a_retained_message_over_the_limit_is_told_to_operators() {
         let mut ctl = crate::support::command(env!("CARGO_BIN_EXE_mqtt-server"));
         ctl.args(["ctl", "gateway", "status", "--addr", &format!("https://localhost:{}", server.ports.grpc)]);
         ctl.current_dir(server.dir()).env("XDG_CONFIG_HOME", server.dir());
-        // It ends with 1 where there is a problem.
+        // The command ends with 1 where there is a problem.
         crate::support::run(&mut ctl, crate::client::WAIT).1
     };
     let mut publisher = Client::connect(server.ports.tcp, Protocol::V5, "publisher");

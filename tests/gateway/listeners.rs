@@ -1,4 +1,4 @@
-//! What a listener has of its own: connection cap, group strategy, client certificates, Unix socket, log fields.
+//! Settings of one listener alone: connection cap, group strategy, client certificates, Unix socket, log fields.
 
 use std::{
     fs,
@@ -258,7 +258,8 @@ fn a_vanished_peer_is_probed_whichever_tcp_listener_it_came_by() {
     }
 }
 
-/// Which timer the system runs for a socket of this machine: none 00, keep alive 02; proc(5), `/proc/net/tcp`.
+/// Returns the timer that the system runs for a socket of this machine: none 00, keep alive 02; proc(5),
+/// `/proc/net/tcp`.
 fn socket_timer(local: u16, remote: u16) -> Option<String> {
     let table = fs::read_to_string("/proc/net/tcp").expect("the sockets of this machine");
     let ends = |address: &str, port: u16| address.ends_with(&format!(":{port:04X}"));
@@ -319,7 +320,7 @@ fn every_address_of_ipv6_means_the_same_for_every_listener() {
         for name in NAMES {
             let port = gateway.address(name).expect("an address").port();
             let over_ipv4 = match name {
-                // Whose port is free for IPv4 has none there.
+                // A port that is free for IPv4 has no listener there.
                 "quic" => std::net::UdpSocket::bind((IPV4, port)).is_err(),
                 _ => TcpStream::connect((IPV4, port)).is_ok(),
             };

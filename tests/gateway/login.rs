@@ -1,5 +1,5 @@
-//! Who may connect: how devices prove who they are, what those are told who cannot, and what a listener that other
-//! machines reach needs before it opens.
+//! Logins: the proofs of devices, the answers to refused ones, and the conditions under which a listener opens to other
+//! machines.
 
 use std::{
     fs,
@@ -56,7 +56,7 @@ pub(crate) fn login(
     }
 }
 
-/// What a CONNECT is answered.
+/// Returns the answer to a CONNECT.
 pub(crate) fn answer(port: u16, connect: Connect) -> Got {
     let mut client = Client::open(port, connect.protocol);
     client.send(&Packet::Connect(Box::new(connect)));

@@ -1,5 +1,5 @@
-//! What peers make the gateway hold is on an account: each attack here would take more memory than there is, and neither
-//! gets it nor keeps others from theirs.
+//! The memory that peers make the gateway hold is on an account: each attack here would take more memory than there is,
+//! and neither gets it nor keeps others from theirs.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},
@@ -72,7 +72,7 @@ fn packets_that_are_never_completed_keep_to_the_budget_and_to_their_time() {
     }
     assert!((MIB..8 * MIB).contains(&most), "{most} bytes");
     assert!(server.metric("mqtt_memory_refused_total") > 0);
-    // Those who got memory lose it, and only they.
+    // Connections that got memory lose it, and only they.
     crate::support::until(|| held(&server, "partial_packets") == 0);
     assert!(server.metric("mqtt_packet_timeouts_total") > 0);
     let mut idle = idle;
@@ -171,7 +171,7 @@ fn a_websocket_client_that_pings_and_does_not_read_is_not_read_from() {
     let many = ping.repeat(1000);
     stream.set_write_timeout(Some(Duration::from_secs(5))).expect("set");
     let (mut sent, mut at) = (0, 0);
-    // What both sockets hold is less than this.
+    // The buffers of both sockets hold less than this.
     while sent < 64 * MIB {
         match stream.write(&many[at..]) {
             Ok(n) => (sent, at) = (sent + n, (at + n) % many.len()),
@@ -187,7 +187,7 @@ fn a_websocket_client_that_pings_and_does_not_read_is_not_read_from() {
     let replies = held(&server, "replies");
     assert!((1..MIB).contains(&replies), "{replies} bytes");
     others_go_on(&server, "other");
-    // Who reads again is read from again.
+    // A client that reads again is read from again.
     stream.set_write_timeout(None).expect("set");
     let mut reader = stream.try_clone().expect("clone");
     let writer = std::thread::spawn(move || {
@@ -250,7 +250,7 @@ fn wills_filters_and_sessions_keep_to_their_shares() {
     crate::support::until(|| held(&server, "sessions") == 0);
 }
 
-/// What a connection had begun when another took its session goes with it: neither its bytes nor its packet remain.
+/// A packet begun by a connection goes with it when another takes its session: neither its bytes nor its packet remain.
 #[test]
 fn a_takeover_in_the_middle_of_a_packet_leaves_nothing_of_it() {
     let server = Server::start_with(&[], LIMITS);
@@ -291,7 +291,7 @@ fn topic_aliases_keep_to_their_share_and_end_who_wants_more() {
             codec::encode(&packet, Protocol::V5, &mut bytes);
         }
         send(&mut client.stream, &bytes);
-        // Who is closed while it sends may not get to read the reason.
+        // A client that is closed while it sends may not get to read the reason.
         let got = client.next();
         assert!(matches!(got, Got::PingResp | Got::Disconnect(0x97) | Got::Closed), "{got:?}");
         assert!(held(&server, "topic_aliases") <= 2 * MIB);
@@ -303,7 +303,8 @@ fn topic_aliases_keep_to_their_share_and_end_who_wants_more() {
     crate::support::until(|| held(&server, "topic_aliases") == 0);
 }
 
-/// What was sent is held until it is acknowledged; nobody counted it, nor what a full socket does not take.
+/// Sent messages are held until they are acknowledged; nobody counted them, nor the bytes that a full socket does not
+/// take.
 #[test]
 fn unacknowledged_and_unread_messages_are_on_the_account() {
     let server = Server::start_with(&[], LIMITS);

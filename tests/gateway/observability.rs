@@ -102,7 +102,7 @@ fn a_real_prometheus_evaluates_every_rule_and_panel() {
             let query = target["expr"].as_str().expect("a query");
             let query = query.replace("$instance", ".*").replace("$__rate_interval", "1m");
             let rows = results(&query).expect("an answer");
-            // What is shown only where something goes wrong, or where there are groups or bridges, shows nothing here.
+            // Panels that are empty unless something goes wrong, or unless there are groups or bridges, are empty here.
             let is_of_others = ["gateway_group_", "gateway_bridge_"].iter().any(|name| query.contains(name));
             let may_be_empty = query.ends_with("> 0") || is_of_others;
             if rows.is_empty() && !may_be_empty {

@@ -36,7 +36,7 @@ use crate::{
     support::{Server, until},
 };
 
-/// How the service behaves.
+/// Behaviour of the service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 enum Mood {
     /// Decides by the first letter of a user name or of a topic's last level: `a` is allowed, `d` denied, others ignored.
@@ -285,7 +285,7 @@ fn a_provider_behind_tls_sees_certificate_and_token() {
     let server = Server::start_with(&[], &config(true));
     assert_eq!(ask(&server, "c1", "ann"), Got::ConnAck(0));
     assert_eq!(provider.heard.bearer.lock().as_deref(), Some("Bearer tell-nobody"));
-    // What cannot be used leaves what was there.
+    // An unusable file leaves the former one in force.
     private(&path("own.key"), 0o644);
     server.signal("HUP");
     until(|| server.log().contains("auth.grpc.key"));
@@ -320,7 +320,7 @@ fn private(path: &std::path::Path, mode: u32) {
     std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode)).expect("change who may read");
 }
 
-/// What `--check` says of a configuration.
+/// Returns the verdict of `--check` on a configuration.
 fn checked(dir: &std::path::Path, toml: &str) -> (bool, String) {
     let file = dir.join("checked.toml");
     std::fs::write(&file, toml).expect("write the configuration");
@@ -346,7 +346,8 @@ fn leaf(issuer: &rcgen::Issuer<'static, rcgen::KeyPair>, name: &str) -> (String,
     (params.signed_by(&key, issuer).expect("sign it").pem(), key.serialize_pem())
 }
 
-/// Whatever the service does, logins follow the policy, who is connected notices nothing, and it comes back by itself.
+/// Logins follow the policy in every mood of the service, connected clients notice nothing, and the service comes back
+/// by itself.
 #[test]
 fn a_provider_that_fails_costs_its_own_logins_and_comes_back() {
     for mood in [None, Some(Mood::Slow), Some(Mood::Nonsense), Some(Mood::Failing)] {
@@ -376,7 +377,7 @@ fn a_provider_that_fails_costs_its_own_logins_and_comes_back() {
         assert_eq!(connected.ping(), [], "{mood:?}");
         connected.publish_acked("t", b"m", false);
         drop(connected);
-        // It has logged in before: better than nothing.
+        // A known login gets in: better than nothing.
         assert_eq!(ask(&server, "old", "ann"), Got::ConnAck(0), "{mood:?}");
         match mood {
             None => provider.come_back(),
@@ -466,7 +467,7 @@ fn an_event_that_a_provider_answers_with_a_status_is_left_out_alone() {
     assert_eq!(server.metric_of("gateway_hook_events_total", "result=\"refused\""), 20);
 }
 
-/// It comes and goes all the time.
+/// The service comes and goes all the time.
 #[test]
 fn a_flapping_provider_never_ends_a_connection_or_the_gateway() {
     let mut provider = Provider::start();
@@ -556,7 +557,7 @@ fn events_arrive_in_order_and_what_was_not_taken_comes_again() {
     assert_eq!(words(&told(&provider, "disconnected c9")), ["connected c9", "disconnected c9"]);
 }
 
-/// What does not fit meanwhile is dropped, oldest first, and counted: here and for the service.
+/// Events that do not fit meanwhile are dropped, oldest first, and counted: here and for the service.
 #[test]
 fn events_beyond_the_queue_are_dropped_and_counted() {
     let provider = Provider::start();
@@ -808,7 +809,7 @@ fn a_provider_allows_a_session_no_more_than_64_wildcards() {
     for number in 0..10 {
         assert_eq!(client.subscribe(&format!("open/x/{number}")), 0, "a rule names it");
     }
-    // When the session is resumed nobody but the service allows what the rules have allowed.
+    // After the session is resumed, only the service can allow the filters that the rules had allowed.
     drop(client);
     std::fs::write(dir.path().join("rules.toml"), "").expect("write the rules");
     server.signal("HUP");
@@ -822,7 +823,7 @@ fn a_provider_allows_a_session_no_more_than_64_wildcards() {
     assert_eq!(client.next(), Got::Publish("66/a".to_owned(), b"m".to_vec()));
 }
 
-/// What waits for a session is not lost while nobody can say whether it still may have it.
+/// Messages that wait for a session are not lost while nobody can say whether it still may have them.
 #[test]
 fn a_resumed_session_is_asked_about_before_it_is_answered() {
     let limits = "deadline = \"300ms\"\nretry_after = \"20ms\"";

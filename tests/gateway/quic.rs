@@ -45,7 +45,7 @@ fn paho_over_quic() {
     let mut server = server("");
     succeeds(&server, &["-m", "pytest", "test_transports.py", "-k", "quic"]);
     assert_eq!(server.metric("mqtt_connections"), 0);
-    // What was set aside for connections is given back, once the last of them has been waited for.
+    // The memory set aside for connections is given back, once the last of them has been waited for.
     until(|| server.metric_of("gateway_memory_bytes", "kind=\"quic\"") == 0);
     assert!(server.stop(), "the server did not stop cleanly after SIGTERM");
 }

@@ -150,7 +150,7 @@ fn behind_a_rate_the_queue_keeps_to_its_own_limit() {
     assert_eq!(slow.ping(), []);
 }
 
-/// Whose device it is comes from its token, and from the record of its session after a restart.
+/// The owner of a device is named by its token, and by the record of its session after a restart.
 #[test]
 fn a_token_says_whose_quotas_count_also_after_a_restart() {
     let dir = tempfile::tempdir().expect("make a directory");

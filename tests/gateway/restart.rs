@@ -140,7 +140,7 @@ fn an_implausible_wall_clock_neither_ends_nor_keeps_sessions() {
     for (days, expiry, stays) in [
         (-400, 24 * 60 * 60, true), // The wall clock is far ahead.
         (-2, 24 * 60 * 60, false),  // Two days have passed.
-        (400, 1, false),            // It is far behind: the second passes all the same.
+        (400, 1, false),            // The wall clock is far behind: the second passes all the same.
         (400, 24 * 60 * 60, true),
     ] {
         let mut server = Server::start();
@@ -164,7 +164,7 @@ fn an_implausible_wall_clock_neither_ends_nor_keeps_sessions() {
     }
 }
 
-/// What broker mode allowed must not be a way from device to device later.
+/// State that broker mode allowed must not be a way from device to device later.
 #[test]
 fn non_broker_mode_forgets_stored_state_that_it_would_not_allow() {
     let server = Server::start();

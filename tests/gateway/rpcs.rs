@@ -36,7 +36,7 @@ use crate::{
     support::{Server, need, on_path, python, root, run, skipped},
 };
 
-/// What devices may do where there are rules: all but this.
+/// Rules for devices: everything is allowed but this.
 const RULES: &str =
     "[[rules]]\ndeny = \"all\"\ntopics = [\"kept/#\"]\n\n[[rules]]\nallow = \"all\"\ntopics = [\"#\"]\n";
 
@@ -56,8 +56,8 @@ fn read_table(name: &str) -> Value {
     serde_json::from_str(&text).expect("the table is JSON")
 }
 
-/// What the programs make messages from: our services, those of tools, and the details of errors. Each file once, after those
-/// that it needs.
+/// Returns the descriptors from which the programs make messages: our services, those of tools, and the details of
+/// errors. Each file once, after those that it needs.
 fn descriptors() -> FileDescriptorSet {
     let sets = [
         mqtt_server::proto::DESCRIPTORS,
@@ -264,7 +264,7 @@ async fn crash_within_a_call(server: Server, toml: &str) -> Server {
 /// The gateways of the table, their tokens and devices. All of it ends with this.
 struct World {
     servers: BTreeMap<String, Server>,
-    /// Where the file for the programs is.
+    /// Directory of the file for the programs.
     dir: tempfile::TempDir,
     /// Serves the devices that answer.
     _runtime: Runtime,
@@ -302,7 +302,7 @@ impl World {
             let devices: Vec<&str> =
                 gateway["devices"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
             if devices.contains(&"away") {
-                // It has not been seen since the start, but its session is there.
+                // The device has not been seen since the start, but its session is there.
                 drop(silent_device(&server, "away"));
                 server = server.stop_and_restart(&[], &toml);
             }

@@ -1,4 +1,4 @@
-//! What devices may do by a rules file, seen from outside: by both protocol versions, and while the file changes.
+//! Rights of devices by a rules file, seen from outside: by both protocol versions, and while the file changes.
 
 use std::{fs, path::Path};
 

@@ -134,7 +134,7 @@ fn what_cannot_be_imported_is_a_comment_a_warning_and_an_exit_code() {
         let asked = ["test", "--rules", path, "--client", "c", "--user", "anna", action, topic];
         assert_eq!(told(&rules(&asked, &file)).0, Some(code), "{action} {topic}");
     };
-    // What it denied would be allowed by other lines.
+    // A topic that the file denied would be allowed by other lines.
     decided("publish", "lab/x", 1);
     fs::write(&acl, "topic read news/#\nuser anna\ntopic read a/#/b\ntopic write lab/x\n").expect("write");
     let output = rules(&["import"], &acl);

@@ -12,7 +12,7 @@ use crate::{
     support::{Server, until},
 };
 
-/// What all may do, behind a rule about one topic.
+/// Returns rules that allow everything, behind a rule about one topic.
 fn rules(verb: &str, action: &str, topic: &str) -> String {
     format!(
         "[[rules]]\n{verb} = \"{action}\"\ntopics = [\"{topic}\"]\n[[rules]]\nallow = \"all\"\ntopics = [\"#\"]\n"
@@ -51,8 +51,8 @@ fn a_will_is_not_published_once_its_client_has_lost_the_right() {
     assert!(server.log().contains("will not published"), "{}", server.log());
 }
 
-/// Who left a will is kept with it, so that the next process needs no guess: not that all are lost, nor that one is
-/// published by the rights of whoever has the client id.
+/// The author of a will is kept with it, so that the next process needs no guess: not that all are lost, nor that one
+/// is published by the rights of another client with the same id.
 #[test]
 fn after_a_crash_wills_are_judged_by_who_left_them() {
     let dir = tempfile::tempdir().expect("a directory");
@@ -112,7 +112,7 @@ fn what_was_in_flight_is_not_resent_to_who_may_no_longer_have_it() {
     }
     assert_eq!(receiver.ping(), [], "and nothing else");
     assert_eq!(server.metric("mqtt_messages_dropped_total"), 2, "counted with their reason");
-    // What it may have again comes again.
+    // Messages that the client may have again come again.
     reload(&server, &file, &rules("allow", "subscribe", "t/lost"));
     assert_eq!(answer(&mut sender, "t/lost", b"new"), 0);
     assert_eq!(receiver.next(), Got::Publish("t/lost".to_owned(), b"new".to_vec()));

@@ -1,4 +1,4 @@
-//! How the command starts, or refuses to: what `--dev` opens and prints, exit codes, and what is named.
+//! Start of the command, or its refusal: the listeners and the text of `--dev`, exit codes, and the names in messages.
 
 use std::{
     fs,

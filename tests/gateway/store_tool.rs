@@ -59,7 +59,7 @@ fn leave(mut client: Client) {
     assert_eq!(client.next(), Got::Closed);
 }
 
-/// What waits for `least`, as it comes and in order; acknowledged.
+/// Returns the messages that wait for `least`, in order, and acknowledges them.
 fn drain(server: &Server) -> Vec<Vec<u8>> {
     let mut client = Client::connect_with(server.ports.tcp, persistent("least"));
     let mut got = Vec::new();
@@ -165,7 +165,7 @@ fn a_damaged_store_is_set_aside_and_shown_and_the_rest_starts() {
     assert_eq!(server.metric("gateway_store_sessions"), 3);
 }
 
-/// What a file of an export holds, by kind of line.
+/// Returns the number of lines of a kind in a file of an export.
 fn lines(export: &Path, kind: &str) -> usize {
     let text = fs::read_to_string(export).expect("read the export");
     text.lines().filter(|line| line.starts_with(&format!("{{\"{kind}\":"))).count()

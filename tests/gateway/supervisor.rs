@@ -1,4 +1,4 @@
-//! What a service manager hears, by systemd's protocol: a datagram socket in `NOTIFY_SOCKET`.
+//! Notifications to a service manager, by systemd's protocol: a datagram socket in `NOTIFY_SOCKET`.
 
 use std::{
     fs,

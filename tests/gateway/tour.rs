@@ -48,7 +48,7 @@ fn sample(name: &str) {
     }
 }
 
-/// What the page starts beside the gateway, until this is dropped.
+/// Service that the page starts beside the gateway, until this is dropped.
 struct Service(String);
 
 impl Service {
@@ -91,7 +91,7 @@ fn the_tour_with_tokens_and_a_service_that_decides_works_as_written() {
     sample("hooks");
 }
 
-/// What docs/api.md says for Python, with the tools that are there.
+/// Runs the recipe of docs/api.md for Python, with the tools that are there.
 #[test]
 fn the_python_recipe_of_the_api_page_works_as_written() {
     let [block] = &script::blocks("docs/api.md", "sh recipe")[..] else { panic!("one recipe") };

@@ -1,4 +1,4 @@
-//! How a WebSocket ends, byte by byte: the Close frames of RFC 6455, whatever a client library would make of them.
+//! The end of a WebSocket, byte by byte: the Close frames of RFC 6455, whatever a client library would make of them.
 
 use std::{
     io::{ErrorKind, Read as _, Write as _},

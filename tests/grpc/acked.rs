@@ -13,7 +13,7 @@ use crate::{
     harness::*,
 };
 
-/// What a caller is told.
+/// Answer to a caller.
 #[derive(Debug, Clone, Copy, PartialEq)]
 enum Told {
     Acked(u32),
@@ -22,7 +22,7 @@ enum Told {
     Refused(Code, &'static str),
 }
 
-/// What happens once the message is on its way.
+/// Step of a test once the message is on its way.
 type Then = fn(&Setup, Client) -> Option<Client>;
 
 struct Row {

@@ -39,7 +39,7 @@ async fn list(setup: &Setup) -> Vec<v1::Ban> {
     }
 }
 
-/// What a CONNECT is answered.
+/// Returns the answer to a CONNECT.
 fn answer(setup: &Setup, id: &str) -> Got {
     let mut client = Client::open(setup.mqtt, Protocol::V5);
     client.send(&codec::Packet::Connect(hello(Protocol::V5, id).into()));

@@ -155,7 +155,7 @@ async fn a_wait_that_is_over_tells_how_far_it_came_and_goes_on_with_its_key() {
     puback(&mut device, publish.packet_id, 0);
     let again = client.publish_and_wait(PublishRequest { idempotency_key, ..request }).await.unwrap();
     assert_eq!((again.sent, again.reason_code), (1, Some(0)), "{again:?}");
-    // It was published once: what comes next is another message.
+    // The message was published once: the next one is another.
     client.publish(to_device("dev", "y")).await.unwrap();
     let bytes = device.next_bytes().unwrap();
     let Packet::Publish(publish) = decoded(&bytes, Protocol::V5) else { panic!("{bytes:?}") };
@@ -407,7 +407,7 @@ async fn a_member_comes_back_within_its_lease_under_the_same_name() {
         let again = soon("the next stream", async {
             loop {
                 let members = members().await;
-                // What it had has come again, too.
+                // The outstanding message has come again, too.
                 if members.iter().any(|member| member.connected && member.outstanding == 1) {
                     return members;
                 }
@@ -682,7 +682,7 @@ async fn a_drain_lets_handlers_finish_and_acknowledges_them() {
     };
     let told = soon("the end", client.consume(Options::of("g"), handle, stopping)).await.unwrap();
     assert_eq!(told.unsettled, 0);
-    // What was not delivered before the drain is still there, and nothing of the rest is.
+    // Messages that were not delivered before the drain are still there, and none of the others.
     let lag = client
         .groups()
         .get_group(mqtt_gateway_client::v1::GetGroupRequest { name: "g".to_owned() })

@@ -455,7 +455,7 @@ async fn a_started_command_goes_out_at_each_connection_until_it_is_answered() {
     drop(device);
     stored.until("first", v1::CommandState::Queued).await;
     let mut device = Responder::new(&setup, Protocol::V5, "d");
-    // Those that are sent again may come in another order.
+    // Commands that are sent again may come in another order.
     let mut heard = [device.hear(), device.hear()];
     heard.sort_by(|one, other| one.topic.cmp(&other.topic));
     device.ack(&heard[0], 0);

@@ -125,7 +125,7 @@ async fn devices_are_listed_by_each_filter_and_by_all_together() {
     assert_eq!(ids(v1::ListDevicesRequest { listener, ..all() }).await, "door-1 lamp-1 lamp-2 lamp-old");
     assert_eq!(ids(v1::ListDevicesRequest { listener: "nowhere".to_owned(), ..all() }).await, "");
     assert_eq!(ids(v1::ListDevicesRequest { common_name: "nobody".to_owned(), ..all() }).await, "");
-    // Whoever is not connected is connected since no time.
+    // A device that is not connected has no time of connection.
     let since = shown.state_time.unwrap();
     let begin = Some(prost_types::Timestamp { seconds: 0, nanos: 0 });
     let (after, before) = (Some(since), Some(since));
@@ -186,7 +186,7 @@ async fn many_long_subscriptions_are_counted_shown_in_part_and_listed_in_pages()
     assert_eq!(setup.devices().list_subscriptions(request).await.unwrap_err().code(), Code::NotFound);
 }
 
-/// What is kept of a device goes with one call, and nothing of any other's.
+/// State kept for a device goes with one call, and nothing of any other's.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_deleted_device_leaves_no_session_value_or_retained_message() {
     use v1::watch_latest_item::Item;

@@ -26,7 +26,7 @@ async fn gateway(directory: &Path) -> Setup {
 async fn stop(setup: Setup, directory: &Path) {
     setup.gateway.shutdown().await;
     let released = async {
-        // What serves streams that were open ends a moment later.
+        // Tasks that serve streams still open end a moment later.
         while store::DataDir::open(&directory.join("data")).is_err() {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }

@@ -1,4 +1,4 @@
-//! What bounds a group: retention, a group that refuses, credit, sizes; and what an operator sees of it.
+//! Bounds of a group: retention, a group that refuses, credit, sizes; and their view for an operator.
 
 use std::{
     io::{Read as _, Write as _},

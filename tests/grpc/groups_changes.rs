@@ -13,7 +13,7 @@ fn seconds(seconds: i64) -> Option<prost_types::Duration> {
     Some(prost_types::Duration { seconds, nanos: 0 })
 }
 
-/// When a message was received.
+/// Returns the time at which a message was received.
 fn received(message: &v1::ConsumedMessage) -> prost_types::Timestamp {
     let Some(Content::Message(received)) = &message.content else { panic!("{message:?}") };
     received.receive_time.unwrap()

@@ -1,4 +1,4 @@
-//! What a member says in `Open` that it works on: what is believed, and what is told to it.
+//! Claims of a member in `Open` about its work: the ones that are believed, and the answers to it.
 
 use mqtt_server::proto::gateway::v1::{self, consume_item::Item, consume_request::Action};
 use tokio_stream::wrappers::ReceiverStream;
@@ -41,7 +41,7 @@ async fn what_is_worked_on_over_cut_connections_does_not_come_again() {
     member.acknowledge(&[1, 2]).await;
     let status = setup.group_status("g").await;
     assert_eq!((status.lag_messages, status.dead_letters), (0, 0));
-    // What is settled may be said again, what is given back is not with the member.
+    // Settled deliveries may be claimed again, returned ones are not with the member.
     device.send("up/x", "next").await;
     let next = member.message().await;
     let which = Some(v1::Ack { delivery_ids: vec![next.delivery_id], ranges: Vec::new() });

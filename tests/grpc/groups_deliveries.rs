@@ -1,4 +1,4 @@
-//! What a member says of what it has on its stream, what is in order with what, and letters that are removed.
+//! Reports of a member about its deliveries on its stream, the order between them, and letters that are removed.
 
 use mqtt_server::proto::gateway::v1::{self, consume_item::Item, consume_request::Action};
 

@@ -107,7 +107,7 @@ async fn a_second_call_joins_the_wait_of_the_first_even_if_that_is_gone() {
     assert_eq!(next, Got::Publish("cmd".to_owned(), b"end".to_vec()), "it came once");
 }
 
-/// Whoever guesses a key of another backend would learn what that has published, or keep it from publishing.
+/// A caller that guesses a key of another backend would learn of that backend's messages, or keep it from publishing.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_key_of_one_caller_means_nothing_for_another() {
     let tokens = [("billing", Role::Publisher, None, None), ("shipping", Role::Publisher, None, None)];

@@ -1,4 +1,4 @@
-//! What waits for a device, as a backend sees it and drops it.
+//! Messages that wait for a device, as a backend sees and drops them.
 
 use std::net::Shutdown;
 

@@ -153,7 +153,7 @@ async fn what_is_wrong_with_a_request_is_told_and_changes_nothing() {
     for name in ["a", "b"] {
         setup.desire("d", name, "{}").await;
     }
-    // What backends do is told, too.
+    // Changes by backends are told, too.
     let mut told = Vec::new();
     while told.len() < 4 {
         told.push(answer(&mut device).await.0);
@@ -165,7 +165,7 @@ async fn what_is_wrong_with_a_request_is_told_and_changes_nothing() {
     };
     let (topic, answer_of_third) = rejected("c").await;
     assert_eq!((topic.as_str(), &answer_of_third["code"]), ("name/c/update/rejected", &json!(403)));
-    // What is left of a deleted one makes room.
+    // The remains of a deleted shadow make room.
     setup.shadows().delete_shadow(delete("d", "a")).await.unwrap();
     assert_eq!(answer(&mut device).await.0, "name/a/delete/accepted");
     ask(&device, &format!("{PREFIX}/d/shadow/name/c/update"), &reported(&json!({})), QoS::AtLeastOnce).await;
@@ -423,7 +423,7 @@ async fn another_prefix_moves_all_topics() {
     assert_eq!(setup.shadow("d", "n").await.unwrap().reported, "{\"a\":1}");
 }
 
-/// What is said of a device by its will is reported, and by a backend's publish nothing is.
+/// State reported by a device's will is taken as reported, and a backend's publish is only a message.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_will_reports_and_a_message_of_a_backend_is_only_a_message() {
     let setup = Setup::new().await;

@@ -123,7 +123,8 @@ async fn a_batch_of_latest_values_answers_in_order_with_holes() {
     assert_eq!(bad.code(), Code::InvalidArgument);
 }
 
-/// What the answer cannot hold is asked for again, from where it says; no default client is ever sent more than it takes.
+/// Values that do not fit the answer are asked for again, from the place it names; no default client is ever sent more
+/// than it takes.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_batch_of_large_values_ends_early_and_says_where() {
     let setup = Setup::new().await;

@@ -1,4 +1,4 @@
-//! What operators see of tenants.
+//! Tenants as operators see them.
 
 use gateway_core::{Quotas, units::ByteSize};
 use mqtt_server::proto::gateway::v1;

@@ -100,7 +100,7 @@ async fn the_slowest_stream_comes_first_and_nobody_sees_those_of_others() {
         while !work.message().await.unwrap().unwrap().items.iter().any(is_message) {}
     };
     soon("a message", got).await;
-    // What the system takes for a reader does not wait here.
+    // Bytes that the system takes for a reader do not wait here.
     let lost = async {
         loop {
             let request = v1::PublishRequest { payload: vec![7; 100_000].into(), ..to("slow/1", "") };

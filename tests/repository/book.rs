@@ -11,7 +11,7 @@ use std::{
 
 use crate::support::{need, on_path, root, run};
 
-/// What of `.md` files is looked at beside docs/.
+/// Files with `.md` that are checked beside docs/.
 const BESIDE: &[&str] = &["README.md", "CONTRIBUTING.md", "SECURITY.md", "CHANGELOG.md"];
 /// Folders with pages of their own.
 const FOLDERS: &[&str] = &["docs", "samples"];

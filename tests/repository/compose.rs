@@ -33,7 +33,7 @@ fn of_image() -> BTreeMap<String, String> {
     dockerfile.lines().filter_map(set).collect()
 }
 
-/// Those of the container of Compose, and one that says which devices may connect.
+/// Returns the variables of the container of Compose, and one that says which devices may connect.
 fn of_container(compose: &Value) -> BTreeMap<String, String> {
     let env = compose["services"]["gateway"]["environment"].as_object().expect("an environment");
     let env = env.iter().map(|(name, value)| (name.clone(), value.as_str().expect("a text").to_owned()));
@@ -189,8 +189,8 @@ fn the_gateway_has_time_to_stop() {
     assert!(dockerfile.contains("STOPSIGNAL SIGTERM"));
 }
 
-/// What the image sets is what the program takes, without a file that the image lacks: it starts with certificates at
-/// /certs and what the user says about who may connect, and others reach it.
+/// The settings of the image suit the program, without a file that the image lacks: it starts with certificates at
+/// /certs and the user's decision on who may connect, and others reach it.
 #[test]
 fn the_image_starts_as_it_stands_and_listens_beyond_the_container() {
     let dockerfile = fs::read_to_string(root().join("Dockerfile")).expect("read the Dockerfile");

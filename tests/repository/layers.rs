@@ -1,5 +1,4 @@
-//! What the manifests in crates/ cannot say about who may use whom: walls between the modules of one crate, read from the
-//! source.
+//! Walls between the modules of one crate, which the manifests in crates/ cannot state, read from the source.
 
 use std::{
     collections::BTreeSet,
@@ -310,7 +309,7 @@ fn connections_to_others_are_opened_in_few_places() {
         "src/remote.rs",
         "src/auth/remote/provider.rs",
         "src/net/accept/unix.rs",
-        // What waits for calls has that name in quinn, too.
+        // The queue of waiting calls has that name in quinn, too.
         "src/net/quic/mod.rs",
         "src/telemetry/otel.rs",
     ];

@@ -80,7 +80,7 @@ fn read(arguments: &[String]) -> Option<(BTreeSet<String>, String)> {
     None
 }
 
-/// Where an event is from, as the log says it: the module.
+/// Returns the origin of an event, as the log names it: the module.
 fn target(path: &str) -> String {
     let (package, inside) = match path.strip_prefix("crates/") {
         Some(rest) => {
@@ -172,7 +172,7 @@ fn the_page_of_the_log_is_what_the_code_says() {
         now == then,
         "docs/logs.md is stale: MQTT_SERVER_TEST_WRITE=1 cargo test --test repository logs; {differs:?}"
     );
-    // What the text above the tables names is there.
+    // Messages named by the text above the tables exist.
     for named in
         head.lines().filter_map(|line| line.strip_prefix("| `")).filter_map(|line| line.split_once('`'))
     {

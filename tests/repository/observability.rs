@@ -21,7 +21,7 @@ fn labels(family: &Family) -> BTreeSet<(String, Option<String>)> {
     known.chain(family.labels.iter().map(|name| ((*name).to_owned(), None))).collect()
 }
 
-/// What is wrong with the names of an expression.
+/// Returns the faults in the names of an expression.
 fn faults(expr: &str, recorded: &BTreeSet<String>) -> Vec<String> {
     let mut faults = Vec::new();
     let mut met = BTreeSet::new();
@@ -144,7 +144,7 @@ fn no_rule_or_panel_asks_for_a_metric_that_is_not_there() {
     }
 }
 
-/// What is wrong with the names in a text for people: keys of the configuration, calls of the API, and pages.
+/// Returns the unknown names in a text for people: keys of the configuration, calls of the API, and pages.
 fn unknown_names(text: &str) -> Vec<String> {
     let keys = keys();
     let calls = calls();

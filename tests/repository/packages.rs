@@ -1,4 +1,4 @@
-//! What deploy/ and the release workflow say about the program, held against it. The package itself is tried by
+//! The claims of deploy/ and the release workflow about the program, held against it. The package itself is tried by
 //! scripts/package-test.sh, which needs root.
 
 use std::{collections::BTreeMap, fs, process::Command, time::Duration};
@@ -128,7 +128,7 @@ fn the_configuration_of_the_package_starts_and_is_for_this_machine_alone() {
     for address in [config.grpc_addr, config.http_addr] {
         assert!(address.ip().is_loopback(), "{address}");
     }
-    // What it proposes is taken, too: certificates, users and tokens, for others.
+    // The proposed settings are taken, too: certificates, users and tokens, for others.
     let proposed = text.lines().map(|line| line.strip_prefix("# ").unwrap_or(line));
     let start = text.lines().position(|line| line.starts_with("# addr")).expect("a proposal");
     let proposed: String = proposed.skip(start).map(|line| format!("{line}\n")).collect();

@@ -30,7 +30,7 @@ pub fn from_host(host: u8, port: u16) -> TcpStream {
     stream
 }
 
-/// What came, without what no test looks at.
+/// Packets that came, without the fields that no test looks at.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Got {
     ConnAck(u8),

@@ -22,10 +22,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-/// How long a server may take from start to `/readyz`, and whatever else is waited for; only a failing test waits so
+/// Time that a server may take from start to `/readyz`, and limit of all other waits; only a failing test waits so
 /// long.
 const START: Duration = Duration::from_secs(60);
-/// How long a server may take to stop after SIGTERM, and to answer over HTTP.
+/// Time that a server may take to stop after SIGTERM, and to answer over HTTP.
 const STOP: Duration = Duration::from_secs(60);
 
 /// The addresses of one running server.
@@ -355,7 +355,7 @@ kind = "wss"
 address = "127.0.0.1:0"
 "#;
 
-/// Whether a missing tool skips its tests (loudly) and does not fail them.
+/// Returns whether a missing tool skips its tests (loudly) and does not fail them.
 fn may_skip() -> bool {
     std::env::var("MQTT_SERVER_TEST_SKIP_MISSING").is_ok_and(|value| value == "1")
 }
@@ -409,7 +409,7 @@ pub fn python() -> Option<PathBuf> {
     complete.then_some(path)
 }
 
-/// Whether a program answers on the path.
+/// Returns whether a program answers on the path.
 pub fn on_path(program: &str) -> bool {
     Command::new("sh")
         .args(["-c", &format!("command -v {program}")])

@@ -65,12 +65,12 @@ pub fn files(page: &str) -> Vec<(String, String)> {
     named.collect()
 }
 
-/// What is said of each block of a text, as in `sh tour`.
+/// Returns the info string of each block of a text, as in `sh tour`.
 pub fn infos(text: &str) -> Vec<String> {
     fences(text).into_iter().map(|(info, _)| info).collect()
 }
 
-/// Whether a page has blocks with this info string.
+/// Returns whether a page has blocks with this info string.
 pub fn has(text: &str, wanted: &str) -> bool {
     fences(text).iter().any(|(info, _)| info == wanted)
 }
@@ -115,7 +115,7 @@ fn shim(dir: &Path) {
 }
 
 impl Block {
-    /// Whether it is this command and no more.
+    /// Returns whether the script is this command and no more.
     pub fn is(&self, command: &str) -> bool {
         self.script.trim() == command
     }
@@ -151,7 +151,7 @@ impl Block {
         let script = with_ports(&self.script, ports);
         let mut command = Command::new("bash");
         command.args(["-euo", "pipefail", "-c", &script]).current_dir(dir).env("PATH", &path);
-        // Where `mqtt-server ctl` looks without being told, with no profile of whoever runs the tests.
+        // The place where `mqtt-server ctl` looks by default, without a profile of the person who runs the tests.
         if let Some((_, port)) = ports.iter().find(|(written, _)| *written == "10000") {
             command.env("MQTTCTL_ADDR", format!("https://localhost:{port}"));
         }

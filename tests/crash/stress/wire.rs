@@ -14,7 +14,7 @@ use tungstenite::{Message, WebSocket};
 
 use crate::support::{Server, local};
 
-/// How long one read waits for bytes.
+/// Time that one read waits for bytes.
 const READ: Duration = Duration::from_millis(2);
 const CONNACK: Duration = Duration::from_secs(30);
 

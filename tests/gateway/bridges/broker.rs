@@ -47,7 +47,7 @@ impl Broker {
         }
         let program = program?;
         let dir = tempfile::tempdir().expect("make a directory");
-        // It cannot tell which port the system chose.
+        // Mosquitto cannot tell which port the system chose.
         let port = free_ports(2);
         let tls_port = port + 1;
         let mut config = format!(

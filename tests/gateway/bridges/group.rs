@@ -69,7 +69,7 @@ async fn the_group_of_a_bridge_is_its_own_while_the_bridge_is_configured() {
         ConsumeRequest { action: Some(Action::Open(Open { group: GROUP.to_owned(), ..Open::default() })) };
     let mut stream = consumer.consume(tokio_stream::once(open)).await.expect("a stream").into_inner();
     refused(stream.message().await, "Consume");
-    // It can be looked at and paused, and other groups are like before.
+    // An operator can look at the group and pause it, and other groups are like before.
     let paused = groups.update_group(update(&["paused"], Group { paused: true, ..Group::default() })).await;
     assert!(paused.expect("paused").into_inner().group.is_some_and(|group| group.paused));
     groups.get_group(GetGroupRequest { name: GROUP.to_owned() }).await.expect("the group");

@@ -35,7 +35,7 @@ fn what_a_broker_has_comes_in_also_after_a_crash() {
         assert_eq!(reader.next(), Got::Publish("from/1".to_owned(), b"alive".to_vec()));
         until(|| carried(&server) == 1);
         drop(reader);
-        // What the gateway has acknowledged there is on its disk here, and what it has not waits there.
+        // Messages that the gateway has acknowledged there are on its disk here, and the others wait there.
         for number in 0..50 {
             far.publish_acked(&format!("site/{number}"), b"before", false);
         }

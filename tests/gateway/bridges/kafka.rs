@@ -48,7 +48,7 @@ fn kafka_gets_what_devices_were_acknowledged_in_order() {
     kafka.tell("start");
     until(|| lag(&server) == 0);
     for (device, numbers) in kafka.values("from-d") {
-        // What came again is behind what came first.
+        // Repeated records come behind their first copies.
         let mut first = Vec::new();
         for number in numbers {
             if !first.contains(&number) {

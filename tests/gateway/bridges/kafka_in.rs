@@ -27,7 +27,7 @@ fn stays(server: &Server, name: &str) -> Client {
     Client::connect_with(server.ports.tcp, connect)
 }
 
-/// What comes, by topic, until each of `topics` has had all numbers up to `last`.
+/// Reads messages, by topic, until each of `topics` has had all numbers up to `last`.
 fn read(client: &mut Client, topics: &[&str], last: usize) -> BTreeMap<String, Vec<usize>> {
     let mut got = BTreeMap::<String, Vec<usize>>::new();
     while !topics.iter().all(|topic| got.get(*topic).is_some_and(|numbers| numbers.contains(&last))) {
@@ -99,14 +99,14 @@ fn what_kafka_has_comes_in_also_after_crashes_of_both() {
     writer.flush();
     let mut reader = stays(&server, "r3");
     for (topic, numbers) in read(&mut reader, &topics, 599) {
-        // What came again is behind what came first.
+        // Repeated messages come behind their first copies.
         let mut first: Vec<usize> = Vec::new();
         for number in numbers {
             if !first.contains(&number) {
                 first.push(number);
             }
         }
-        // What was carried right before the crash may have come again.
+        // Messages that were carried right before the crash may have come again.
         first.retain(|number| *number >= 500);
         assert_eq!(first, (500..600).collect::<Vec<_>>(), "{topic}");
     }

@@ -24,7 +24,7 @@ mod webhook;
 
 use crate::support::Server;
 
-/// What a bridge has carried, as the metrics tell.
+/// Returns the number of messages that bridges have carried, by the metrics.
 fn carried(server: &Server) -> u64 {
     server.metric("gateway_bridge_messages_total")
 }

@@ -18,7 +18,7 @@ pub(super) fn write(folder: &Path) {
     };
     let mut ca = CertificateParams::new(Vec::new()).expect("names");
     ca.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    // Who has the name of its issuer counts as signed by itself.
+    // A certificate with its issuer's name counts as signed by itself.
     ca.distinguished_name.push(DnType::CommonName, "the CA");
     let key = KeyPair::generate().expect("a key");
     write("ca.pem", ca.self_signed(&key).expect("sign").pem());

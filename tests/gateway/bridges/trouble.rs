@@ -1,4 +1,4 @@
-//! What is told about bridges that cannot work.
+//! Reports about bridges that cannot work.
 
 use gateway_core::Protocol;
 

@@ -153,7 +153,7 @@ fn a_poisoned_message_becomes_a_dead_letter_and_the_rest_arrives() {
     assert_eq!(taken, wanted, "once, and in order");
     assert_eq!(server.metric("gateway_bridge_refused_total"), 1);
     assert_eq!(server.metric("gateway_group_dead_letters"), 1);
-    // It goes on, and the signature is there.
+    // The bridge goes on, and the signature is there.
     device.publish_acked("d/1", b"more", false);
     wanted.push("more".to_owned());
     until(|| {

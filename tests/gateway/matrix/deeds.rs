@@ -1,4 +1,4 @@
-//! What devices do, and what the rules say to it.
+//! The actions of devices, and the decisions of the rules about them.
 
 use std::{fs, net::Ipv4Addr, sync::Arc};
 
@@ -46,7 +46,7 @@ topics = ["mixed/#"]
 filter = "on-delivery"
 "##;
 
-/// What the device `d1` does.
+/// Action of the device `d1`.
 enum Act {
     /// PUBLISH: topic, QoS, retained, bytes of payload.
     Publish(&'static str, QoS, bool, usize),
@@ -59,10 +59,10 @@ enum Act {
 }
 use Act::{Publish, Retained, Subscribe, Will};
 
-/// What comes of it.
+/// Outcome of an action.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Outcome {
-    /// It has its effect.
+    /// The action has its effect.
     Done,
     /// The code in MQTT 5 and in MQTT 3; at QoS 0 nobody is told. It is counted, and is in the log with this reason.
     Denied(u8, u8, &'static str, &'static str),
@@ -258,7 +258,7 @@ impl Matrix {
         }
     }
 
-    /// What the watcher got meanwhile.
+    /// Returns the packets that the watcher got meanwhile.
     fn seen(&mut self) -> Vec<Got> {
         self.watcher.ping()
     }

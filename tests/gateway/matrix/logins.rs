@@ -1,5 +1,5 @@
-//! How devices log in: each step of `[auth]`, and what becomes of whom it does not know. A step without a row that lets in
-//! and one that does not fails the test.
+//! Logins of devices: each step of `[auth]`, and the fate of a client that the step does not know. A step without a row
+//! that lets in and one that does not fails the test.
 
 use std::{fs, net::Ipv4Addr, path::Path, sync::Arc};
 
@@ -26,7 +26,7 @@ use crate::{
 const SECRET: &[u8] = b"0123456789abcdef0123456789abcdef";
 const OTHER_SECRET: &[u8] = b"another secret, which nobody here knows";
 
-/// What a CONNECT is answered: the code in MQTT 5, in MQTT 3, and what is counted.
+/// Answer to a CONNECT: the code in MQTT 5, in MQTT 3, and the reason that is counted.
 type Answer = (u8, u8, &'static str);
 const IN: Answer = (0, 0, "");
 const WRONG: Answer = (0x86, 4, "credentials");
@@ -36,7 +36,7 @@ const ID: Answer = (0x85, 2, "client_id");
 const METHOD: Answer = (0x8C, 5, "");
 const BANNED: Answer = (0x8A, 5, "banned");
 
-/// Whose bans count whatever they can prove.
+/// Bans, which hold for their clients whatever credentials they show.
 const BANS: &str = r#"
 [[bans]]
 client_id = "banned-id"
@@ -162,7 +162,7 @@ fn brought(what: &str) -> String {
 
 /// The steps that the configuration knows.
 fn steps() -> Vec<String> {
-    // Whoever does not know a word tells all that it knows.
+    // The error about an unknown word names all known ones.
     let error = serde_json::from_str::<AuthStep>("\"?\"").expect_err("no step").to_string();
     error.split('`').skip(3).step_by(2).map(str::to_owned).collect()
 }

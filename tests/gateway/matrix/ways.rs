@@ -148,8 +148,8 @@ impl Devices {
         Self { issuer: Issuer::new(params, key), pem }
     }
 
-    /// What a device trusts and shows: the authority in the file `ca`, and a certificate with this common name; none if that
-    /// is empty.
+    /// Returns the TLS settings of a device: the authority in the file `ca` that it trusts, and a certificate with this
+    /// common name that it shows; none if the name is empty.
     pub(crate) fn config(&self, ca: &Path, common_name: Option<&str>) -> Arc<ClientConfig> {
         let pem = std::fs::read(ca).expect("read the authority");
         let mut roots = RootCertStore::empty();

@@ -355,7 +355,8 @@ fn the_servers_disconnect_is_the_last_it_says() {
     }
 }
 
-/// What a client reads that goes on writing after `sent` and stops at its first failed write, as many libraries do.
+/// Returns the bytes read by a client that goes on writing after `sent` and stops at its first failed write, as many
+/// libraries do.
 fn read_unless_a_write_fails(stream: &mut TcpStream, sent: &[u8]) -> Option<Vec<u8>> {
     stream.write_all(sent).ok()?;
     // The answer is there, but is not read.

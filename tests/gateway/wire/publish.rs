@@ -204,7 +204,7 @@ fn user_properties_of_a_will_keep_their_order() {
     }
 }
 
-/// What MQTTX reads: `status` comes at every interval, `time` and `version` once per subscription.
+/// Topics that MQTTX reads: `status` comes at every interval, `time` and `version` once per subscription.
 #[test]
 fn sys_answers_time_and_version_once_and_repeats_the_rest() {
     let server = Server::start_with(&[], "[sys]\ninterval = \"1s\"\n");

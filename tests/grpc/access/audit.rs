@@ -30,7 +30,7 @@ use crate::{
     support::{Server, command, local, run, until},
 };
 
-/// What `mqtt-server token` answers.
+/// Returns the output of `mqtt-server token`.
 fn token(server: &Server, args: &[&str]) -> String {
     let mut command = command(env!("CARGO_BIN_EXE_mqtt-server"));
     let file = server.dir().join("tokens");
@@ -94,7 +94,7 @@ async fn what_is_denied_or_administered_is_in_the_audit_log_without_secrets() {
     until(|| metrics(&server, &gauges).is_ok());
 
     let path = server.dir().join("audit.log");
-    // What was denied before the file was read is there, too, and counts.
+    // A denial from before the file was read is there, too, and counts.
     let before = lines(&path).len();
     assert!(metrics(&server, &reader).unwrap_err().contains("403"));
     let trace = v1::SetDeviceTraceRequest { device_id: "dev-1".to_owned(), enabled: true };

@@ -61,7 +61,7 @@ async fn a_client_certificate_is_who_its_names_say() {
     let retained = |topic: &str| v1::GetRetainedRequest { topic: topic.to_owned() };
     assert_eq!(state.get_retained(retained("a/b")).await.unwrap_err().code(), Code::NotFound);
     assert_eq!(refusal(&state.get_retained(retained("b")).await.unwrap_err()).1, "OUT_OF_SCOPE");
-    // Who shows a token is who the token says, or nobody.
+    // A caller with a token is the token's owner, or nobody.
     let mut both = Request::new(retained("a/b"));
     both.metadata_mut().insert("authorization", "Bearer mqs_x".parse().unwrap());
     assert_eq!(refusal(&state.get_retained(both).await.unwrap_err()).1, "CREDENTIALS_UNKNOWN");

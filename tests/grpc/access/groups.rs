@@ -120,7 +120,7 @@ async fn a_caller_of_limited_scope_reads_and_moves_its_groups_alone() {
         deadline: Some(prost_types::Duration::default()),
         reason: String::new(),
     };
-    // What is there and what is not are refused alike.
+    // Existing and missing groups are refused alike.
     for name in ["all", "none"] {
         out_of_scope(consumer.fetch(fetch(name)).await, "group");
         out_of_scope(consumer.acknowledge(settle(name)).await, "group");

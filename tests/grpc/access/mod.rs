@@ -1,4 +1,4 @@
-//! Who may call what: roles, scopes, tokens that end, and client certificates.
+//! Rights to calls: roles, scopes, tokens that end, and client certificates.
 
 pub(crate) mod audit;
 mod certificates;
@@ -48,7 +48,7 @@ pub(crate) struct Guarded {
     _dir: tempfile::TempDir,
 }
 
-/// What a token is to grant: its name, role, topics and devices; none is all of them.
+/// Grant of a token: its name, role, topics and devices; none is all of them.
 pub(crate) type Wanted<'a> = (&'a str, Role, Option<&'a [&'a str]>, Option<&'a [&'a str]>);
 
 impl Guarded {

@@ -1,4 +1,4 @@
-//! Who gets a connection to gRPC while others without credentials hold as many as there may be.
+//! Connections to gRPC while others without credentials hold as many as there may be.
 
 use access::backends::Role;
 use mqtt_server::proto::gateway::v1::{ListDevicesRequest, devices_client::DevicesClient};

@@ -1,4 +1,4 @@
-//! What devices may do, as operators see it, and where backends are not bound by it.
+//! Rights of devices, as operators see them, and the calls in which backends are not bound by them.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! What is out of a caller's scope is denied if it is named, and left out if it is described.
+//! Data out of a caller's scope is denied if it is named, and left out if it is described.
 
 use access::backends::Role;
 use mqtt_server::proto::{
@@ -140,9 +140,9 @@ async fn streams_carry_what_is_in_scope_and_nothing_else() {
     other.send("t/a/theirs", "of another device").await;
     own.send("t/b/theirs", "on another topic").await;
     own.send("$SYSX/x", "on a hidden topic").await;
-    // What has no device is out where devices are limited.
+    // A message without a device is out of scope where devices are limited.
     PublisherClient::new(guarded.channel("root")).publish(to("t/a/backend", "x")).await.unwrap();
-    // The broker has had all of this when it has this.
+    // The broker has had all of the messages when it has this one.
     let mut root = StateClient::new(guarded.channel("root"));
     let there = async |state: &mut StateClient<Authorized>, device: &str, topic: &str| {
         soon(topic, async { while state.get_latest(get(topic, Some(device))).await.is_err() {} }).await;
@@ -279,7 +279,7 @@ async fn values_and_retained_messages_out_of_scope_are_not_shown() {
     let of_others = v1::ListRetainedRequest { topic_filter: "t/b/#".to_owned(), ..Default::default() };
     denied(topics.list_retained(of_others).await, "topic_filter");
 
-    // What is deleted by a filter is what is in scope.
+    // A filter deletes only messages in scope.
     let named = v1::DeleteRetainedRequest { topic: "t/b/x".to_owned(), ..Default::default() };
     denied(topics.delete_retained(named).await, "topic");
     let wide = v1::DeleteRetainedRequest { topic_filter: "#".to_owned(), ..Default::default() };

@@ -78,7 +78,7 @@ impl Open {
         }
     }
 
-    /// How each of them ends.
+    /// Returns the end of each stream.
     async fn ends(mut self) -> [Status; 4] {
         async fn end<T>(stream: &mut tonic::Streaming<T>) -> Status {
             loop {
@@ -165,7 +165,7 @@ async fn a_consumer_that_reads_nothing_leaves_when_its_token_is_revoked() {
         let status = group.status.unwrap();
         (status.members, status.outstanding)
     };
-    // It has been sent what its windows take, and no more leaves.
+    // The member has been sent as much as its windows take, and no more leaves.
     let mut before = members().await;
     loop {
         tokio::time::sleep(std::time::Duration::from_millis(200)).await;

@@ -130,7 +130,8 @@ async fn what_a_wider_filter_let_in_is_not_for_who_has_the_narrower() {
     let answer = soon("a fetch", consumer.fetch(fetch("g"))).await.unwrap().into_inner();
     assert_eq!(answer.messages.iter().map(payload).collect::<Vec<_>>(), ["new"]);
 
-    // It may go back as far as what came under this filter, and not to what is before. Who does takes it away.
+    // A group may go back as far as the messages under this filter, and not to earlier ones. A caller who does takes
+    // the group away from this one.
     let mut admin = guarded.groups("admin-of-a");
     admin.seek_group(seek(v1::position::At::Latest(true))).await.unwrap();
     let earliest = v1::position::At::Earliest(true);
