@@ -24,9 +24,9 @@ pub trait Reserved: Send + Sync {
     /// Takes what a device has published to a topic below its own name; `rest` is the topic after the client id and its
     /// `/`. The message may be a will.
     ///
-    /// What must be on disk before the device has its PUBACK or PUBREC takes a part of the message's commit
+    /// Work that must be on disk before the device has its PUBACK or PUBREC takes a part of the message's commit
     /// ([`Message::plain_part`]). Called on a thread that serves devices, under no lock of the broker: must not block, and
-    /// charges what it does beyond a lookup to the turn's effort. It may publish in this turn, also to the same device.
+    /// charges any work beyond a lookup to the turn's effort. The part may publish in this turn, also to the same device.
     fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> ReservedOutcome;
 
     /// A device has a connection and can be sent to. Called for each connection, perhaps more than once; must neither block

@@ -1,7 +1,7 @@
 //! Topics that a device has in the tables: the bound on topics per device without counting rows at each write.
 //!
-//! What is known of a device was read from the tables, or is part of a write that succeeded or is under way. After a
-//! write that may have failed the device is forgotten, and read again when it is next written.
+//! The known topics of a device were read from the tables, or are part of a write that succeeded or is under way. After a write
+//! that may have failed the device is forgotten, and read again when it is next written.
 
 use std::{
     collections::{HashMap, HashSet},

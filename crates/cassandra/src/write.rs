@@ -1,9 +1,9 @@
 //! Writing: groups of values, one request each, as many under way as the limit allows.
 //!
-//! What may pass (timeouts, absent nodes) is tried again, here if the database was only slow and else by the caller,
-//! who is told which values are not written. What the database refuses is tried once more alone, with statements for a
-//! schema that was looked at; if it is refused then, the value is dropped. If the tables are not those of the
-//! beginning, somebody dropped what was written first, and all is written again.
+//! Failures that may pass (timeouts, absent nodes) are tried again, here if the database was only slow and else by the caller,
+//! who is told which values are not written. A value that the database refuses is tried once more alone, with statements for a
+//! schema that was looked at; if it is refused then, it is dropped. If the tables are not those of the beginning, the values
+//! written first were dropped with the old tables, and all are written again.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

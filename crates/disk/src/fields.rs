@@ -1,6 +1,6 @@
 //! Parts of records on disk: a checksum over all, a format version, then fields; numbers little-endian.
 //!
-//! Whatever the bytes are, decoding returns a value or `None`.
+//! Decoding returns a value or `None` for any bytes.
 
 use bytes::Bytes;
 use gateway_core::Properties;

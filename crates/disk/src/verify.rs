@@ -1,9 +1,9 @@
 //! The walk over all pages of an LMDB file: see `check`. Layouts are those of `MDB_page` and `MDB_node`.
 //!
-//! What holds in every file that LMDB wrote, and is demanded of each page: its number and kind, the bounds of its free
-//! space, nodes inside the page and apart from each other, keys in order and between those of the page above, children
-//! that no other page has, large values whole; of each tree its depth and its counts; of the free pages that they are in
-//! the file, in order, listed once and in no tree.
+//! The invariants of every file that LMDB wrote are demanded of each page: its number and kind, the bounds of its free space,
+//! nodes inside the page and apart from each other, keys in order and between the keys of the page above, children that no other
+//! page has, large values whole; of each tree its depth and its counts; of the free pages that they are in the file, in order,
+//! listed once and in no tree.
 
 use std::{
     cmp::Ordering,

@@ -19,10 +19,10 @@ pub(crate) struct DeliverySlot {
     live: bool,
 }
 
-/// Numbered 1, 2, 3... as they are handed out. All have the same time until their deadline, so the first is due first;
-/// those that were given another are apart.
+/// Deliveries, numbered 1, 2, 3... as they are handed out. All have the same time until their deadline, so the first is due
+/// first; the ones that were given another deadline are kept apart.
 ///
-/// What is settled is forgotten, whatever is before it: memory follows what is not.
+/// Settled deliveries are forgotten, also behind unsettled ones: memory follows the unsettled.
 #[derive(Debug)]
 pub(crate) struct Deliveries {
     /// The number of the first of `recent`.

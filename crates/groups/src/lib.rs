@@ -8,16 +8,17 @@
 //! - A *member* is a stream or a caller of Fetch. Each partition has one *owner* among them, which gets what is new of it.
 //! - A *delivery* is one message with one member, from [`Group::take`] until it is *settled* (acknowledged, or given up), or
 //!   *given back*: by a nack, by its deadline, or since its member is gone. Given back, a message comes again.
-//! - A *key* is what messages are in order with: the device, mostly. After a message was given back by a nack or its deadline,
-//!   what was delivered later of its key is *void*; it comes again after it. Until then the key *lags*.
-//! - *Progress* is what is kept of a partition: where nothing was read yet, and what before that is not settled.
+//! - A *key* is the thing within which messages keep their order: the device, mostly. After a message was given back by a nack
+//!   or its deadline, later deliveries of its key are *void*; they come again after it. Until then the key *lags*.
+//! - *Progress* is the record kept of a partition: the place from which on nothing was read, and the unsettled messages before
+//!   it.
 //!
-//! What holds, whatever comes in which order:
+//! Invariants, for any calls in any order:
 //!
-//! - Of a key nothing is delivered before what came earlier of it, except again.
-//! - What was acknowledged is never delivered again, also by another process that continues from the
+//! - No message of a key is delivered before an earlier one of the key, except again.
+//! - An acknowledged message is never delivered again, also by another process that continues from the
 //!   [changes](Group::changes) taken after it.
-//! - What is not settled is delivered to somebody, as long as somebody is there.
+//! - An unsettled message is delivered to a member, as long as the group has one.
 //! - A member never has more than its credit.
 //! - Memory follows credits, members and keys that lag, each of which has a bound; never how far the group is behind.
 //!

@@ -11,7 +11,7 @@
 //! Topics, documents and answers have the shape that AWS IoT documents for its shadows, so that firmware written for it
 //! works unchanged.
 //!
-//! What holds:
+//! Invariants:
 //!
 //! - A value that was not named by an update keeps its value and its time.
 //! - Reporting the delta leaves none.

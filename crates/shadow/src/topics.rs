@@ -33,8 +33,8 @@ pub struct PrefixError;
 
 /// The topics below one prefix.
 ///
-/// It begins with `$`, so that no filter of a client reaches them by a wildcard in its first level [MQTT-4.7.2-1]: whoever
-/// subscribes to `#` gets nobody's shadow.
+/// The prefix begins with `$`, so that no filter of a client reaches the topics by a wildcard in its first level [MQTT-4.7.2-1]:
+/// a subscription to `#` gets no shadow.
 #[derive(Debug, Clone)]
 pub struct ShadowTopics {
     /// With the slash after it.

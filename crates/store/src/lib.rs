@@ -11,11 +11,11 @@
 //! log group_state                traits: what consumer groups read, and how far they are
 //! data_dir clock_mark versions server_id   the directory and its lock, where its time, versions and name go on
 //! memory                         twins: stores in memory that can be away; `MemoryPublisher` also serves
-//! suite                          what every backend of a trait must do
+//! suite                          tests that every backend of a trait must pass
 //! ```
 //!
-//! Whoever submits a change gives a [`Commit`](gateway_core::Commit) along if it waits for the disk; the writer ends
-//! its part after the transaction, or refuses it.
+//! A caller that waits for the disk submits a change with a part of a [`Commit`](gateway_core::Commit); the writer ends the part
+//! after the transaction, or refuses it.
 
 mod clock_mark;
 mod data_dir;

@@ -8,8 +8,8 @@ use super::{BoxFuture, StoreError, StoreHealth};
 
 /// Keeps messages in [partitions](Partition), each in order, until they are trimmed.
 ///
-/// What is durable can be read, and nothing else: who reads a message and says so to somebody never finds later that another
-/// took its place. Offsets grow within a partition and may have holes.
+/// Durable messages can be read, and no others: a reader that has told others of a message never finds later that another took
+/// its place. Offsets grow within a partition and may have holes.
 pub trait PartitionedLog: Send + Sync {
     /// Submits a message after all that were submitted to its partition before; without blocking. `groups` want it; they
     /// are kept with it, in order and without repetition. `commit` carries a part, which ends once the message is durable or

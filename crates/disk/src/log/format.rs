@@ -12,7 +12,7 @@
 //! An offset is a distance in bytes from the beginning of the whole log, without headers and footers. A batch is written
 //! only when all before it is synced: so one that is there proves what is before it, and only the last may be torn.
 //!
-//! Whatever the bytes are, decoding returns a value or `None`. Numbers are little-endian.
+//! Decoding returns a value or `None` for any bytes. Numbers are little-endian.
 
 use std::sync::Arc;
 

@@ -47,9 +47,10 @@ impl Group {
         }
     }
 
-    /// Nothing before `floor` is kept for the group from now on: what waits there is lost, and the partition's owner is told.
-    /// What members have they may still settle. Returns how many messages that were seen before are lost, see
-    /// [`Self::seen_before`]; those between [`Self::place`] and the floor are the caller's to count: `unread`, if it knows.
+    /// Keeps nothing before `floor` for the group from now on: messages that wait there are lost, and the partition's owner is
+    /// told. Members may still settle the messages that they have. Returns the number of messages that were seen before and are
+    /// lost, see [`Self::seen_before`]; messages between [`Self::place`] and the floor are the caller's to count: `unread`, if it
+    /// knows.
     pub fn raise(&mut self, partition: Partition, floor: u64, unread: Option<u64>) -> usize {
         let index = partition.0;
         let from = self.at(index).floor();
