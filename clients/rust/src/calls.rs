@@ -196,7 +196,7 @@ impl Client {
     }
 }
 
-/// Takes an error with this `reason` as the answer that there is nothing.
+/// Turns an error with this `reason` into `None`: nothing is there, which is an answer.
 fn none_if<T>(got: Result<Option<T>, Error>, reason: &Reason) -> Result<Option<T>, Error> {
     match got {
         Err(error) if error.reason() == reason => Ok(None),

@@ -24,7 +24,7 @@ const MAX_ANSWER: usize = 300 * 1024 * 1024;
 const PING_AFTER: Duration = Duration::from_secs(20);
 const PING_ANSWER: Duration = Duration::from_secs(10);
 
-/// Maker of the calls: a channel that connects again by itself, with the token.
+/// Service that makes the calls: a channel that connects again by itself, with the token.
 pub type Caller = InterceptedService<Channel, Bearer>;
 
 /// Says with each call who calls, if there is a token.

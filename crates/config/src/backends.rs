@@ -84,7 +84,7 @@ impl Backends {
         self.takes_bearers() || by_certificate
     }
 
-    /// Returns whether callers can show it with a bearer token.
+    /// Returns whether callers can identify themselves with a bearer token.
     pub fn takes_bearers(&self) -> bool {
         self.tokens.is_some() || self.jwt.key_file.is_some()
     }

@@ -543,7 +543,7 @@ fn check_pair(section: &str, files: &DatabaseTls, check: &mut Check) {
 const MOST_BRIDGES: usize = 100;
 /// The longest name: that of its group is a little longer.
 const MOST_NAME: usize = 48;
-/// Messages of a batch, which is in memory.
+/// Most messages of a batch, which is held in memory.
 const MOST_BATCH: usize = 10_000;
 
 impl Bridge {

@@ -56,7 +56,7 @@ impl Default for Groups {
 const LEAST_BYTES: u64 = 256 << 20;
 /// Each is asked about every message that its topics match.
 const MOST_GROUPS: usize = 1_000;
-/// Limit of the logic of groups.
+/// The most outstanding messages that the logic of groups takes.
 const MOST_OUTSTANDING: usize = 100_000;
 
 impl Config {

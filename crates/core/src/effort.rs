@@ -69,7 +69,7 @@ impl Effort {
         self.left = self.left.min(0);
     }
 
-    /// Returns for how many things of this price the effort lasts, at least one.
+    /// Returns how many things of this price the effort still pays for, at least one.
     #[inline]
     pub fn affords(&self, price: u32) -> usize {
         usize::try_from(self.left / i64::from(price.max(1))).unwrap_or(0).max(1)

@@ -1,4 +1,4 @@
-//! The end of a command that did not do its work.
+//! Failure of a command: its message and its exit code.
 
 use std::{io, io::Write as _, process::ExitCode};
 

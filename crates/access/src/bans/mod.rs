@@ -46,7 +46,7 @@ pub struct Ban {
     pub reason: Box<str>,
     /// Maker of the ban, for people.
     pub by: Box<str>,
-    /// Time at which the ban was made; seconds since 1970, on the wall.
+    /// Time at which the ban was made; seconds since 1970, on the wall clock.
     pub made: u64,
     /// Time at which the ban ends; `None` is never.
     pub expires: Option<u64>,
