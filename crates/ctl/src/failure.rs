@@ -4,7 +4,7 @@ use std::{io, io::Write as _, process::ExitCode};
 
 use mqtt_gateway_client::{Code, Error, Reason};
 
-/// Why it did not.
+/// Reason for which a command did not do its work.
 #[derive(Debug)]
 pub(crate) enum Failure {
     /// The gateway refused, or was not there.
