@@ -1,5 +1,5 @@
-//! A client of one HTTP service that the gateway calls: HTTP/1.1 over TCP or TLS, with connections that are used again. What the
-//! service sends for one request is bounded, whatever it is.
+//! A client of one HTTP service that the gateway calls: HTTP/1.1 over TCP or TLS, with connections that are used again.
+//! The bytes taken from the service for one request are bounded, whatever it sends.
 
 mod allowance;
 
@@ -31,7 +31,7 @@ const MAX_ANSWER: usize = 64 << 10;
 /// All bytes for one request: that, its headers, and before them interim answers and the handshake of TLS.
 const MAX_RECEIVED: usize = 2 * MAX_ANSWER;
 
-/// Why there is no answer. The text has nothing of the request.
+/// Error that left a request without an answer. The text has nothing of the request.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RequestError {
     /// No connection could be made.

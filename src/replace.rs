@@ -7,9 +7,10 @@ use std::{
     path::{Path, PathBuf},
 };
 
-/// Replaces the file's text, so that whoever reads it meanwhile sees all of it or none, and it is on disk when this returns. Who
-/// may read it stays as it was: a gateway that runs as another user must be able to read what root has changed. A new file is
-/// for its owner only. Of a symbolic link, the file that it leads to is replaced, and the link stays.
+/// Replaces the file's text, so that a reader sees all of it or none meanwhile, and the text is on disk when this
+/// returns. The rights to read the file stay as they were: a gateway that runs as another user must be able to read a file
+/// that root has changed. A new file is for its owner only. Of a symbolic link, the file that it leads to is replaced,
+/// and the link stays.
 ///
 /// # Errors
 /// Those of the system, also if the file would get another group; then nothing has changed.

@@ -59,7 +59,7 @@ pub(crate) struct ListedBan {
     pub source: Source,
 }
 
-/// Why the gateway cannot start with these bans.
+/// Error in the bans that stops the gateway from starting.
 #[derive(Debug, Error)]
 pub enum BansError {
     /// The operator's file.
@@ -80,7 +80,7 @@ pub enum BansError {
     },
 }
 
-/// Why a ban is not made or not removed.
+/// Error that left a ban unmade or unremoved.
 #[derive(Debug, Error)]
 pub(crate) enum BanError {
     /// There are as many as are allowed.

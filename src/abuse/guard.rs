@@ -15,7 +15,7 @@ use crate::door::Address;
 /// Client ids whose connects are remembered.
 const REMEMBERED: usize = 65_536;
 
-/// Why somebody is not let in.
+/// Bar that keeps a client out.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Barred {
     /// A ban.

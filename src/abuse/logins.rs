@@ -71,7 +71,7 @@ impl LoginHistory {
         own.or_else(|| self.addresses.wait(from, now).filter(|_| !self.proved.has(account, now)))
     }
 
-    /// A login has failed. Whether its address waits now.
+    /// Notes a failed login. Returns whether its address waits now.
     pub(super) fn failed(&mut self, login: &LoginName<'_>, from: Address, now: Timestamp) -> bool {
         let account = self.account(login, from);
         self.accounts.failed(account, now);

@@ -131,7 +131,7 @@ impl Chain {
     }
 }
 
-/// Why there is no chain.
+/// Error that left the configuration without a chain.
 #[derive(Debug)]
 pub(crate) enum ChainError {
     /// A file cannot be used.

@@ -79,6 +79,7 @@ impl Connected<'_> {
 /// It is asked about each new connection, and about all when it has changed its mind (`net::Shared::evict`). Together
 /// nobody slips through, if the judge changes first and has everybody asked then.
 pub(crate) trait Judge: Send + Sync {
-    /// Why this connection has to end; `None` if it may stay. Neither blocks nor calls the broker.
+    /// Returns the reason to end this connection; `None` if the connection may stay. Neither blocks nor calls the
+    /// broker.
     fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason>;
 }

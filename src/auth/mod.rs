@@ -1,7 +1,7 @@
 //! Authentication and permissions: decides who may connect, publish and subscribe.
 //!
-//! The seam: net asks [`Authenticator`] once per CONNECT, and what a connection may do after that is asked of its
-//! permissions. What `[auth]` configures is a chain of steps. A program that embeds the gateway may give an [`Authenticator`]
+//! The seam: net asks [`Authenticator`] once per CONNECT, and later asks the connection's permissions about its rights.
+//! The `[auth]` section configures a chain of steps. A program that embeds the gateway may give an [`Authenticator`]
 //! and an [`Authorizer`] of its own.
 
 mod asked;
@@ -101,7 +101,7 @@ impl std::fmt::Debug for Secret {
     }
 }
 
-/// Why a client may not connect.
+/// Reason for which a client may not connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Denied {
     /// Wrong user name or password (0x86).

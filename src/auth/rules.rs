@@ -160,7 +160,7 @@ impl Authority {
         }
     }
 
-    /// Why somebody may do something by the rules of this moment, or may not.
+    /// Explains the decision of this moment's rules about a question.
     pub(crate) fn explain(&self, subject: &Subject<'_>, asked: &AccessQuestion<'_>) -> Explanation {
         let program = match &self.decides {
             Decides::Rules(file) => {

@@ -16,7 +16,7 @@ use crate::replace::{replace, target};
 /// Largest file.
 const MOST_BYTES: u64 = 16 << 20;
 
-/// Why the file was not changed.
+/// Error that left the file unchanged.
 #[derive(Debug, Error)]
 pub(crate) enum FileError {
     /// None is configured.

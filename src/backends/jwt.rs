@@ -58,7 +58,7 @@ impl Jwt {
         })
     }
 
-    /// Reads the keys again. Whether they are others now.
+    /// Reads the keys again. Returns whether they are others now.
     ///
     /// # Errors
     /// What is wrong with the file; then the old ones stay.

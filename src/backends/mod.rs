@@ -66,7 +66,7 @@ impl How {
     }
 }
 
-/// Why somebody is not taken for anybody.
+/// Error that left a caller unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(crate) enum Unknown {
     /// Shows nothing that says who it is.
@@ -309,7 +309,7 @@ impl Backends {
     }
 }
 
-/// Why metrics are not shown.
+/// Reason to show no metrics.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum MetricsDenied {
     /// To nobody known.

@@ -68,7 +68,7 @@ impl Default for DoorBounds {
     }
 }
 
-/// Why somebody is not let in.
+/// Reason to refuse a newcomer at the door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DoorRefusal {
     /// The house is full.
@@ -102,7 +102,7 @@ impl DoorRefusal {
     }
 }
 
-/// Why there is no place now.
+/// Reason to give no place now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum NotNow {
     /// Somebody who is silent may leave, or a handshake end.

@@ -44,7 +44,7 @@ use crate::{
     tls::{DevCertsError, TlsError},
 };
 
-/// Why the gateway does not start.
+/// Error that stops the gateway from starting.
 #[derive(Debug, Error)]
 pub enum StartError {
     /// The configuration is not usable; nothing was opened.
@@ -100,7 +100,7 @@ impl From<GrpcError> for StartError {
     }
 }
 
-/// Why a store cannot be opened, with the remedy if the disk is full.
+/// Returns the error of a store that cannot be opened, with the remedy if the disk is full.
 fn unopened(error: &StoreError) -> String {
     let text = match error {
         StoreError::Unavailable(text) => text.clone(),

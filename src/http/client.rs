@@ -72,7 +72,7 @@ impl Drop for StrangerCharge {
     }
 }
 
-/// Why somebody who has shown credentials gets no further all the same.
+/// Reason for which a client with credentials gets no further all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum NoSeat {
     /// The caller has its share of seats.

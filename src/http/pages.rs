@@ -16,7 +16,7 @@ use axum::{
 /// The text format of Prometheus.
 const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Why a page is not shown.
+/// Reason to show no page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Denied {
     /// The caller is not known.

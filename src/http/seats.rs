@@ -1,7 +1,7 @@
 //! Kinds of requests, and the seats that each has of its own.
 //!
-//! Who has not shown credentials has a seat until another stranger needs it: then the oldest leaves, of the address that has most
-//! of them. Who has shown some keeps the seat, as one of the share of its caller.
+//! A client without credentials has a seat until another stranger needs it: then the oldest leaves, of the address that
+//! has most of them. A client that has shown credentials keeps the seat, as one of the share of its caller.
 
 use std::{
     collections::{BTreeMap, HashMap},

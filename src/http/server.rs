@@ -115,8 +115,8 @@ struct Server {
     stopped: watch::Receiver<bool>,
 }
 
-/// Serves until `shutdown` ends, then lets the requests under way finish. Dropped, it ends them. `tls` is looked at for each
-/// connection. What connections hold is charged to `account`.
+/// Serves until `shutdown` ends, then lets the requests under way finish. Dropped, it ends them. `tls` is looked at for
+/// each connection. The holdings of connections are charged to `account`.
 pub(crate) async fn serve(
     listener: TcpListener,
     tls: Option<TlsHandle>,

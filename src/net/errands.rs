@@ -1,7 +1,8 @@
 //! Errands of connections for subscriptions they have not asked for, from a backend's request until their next poll.
 //!
-//! It lies here and not with the connection, which thus costs nothing where nobody does that. What a connection has not taken
-//! when it ends is forgotten: the retained messages of a subscription of its own would not come either.
+//! The errands lie here and not with the connection, which thus pays nothing while nobody sends any. Errands that a
+//! connection has not taken when it ends are forgotten: the retained messages of a subscription of its own would not
+//! come either.
 
 use std::{
     collections::HashMap,

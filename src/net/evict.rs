@@ -20,7 +20,7 @@ impl Judges {
 }
 
 impl Shared {
-    /// Has `judge` asked about every connection that opens from now on. Those that are open are asked about by
+    /// Has `judge` asked about every connection that opens from now on. Open connections are asked about by
     /// [`Self::evict`].
     pub(crate) fn add_judge(&self, judge: Arc<dyn Judge>) {
         self.judges.0.rcu(|judges| [judges.as_slice(), &[Arc::clone(&judge)]].concat());

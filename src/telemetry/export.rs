@@ -11,7 +11,7 @@ use super::{audit::AuditFile, logs};
 /// Reads all metrics; see [`super::rows`].
 pub(crate) type ReadRows = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;
 
-/// Why logs or export do not start.
+/// Error that stops logs or export from starting.
 #[derive(Debug, Error)]
 pub(crate) enum TelemetryError {
     /// The process has a subscriber for its logs already.

@@ -1,7 +1,7 @@
 //! Live traces of single clients: into the log, and to those who watch their packets.
 //!
-//! While nobody is traced, all that a packet's way has to do with this is one relaxed load for each read and each write of a
-//! socket. Who watches never keeps a client waiting: what does not fit into a watch's buffer is counted, and told in its place.
+//! While nobody is traced, a packet's way pays one relaxed load for each read and each write of a socket. A watch never
+//! keeps a client waiting: packets that do not fit into its buffer are counted, and the count is told in their place.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -25,7 +25,7 @@ const PACKETS: usize = 1024;
 /// Bytes that a watch may hold. The caller that begins one sets them aside.
 pub(crate) const WATCH_BYTES: usize = 256 << 10;
 
-/// A packet as it is shown. What it has not is empty.
+/// A packet as it is shown. Fields that it lacks are empty.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct TracedPacket {
     /// Time at which the packet was read, or given to the socket.

@@ -31,7 +31,7 @@ use crate::secret_files::open_mode;
 /// Advice on a chain that is in the wrong order.
 pub(super) const CHAIN_ORDER: &str = "put the server's own first, then the one that signed it, and so on up to the root, which may be left out";
 
-/// Why a TLS configuration could not be made.
+/// Error that left a use without a TLS configuration.
 #[derive(Debug, Error)]
 pub enum TlsError {
     /// A file could not be read.
@@ -39,7 +39,7 @@ pub enum TlsError {
     Read {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A file is not PEM.
@@ -47,7 +47,7 @@ pub enum TlsError {
     Pem {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// A file of authorities without a certificate.
@@ -91,7 +91,7 @@ pub enum TlsError {
     UnusableKey {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: rustls::Error,
     },
     /// Certificate and key are of different pairs.
@@ -129,7 +129,7 @@ pub enum TlsError {
     BadCertificate {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         detail: String,
     },
     /// A revocation list that does not parse.
@@ -137,7 +137,7 @@ pub enum TlsError {
     BadCrl {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         detail: String,
     },
     /// The provider refused its own settings.

@@ -44,7 +44,7 @@ pub(crate) struct DevCerts {
     pub made: bool,
 }
 
-/// Why development certificates could not be made.
+/// Error that left the gateway without development certificates.
 #[derive(Debug, Error)]
 pub enum DevCertsError {
     /// A file could not be written.
@@ -52,7 +52,7 @@ pub enum DevCertsError {
     Write {
         /// The file.
         path: PathBuf,
-        /// Why.
+        /// The cause.
         source: io::Error,
     },
     /// The certificate could not be made.

@@ -4,7 +4,8 @@ use std::{borrow::Cow, io};
 
 use rustls::{Error, InvalidMessage};
 
-/// Why a handshake failed: a client that speaks without TLS is told as that, in place of a message that cannot be read.
+/// Reason of a failed handshake: a client that speaks without TLS is named as such, in place of a message that cannot
+/// be read.
 pub(crate) fn in_words(error: &Error) -> Cow<'static, str> {
     match error {
         Error::InvalidMessage(InvalidMessage::InvalidContentType) => Cow::Borrowed(

@@ -112,7 +112,7 @@ impl Facts {
         }
     }
 
-    /// Why it serves nobody at `now`.
+    /// Checks that clients accept the certificate at `now`.
     ///
     /// # Errors
     /// It has expired, or is not valid yet.

@@ -74,7 +74,8 @@ impl RemoteAuthorizer {
         Arc::new(self.provider.clone())
     }
 
-    /// Asks whether the party may. What the service leaves to others is denied, since no rule says otherwise. Cancel safe.
+    /// Asks whether the party may. A question that the service leaves to others is denied, since no rule says
+    /// otherwise. Cancel safe.
     pub(crate) fn may(
         self: &Arc<Self>,
         subject: &Subject<'_>,

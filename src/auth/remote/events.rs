@@ -63,7 +63,7 @@ struct Queue {
     dropped: u64,
 }
 
-/// Why an event is left out.
+/// Reason for which an event is left out.
 #[derive(Clone, Copy)]
 enum LeftOut<'a> {
     /// The service answers it with a status.

@@ -30,7 +30,7 @@ pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
 /// Deadlines for which odd answers must have been all that there was before they count against the source.
 const SILENT_DEADLINES: u32 = 5;
 
-/// Why there is no answer.
+/// Error that left a question without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Away {
     /// Too many wait for one.

@@ -1,7 +1,7 @@
 //! The meaning of a status in the place of an answer: it is about the one question, which is denied, or about the service.
 //!
-//! Clients choose client ids, user names and topics, and a service may answer an odd one with a status. That must not count against
-//! the service, or one stranger could keep everybody out.
+//! Clients choose client ids, user names and topics, and a service may answer an odd name with a status. Such an answer
+//! must not count against the service, or one stranger could keep everybody out.
 
 use std::{
     error::Error,
@@ -18,7 +18,7 @@ use crate::{
     remote::RequestError,
 };
 
-/// Why a question has no answer.
+/// Error that left a question without an answer.
 #[derive(Debug)]
 pub(super) enum NoAnswer {
     /// The status, which is about this question alone: it is denied.

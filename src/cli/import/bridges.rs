@@ -196,7 +196,7 @@ impl BridgeBlock {
         })
     }
 
-    /// Why the connection cannot be the same to the other side.
+    /// Returns the reason for which the connection cannot be the same to the other side.
     fn refused(&self) -> Option<String> {
         for key in ["bridge_psk", "bridge_identity", "bridge_insecure"] {
             let there = self.lines.iter().any(|(_, known, _)| known == key);

@@ -21,7 +21,7 @@ pub(super) struct Draft {
 }
 
 impl Draft {
-    /// Sets a key of a section, `""` for the top level. What is set twice has the last value, as with Mosquitto.
+    /// Sets a key of a section, `""` for the top level. A key that is set twice has the last value, as with Mosquitto.
     pub(super) fn set(&mut self, section: &'static str, key: &'static str, value: String, from: &str) {
         if !self.sections.contains_key(section) {
             self.order.push(section);

@@ -12,7 +12,7 @@ use super::{
     rules,
 };
 
-/// Why there is a listener although none could be carried over.
+/// Explanation of the listener that stands although none could be carried over.
 const NONE_LEFT: &str =
     "no listener could be carried over: there is one on this machine only, and it lets nobody in";
 

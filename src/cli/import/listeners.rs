@@ -40,7 +40,7 @@ pub(super) struct Listener {
     pub(super) guard: ListenerGuard,
     /// Keys of `[limits]` that are of a listener there: value, and the line.
     pub(super) limits: BTreeMap<&'static str, (u64, String)>,
-    /// Why it cannot be carried over without letting in others than before.
+    /// Reasons for which the listener cannot be carried over without letting in others than before.
     pub(super) blocked: Vec<String>,
 }
 

@@ -138,7 +138,7 @@ pub(super) struct OptionReader {
     /// A `password_file`, `allow_anonymous` or the like came already.
     pub(super) guarded: bool,
     pub(super) guard: ListenerGuard,
-    /// Why no listener can be opened.
+    /// Reasons for which no listener can be opened.
     pub(super) shut: Vec<String>,
     pub(super) connections: Vec<BridgeBlock>,
     pub(super) secrets: Vec<(PathBuf, String)>,
@@ -183,8 +183,8 @@ impl OptionReader {
         self.cursors.entry(self.file.clone()).or_default()
     }
 
-    /// The listener that an option of this file is about. What comes before the first `listener` is about the default one, and
-    /// opens it.
+    /// Returns the listener that an option of this file is about. An option before the first `listener` is about the
+    /// default one, and opens it.
     pub(super) fn listener(&mut self) -> &mut Listener {
         let at = self.place();
         self.default_asked |= at == 0;

@@ -1,9 +1,9 @@
 //! JSON, paths and queries to messages: proto3 JSON, and what people write besides.
 //!
-//! Read in one pass into the message, each item of it charged as it is made, so that a small body cannot become a large
-//! message. What is more than proto3 JSON: where a field `payload` is bytes, `payloadText` and `payloadJson` may stand instead; a
-//! `qos` may be 0, 1 or 2, as MQTT counts, and never the number of the enum; the values of enums may be written short, `durable` for
-//! `WAIT_DURABLE`; fields of shadows whose text is JSON may be JSON.
+//! The body is read in one pass into the message, each item charged as it is made, so that a small body cannot become a
+//! large message. Additions to proto3 JSON: where a field `payload` is bytes, `payloadText` and `payloadJson` may stand
+//! instead; a `qos` may be 0, 1 or 2, as MQTT counts, and never the number of the enum; the values of enums may be
+//! written short, `durable` for `WAIT_DURABLE`; fields of shadows whose text is JSON may be JSON.
 
 use std::{cell::RefCell, fmt, str::FromStr};
 

@@ -1,9 +1,9 @@
 //! Streams of the API as server-sent events.
 //!
-//! An item is an event of its name, its data the JSON of it. What can be resumed has the place as the event's id, and goes on
-//! behind `Last-Event-ID`. What cannot has a number: a client that comes back with it is told by a first event `gap` that it
-//! may have missed something. A call that fails before it says anything is an answer like any other; afterwards the failure is an
-//! event `problem`, the last.
+//! An item is an event of its name, its data the JSON of it. A stream that can be resumed has the place as the event's
+//! id, and goes on behind `Last-Event-ID`. Any other stream has a number: a client that comes back with it is told by a
+//! first event `gap` that it may have missed something. A call that fails before its first item is an answer like any
+//! other; afterwards the failure is an event `problem`, the last.
 
 use std::{
     convert::Infallible,

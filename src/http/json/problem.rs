@@ -16,7 +16,7 @@ use tonic_types::StatusExt as _;
 
 use crate::http::client::NoSeat;
 
-/// Why a request failed.
+/// Error that made a request fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Problem(Box<ProblemDetails>);
 
@@ -253,8 +253,8 @@ fn json_path(path: &str) -> String {
     json
 }
 
-/// The status that clients of HTTP expect. What depends on the state of a device or a group is a conflict, so that 400 always
-/// means that the request itself is wrong.
+/// Returns the status that clients of HTTP expect. A failure that depends on the state of a device or a group is a
+/// conflict, so that 400 always means that the request itself is wrong.
 fn http_status(code: Code, reason: &str) -> StatusCode {
     match code {
         _ if reason == "REQUEST_TOO_LARGE" => StatusCode::PAYLOAD_TOO_LARGE,

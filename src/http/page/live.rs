@@ -85,7 +85,7 @@ fn event(kind: &str, data: &str) -> Bytes {
 /// An answer of the events that `make` sends to a visitor, until it returns, the browser is gone, the visitor's login ends, or
 /// the gateway shuts down.
 ///
-/// What may wait of it is on the memory account as long.
+/// Waiting events are on the memory account until then.
 pub(super) fn stream<F>(
     house: &Arc<House>,
     visitor: Visitor,

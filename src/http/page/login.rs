@@ -59,7 +59,7 @@ struct Login {
     _held: HeldBytes,
 }
 
-/// Why there is no login.
+/// Reason to refuse a login.
 #[derive(Debug)]
 enum NoLogin {
     Randomness,

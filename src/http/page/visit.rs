@@ -36,7 +36,7 @@ impl Visitor {
         self.caller.methods.iter().any(known)
     }
 
-    /// Why it may not; `None` if it may.
+    /// Returns the reason for which the role may not call the method; `None` if it may.
     pub(super) fn why_not(&self, method: &str) -> Option<String> {
         (!self.may(method)).then(|| format!("not for the role {}", self.role()))
     }

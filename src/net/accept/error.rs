@@ -1,4 +1,4 @@
-//! Why a socket does not become a connection, and what of it is worth a line in the log.
+//! The errors by which a socket does not become a connection, and the details of them that are worth a line in the log.
 
 use std::io;
 
@@ -15,7 +15,7 @@ use crate::{
     tls,
 };
 
-/// Why there is no connection.
+/// Error that left a socket without a connection.
 #[derive(Debug, Error)]
 pub(in crate::net) enum HandshakeError {
     #[error("i/o: {0}")]

@@ -111,7 +111,7 @@ pub(in crate::net) async fn run(incoming: IncomingSocket, shared: Arc<Shared>) -
     None
 }
 
-/// Why there is no connection, and what is left of one whose peer was told.
+/// Error that left a socket without a connection, and the remains of the socket if its peer was told.
 struct Failure {
     error: HandshakeError,
     remains: Option<Remains>,
@@ -233,7 +233,7 @@ struct Admitted {
     enhanced: Option<Enhanced>,
 }
 
-/// Why there is none.
+/// Reason to admit no connection.
 enum NotAdmitted {
     /// The client is told.
     Refused(ConnectRefused),

@@ -73,8 +73,8 @@ enum Bound {
     Quic(std::net::UdpSocket, Quic),
 }
 
-/// Binds `address`; `[::]` takes connections over IPv4 too, unless it is for IPv6 only. Whatever the system's default is, so that
-/// an address means the same for every listener.
+/// Binds `address`; `[::]` takes connections over IPv4 too, unless the listener is for IPv6 only. The system's default
+/// does not matter, so that an address means the same for every listener.
 ///
 /// # Errors
 /// Any error of the operating system.

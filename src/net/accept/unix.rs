@@ -1,8 +1,9 @@
 //! Unix domain sockets: the socket's file, and the streams accepted through it.
 //!
-//! An accepted stream goes on as a `TcpStream` that holds its descriptor. What connections do with a stream (read,
+//! An accepted stream goes on as a `TcpStream` that holds its descriptor. The work of connections on a stream (read,
 //! write, shutdown, readiness) is the same system calls for both families, so nothing behind the listener knows the
-//! difference and no connection pays for it. What only TCP has (no delay, addresses) is asked of TCP sockets alone.
+//! difference and no connection pays for it. The options of TCP alone (no delay, addresses) are asked of TCP sockets
+//! alone.
 
 use std::{
     fs, io,

@@ -16,7 +16,7 @@ use crate::net::{
     trace, wheel,
 };
 
-/// Why a connection ends.
+/// End of a connection, with its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(in crate::net) enum End {
     /// The client's DISCONNECT.

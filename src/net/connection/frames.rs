@@ -387,8 +387,8 @@ pub(in crate::net) fn log_denied(device: &Device, epoch: u32, action: &str, topi
     );
 }
 
-/// Has a session get what the user's service allows of the subscriptions that it has. What is too many gets nothing, and that is
-/// told once.
+/// Grants a session the filters that the user's service allows, of its present subscriptions. Filters beyond its room
+/// get nothing, and the excess is logged once.
 pub(in crate::net) fn grant_held(
     gate: &mut dyn Gate,
     filters: &[Box<str>],

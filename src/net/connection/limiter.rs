@@ -1,7 +1,7 @@
 //! Rate limits of one client, and of the parties that it belongs to. They slow reading and sending and drop nothing.
 //!
-//! What is done is taken at once, and a connection that has taken too much waits until that is paid. So those who share a rate come
-//! in turn, without a queue, and none of them wakes in vain.
+//! The work done is charged at once, and a connection that has taken too much waits until its debt is paid. So
+//! connections that share a rate come in turn, without a queue, and none of them wakes in vain.
 
 use std::{num::NonZeroU32, time::Duration};
 

@@ -46,7 +46,7 @@ impl Publishing {
         commit
     }
 
-    /// Hands the message to the rest without its connection, in turns. What the next connection of the client sends may
+    /// Hands the message to the rest without its connection, in turns. Messages of the client's next connection may
     /// overtake it.
     fn finish_alone(mut self, device: Arc<Device>) {
         let rest = async move {

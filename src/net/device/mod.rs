@@ -576,7 +576,7 @@ fn ask_to_close(epoch: u32, reason: CloseReason) -> u32 {
     epoch << 16 | 0x100 | u32::from(code)
 }
 
-/// Why the connection of `epoch` was asked to close, if it was.
+/// Returns the reason for which the connection of `epoch` was asked to close, if it was.
 fn asked_to_close(asked: u32, epoch: u32) -> Option<CloseReason> {
     if asked & !0xFF != epoch << 16 | 0x100 {
         return None;
@@ -591,7 +591,7 @@ fn asked_to_close(asked: u32, epoch: u32) -> Option<CloseReason> {
 }
 
 impl Device {
-    /// Why the connection of `epoch` was asked to close before it attached, if it was.
+    /// Returns the reason for which the connection of `epoch` was asked to close before it attached, if it was.
     #[cfg(test)]
     pub(in crate::net) fn asked_to_close(&self, epoch: u32) -> Option<CloseReason> {
         asked_to_close(self.asked.load(Relaxed), epoch)

@@ -17,7 +17,7 @@ use self::{
     websocket::{Frames, WebSocketError, binary_header},
 };
 
-/// Why the layers end a connection.
+/// Error with which the layers end a connection.
 #[derive(Debug, Error)]
 pub(in crate::net) enum LayerError {
     /// TLS failed.

@@ -14,7 +14,7 @@ use crate::door::{Origins, is_this_machine};
 
 const LONGEST_REQUEST: usize = 16 << 10;
 
-/// Why a WebSocket connection ends.
+/// Error with which a WebSocket connection ends.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 pub(in crate::net) enum WebSocketError {
     /// A frame against RFC 6455, or one that MQTT does not allow [MQTT-6.0.0-1], and the status that tells the peer so.

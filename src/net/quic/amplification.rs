@@ -229,8 +229,8 @@ impl Address {
     }
 }
 
-/// Addresses in two generations: when the younger is full or old it becomes the older, and the older is forgotten. What is
-/// forgotten is an address that may be sent nothing until more comes from there.
+/// Addresses in two generations: when the younger is full or old it becomes the older, and the older is forgotten. A
+/// forgotten address may be sent nothing until more comes from there.
 #[derive(Debug, Default)]
 struct Addresses {
     young: HashMap<SocketAddr, Address>,

@@ -27,7 +27,7 @@ struct OpenDuplex {
     connection: quinn::Connection,
     shared: Arc<EntranceShared>,
     kept: KeptForConnection,
-    /// Why it is closed, as MQTT says it.
+    /// MQTT reason code with which the connection is closed.
     code: u8,
     /// Nothing more is written: the stream is finished.
     shut: bool,

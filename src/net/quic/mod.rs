@@ -1,8 +1,9 @@
 //! MQTT over QUIC: one connection of QUIC with one bidirectional stream that the client opens, and on it plain MQTT.
 //!
-//! quinn has the protocol, and its tasks the packets, the encryption and the timers. They run on the service runtime, since a
-//! shard has no timers; a connection's own task stays on its shard and sees a stream of bytes ([`Duplex`]) in the place of a
-//! socket. What the client may do beyond that is nothing: no second stream, no unidirectional one, no datagrams, no 0-RTT.
+//! quinn has the protocol, and its tasks the packets, the encryption and the timers. The tasks run on the service
+//! runtime, since a shard has no timers; a connection's own task stays on its shard and sees a stream of bytes
+//! ([`Duplex`]) in the place of a socket. The client may do nothing beyond that: no second stream, no unidirectional
+//! one, no datagrams, no 0-RTT.
 //!
 //! An address that has not proved itself (it may be forged) has no place in limits per address: it is named when the
 //! handshake has shown that its owner answers, as that which a proxy tells. While handshakes are many it has to prove itself
@@ -154,7 +155,7 @@ impl Entrance {
     }
 }
 
-/// Why a call does not become a connection.
+/// Error that left a call without a connection.
 #[derive(Debug, thiserror::Error)]
 pub(in crate::net) enum CallError {
     /// The handshake, or what came before the stream.
