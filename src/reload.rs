@@ -30,7 +30,7 @@ pub trait Reload: Send + Sync {
     /// Returns how much there is, as in `3 rules`.
     ///
     /// # Errors
-    /// What is wrong, a text each, with file and line and without secrets. Then nothing has changed.
+    /// The faults, a text each, with file and line and without secrets. Then nothing has changed.
     fn reload(&self) -> Result<String, Vec<String>>;
 }
 

@@ -62,7 +62,7 @@ impl Client {
     /// For the service at `url`, whose certificate is of the CA in `tls`.
     ///
     /// # Errors
-    /// What is wrong with the URL.
+    /// The fault of the URL.
     pub(crate) fn new(url: &str, tls: Option<ClientTls>) -> Result<Self, String> {
         let uri: Uri = url.parse().map_err(|_| "not a URL".to_owned())?;
         let host = uri.host().ok_or("no host in the URL")?.trim_matches(['[', ']']).to_owned();
@@ -231,7 +231,7 @@ impl Service {
     /// Has `make` read the CA, now and whenever it has changed; `name` is [`Reload::name`].
     ///
     /// # Errors
-    /// Those of `make`.
+    /// The errors of `make`.
     pub(crate) fn new(
         name: &'static str,
         ca: Option<PathBuf>,

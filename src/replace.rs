@@ -13,7 +13,7 @@ use std::{
 /// and the link stays.
 ///
 /// # Errors
-/// Those of the system, also if the file would get another group; then nothing has changed.
+/// The system's errors, also if the file would get another group; then nothing has changed.
 pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
     let path = &target(path)?;
     let mut name = path.file_name().unwrap_or_default().to_owned();
@@ -31,7 +31,7 @@ pub(crate) fn replace(path: &Path, text: &str) -> io::Result<()> {
 /// The file that a path leads to, by way of symbolic links, whether it is there or not.
 ///
 /// # Errors
-/// Those of the system; links that lead to each other.
+/// The system's errors; links that lead to each other.
 pub(crate) fn target(path: &Path) -> io::Result<PathBuf> {
     const MOST_LINKS: usize = 40;
     let mut path = path.to_owned();

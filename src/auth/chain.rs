@@ -288,7 +288,7 @@ impl Sources {
     /// Verifies a token; returns the identity that it proves, if it is good for the device.
     ///
     /// # Errors
-    /// Why not; `None` if it is no token of those whose keys there are.
+    /// The reason for refusing the token; `None` if it names no key that is known here.
     pub(super) async fn verify_token(
         &self,
         token: String,

@@ -83,7 +83,7 @@ pub(crate) fn read(path: &Path) -> Result<Tokens, Vec<String>> {
 /// half of a change, and two at once come one after the other.
 ///
 /// # Errors
-/// Those of `edit`, and of the file; then nothing has changed.
+/// The errors of `edit`, and of the file; then nothing has changed.
 pub(crate) fn edit<E: From<FileError>>(
     path: &Path,
     edit: impl FnOnce(&str) -> Result<String, E>,

@@ -37,7 +37,7 @@ struct KeySet {
 
 impl Jwt {
     /// # Errors
-    /// What is wrong with the file of keys.
+    /// The faults of the file of keys.
     pub(super) fn open(path: &Path, config: &BackendJwt) -> Result<Self, String> {
         let expected = Expected {
             issuer: Some(config.issuer.clone()).filter(|issuer| !issuer.is_empty()),
@@ -61,7 +61,7 @@ impl Jwt {
     /// Reads the keys again. Returns whether they are others now.
     ///
     /// # Errors
-    /// What is wrong with the file; then the old ones stay.
+    /// The faults of the file; then the old keys stay.
     pub(super) fn reload(&self, path: &Path) -> Result<bool, String> {
         let mut new = KeySet::read(path)?;
         let old = self.keys.load_full();

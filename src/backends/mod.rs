@@ -124,7 +124,7 @@ impl Backends {
     /// Opens the backends of a valid configuration.
     ///
     /// # Errors
-    /// What is wrong with the file of tokens, a problem for each line.
+    /// The faults of the file of tokens, a problem for each line.
     pub(crate) fn open(config: &config::Backends) -> Result<Self, ConfigError> {
         let file = config.tokens.clone();
         let tokens = match &file {
@@ -185,7 +185,7 @@ impl Backends {
     /// made good by a certificate.
     ///
     /// # Errors
-    /// Why the caller is not known.
+    /// The reason for which the caller is not known.
     pub(crate) fn identify(
         &self,
         authorization: Option<&[u8]>,
@@ -240,7 +240,7 @@ impl Backends {
     /// Checks that the credentials of `caller` are still good.
     ///
     /// # Errors
-    /// Why it is no longer.
+    /// The reason for which the credentials are no longer good.
     pub(crate) fn check(&self, caller: &Caller) -> Result<(), Unknown> {
         if caller.grant.is_expired(now()) {
             return Err(Unknown::Expired);
@@ -297,7 +297,7 @@ impl Backends {
     /// Changes the file by `edit`, as [`file::edit`] does, and takes what it has then. Blocks.
     ///
     /// # Errors
-    /// Those of [`file::edit`], or that there is no file.
+    /// The errors of [`file::edit`], or a missing file.
     pub(crate) fn edit<E: From<file::FileError>>(
         &self,
         edit: impl FnOnce(&str) -> Result<String, E>,

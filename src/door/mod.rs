@@ -203,7 +203,7 @@ impl Door {
     /// The places of one who arrived.
     ///
     /// # Errors
-    /// It has to wait, or there is nothing to wait for.
+    /// The connection has to wait, or there is nothing to wait for.
     pub(crate) fn enter(self: &Arc<Self>, address: Option<Address>) -> Result<(Seat, Guest), NotNow> {
         self.house.take()?;
         let (knock, told) = oneshot::channel();
@@ -267,7 +267,7 @@ impl Seat {
     /// Sets the address, which is known only now, from the proxy in front. Only for a seat without one.
     ///
     /// # Errors
-    /// Which limit of the address leaves no place.
+    /// The limit of the address that leaves no place.
     pub(crate) fn named(&mut self, guest: &Guest, address: Address) -> Result<(), DoorRefusal> {
         let leaves = self.door.state.lock().named(guest.id(), address, self.door.now())?;
         self.address = Some(address);

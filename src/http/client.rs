@@ -133,7 +133,7 @@ impl HttpClient {
     /// longer what strangers hold.
     ///
     /// # Errors
-    /// Why it may not stay all the same.
+    /// The reason for which the client may not stay all the same.
     pub(super) fn identified(extensions: &Extensions, caller: CallerKey) -> Result<(), NoSeat> {
         extensions.get::<Arc<Self>>().map_or(Ok(()), |client| client.keep(caller))
     }

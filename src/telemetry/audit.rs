@@ -26,7 +26,7 @@ impl AuditFile {
     /// Opens the file, or makes it, for the user of the gateway alone.
     ///
     /// # Errors
-    /// Those of the system.
+    /// The system's errors.
     pub(super) fn open(path: &Path) -> io::Result<Arc<Self>> {
         Ok(Arc::new(Self { path: path.to_owned(), file: Mutex::new(append_to(path)?) }))
     }

@@ -115,7 +115,7 @@ impl Facts {
     /// Checks that clients accept the certificate at `now`.
     ///
     /// # Errors
-    /// It has expired, or is not valid yet.
+    /// The certificate has expired, or is not valid yet.
     pub(super) fn check_dates(&self, path: &Path, now: SystemTime) -> Result<(), TlsError> {
         let path = path.to_owned();
         match seconds(now) {

@@ -88,7 +88,7 @@ impl TlsStore {
     /// Builds the configuration of a use and keeps it fresh from now on.
     ///
     /// # Errors
-    /// Those of reading and checking the files.
+    /// The errors of reading and checking the files.
     pub(crate) fn add(&self, name: &str, files: TlsFiles, alpn: &[&[u8]]) -> Result<TlsHandle, TlsError> {
         let Built { config, rules, facts, revoked } = build(&files, alpn, None)?;
         let handle = Arc::new(ArcSwap::from_pointee(config));

@@ -158,7 +158,7 @@ impl Broker {
     /// Starts it again if it lost its port to another process, which may happen between two starts.
     ///
     /// # Panics
-    /// When it ended for any other reason.
+    /// If the broker ended for any other reason.
     pub(crate) fn look_after(&mut self) {
         let Some(status) = self.ended() else { return };
         let log = self.log();

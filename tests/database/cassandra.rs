@@ -93,7 +93,7 @@ impl Cassandra {
     /// none.
     ///
     /// # Panics
-    /// When it should start and does not.
+    /// If it should start and does not.
     pub(crate) fn start(port: u16, env: &[(&str, &str)]) -> Option<Self> {
         let port = port.to_string();
         let (was_there, _) = run(script(&port, "status").envs(env.iter().copied()), START);

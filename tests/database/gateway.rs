@@ -55,7 +55,7 @@ impl Gateway {
     /// SIGTERM, and a new process on the same data directory.
     ///
     /// # Panics
-    /// When it does not end in time and with code 0.
+    /// If the gateway does not end in time and with code 0.
     pub(crate) fn restart(self) -> Self {
         let toml = self.toml.clone();
         self.restart_with(&toml)

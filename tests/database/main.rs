@@ -5,9 +5,9 @@
 //! own, and those that stop or kill a Cassandra, or fill its disk, start one for that.
 //! `MQTT_SERVER_TEST_FAULT_SECONDS` (20) is how long a fault lasts at least.
 //!
-//! Every key (device, topic) has one writer, which knows the last value that it sent. What a fault must not change:
-//! devices get their acknowledgements, memory stays within its bound, and when the database is back each row holds the
-//! last value sent.
+//! Every key (device, topic) has one writer, which knows the last value that it sent. No fault may change this: devices
+//! get their acknowledgements, memory stays within its bound, and when the database is back each row holds the last
+//! value sent.
 
 mod cassandra;
 #[path = "../support/client.rs"]

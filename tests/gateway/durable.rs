@@ -69,7 +69,8 @@ fn dup_tells_after_a_restart_what_was_sent_before() {
             clients[1..].iter_mut().map(|client| [(); 2].map(|()| delivered(client))).collect();
         assert!(before.iter().flatten().all(|(_, dup, _)| !dup), "{case}: {before:?}");
         leave(&mut clients[1]);
-        // Queue and record of who left are written with nobody waiting for them. What comes later is waited for.
+        // The queue, and the record of a client that left, are written with nobody waiting for them. Later writes are
+        // waited for.
         until(|| server.metric("mqtt_connections") == 2);
         publisher.publish_acked(&name("away"), b"4", false);
         resume(server.ports.tcp, lasting("mark", 600)).0.subscribe("mark");

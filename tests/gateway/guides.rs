@@ -1,7 +1,7 @@
-//! Runs the commands of the pages of docs/ as they stand: blocks fenced as `sh prepare` before the gateway starts, `sh tour`
-//! while it runs. With a `gateway.toml`, shown (`toml file gateway.toml`) or made by the commands, the gateway is started with
-//! that; else as the README starts it. What is there is replaced by ports that are free. `sh start` is how the page starts it; a
-//! block that nobody runs is `sh untested: REASON`.
+//! Runs the commands of the pages of docs/ as they stand: blocks fenced as `sh prepare` before the gateway starts, `sh
+//! tour` while it runs. With a `gateway.toml`, shown (`toml file gateway.toml`) or made by the commands, the gateway is
+//! started with that; else as the README starts it. The ports of the text are replaced by free ones. `sh start` is how
+//! the page starts it; a block that nobody runs is `sh untested: REASON`.
 
 use std::{
     fs,

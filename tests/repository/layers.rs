@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-/// Modules of the gateway and the others of it that they may name. Those that are missing here wire everything.
+/// Modules of the gateway and the others of it that they may name. Modules that are missing here wire everything.
 const MAY_NAME: &[(&str, &[&str])] = &[
     ("abuse", &["auth", "door", "reload", "tls"]),
     ("auth", &["door", "reload", "remote", "secret_files", "tls"]),

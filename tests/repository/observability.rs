@@ -1,5 +1,5 @@
-//! deploy/prometheus and deploy/grafana, held against the metrics that the gateway declares, and checked by promtool. Whether
-//! a real Prometheus evaluates them with a real gateway is tested in tests/gateway/observability.rs.
+//! Files of deploy/prometheus and deploy/grafana, held against the metrics that the gateway declares, and checked by
+//! promtool. Their evaluation by a real Prometheus with a real gateway is tested in tests/gateway/observability.rs.
 
 use std::{collections::BTreeSet, fs, process::Command, time::Duration};
 

@@ -79,7 +79,7 @@ impl Server {
     /// Starts a server with further arguments and further TOML in front of the listeners.
     ///
     /// # Panics
-    /// When the server does not become ready; its log is printed first.
+    /// If the server does not become ready; its log is printed first.
     pub fn start_with(args: &[&str], toml: &str) -> Self {
         Self::start_in(tempfile::tempdir().expect("make a directory for the server"), args, toml)
     }
@@ -87,7 +87,7 @@ impl Server {
     /// Kills the server without warning (SIGKILL) and starts it anew in the same directory, on new ports.
     ///
     /// # Panics
-    /// When the server does not become ready.
+    /// If the server does not become ready.
     pub fn kill_and_restart(mut self, args: &[&str], toml: &str) -> Self {
         let _ = self.child.kill();
         let _ = self.child.wait();
@@ -97,7 +97,7 @@ impl Server {
     /// Stops the server (SIGTERM) and starts it anew in the same directory, on new ports.
     ///
     /// # Panics
-    /// When it does not end in time with code 0, or does not become ready.
+    /// If the server does not end in time with code 0, or does not become ready.
     pub fn stop_and_restart(mut self, args: &[&str], toml: &str) -> Self {
         assert!(self.stop(), "the server did not stop in time with code 0");
         self.start_anew(args, toml)
@@ -118,7 +118,7 @@ impl Server {
     /// Starts a server in this directory, with these variables in its environment.
     ///
     /// # Panics
-    /// When it does not become ready.
+    /// If the server does not become ready.
     pub fn start_in_environment(
         dir: tempfile::TempDir,
         args: &[&str],
@@ -136,7 +136,7 @@ impl Server {
     /// Starts a server with the configuration that a directory has, on ports of its own and on loopback only.
     ///
     /// # Panics
-    /// When it does not become ready.
+    /// If the server does not become ready.
     pub fn start_as_configured(dir: tempfile::TempDir, config: &str) -> Self {
         Self::launch(dir, &["--config", config, "--data-dir", "data"], &[], |log| {
             let port = |listener| logged_port(log, listener);
@@ -179,7 +179,7 @@ impl Server {
     /// The port of a listener that the test's own TOML names, with port 0.
     ///
     /// # Panics
-    /// When there is no such listener.
+    /// If there is no such listener.
     pub fn port(&self, listener: &str) -> u16 {
         logged_port(&self.log(), listener).unwrap_or_else(|| panic!("no listener {listener}"))
     }
@@ -363,7 +363,7 @@ fn may_skip() -> bool {
 /// Finds a tool, `None` when it is missing and skipping is allowed.
 ///
 /// # Panics
-/// When the tool is missing and skipping is not allowed.
+/// If the tool is missing and skipping is not allowed.
 pub fn need(tool: &str, found: bool) -> bool {
     if found {
         return true;

@@ -123,7 +123,7 @@ impl Block {
     /// Runs it in the server's directory; `ports` are further ones to replace, `path` further programs.
     ///
     /// # Panics
-    /// When it fails or does not print what the text says.
+    /// If the block fails or does not print the expected output.
     pub fn run(&self, server: &Server, ports: &[(&str, &str)], path: &str) {
         let [tls, grpc, http] =
             [server.ports.tls, server.ports.grpc, server.ports.http].map(|port| port.to_string());

@@ -52,7 +52,7 @@ pub(super) enum LoginOutcome {
 /// Returns the answer with the identity that the service names, if it fits.
 ///
 /// # Errors
-/// It is more than may be held. Nothing is left out: a rule may deny by what would be.
+/// The identity is larger than may be held. Nothing is left out: a rule may deny by the part left out.
 fn fitting(principal: Principal) -> Result<ServiceAnswer<Principal>, String> {
     let size = |text: &str| size_of::<Box<str>>() + text.len();
     let Principal { username, groups, claims, tenant, .. } = &principal;

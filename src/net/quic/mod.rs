@@ -137,7 +137,7 @@ impl Entrance {
     /// With the newest certificates.
     ///
     /// # Errors
-    /// They cannot be used for QUIC.
+    /// The TLS settings cannot be used for QUIC.
     pub(in crate::net) fn take(&mut self, incoming: quinn::Incoming) -> io::Result<FirstPacket> {
         let loaded = self.tls.load();
         if !Arc::ptr_eq(&loaded, &self.current.0) {

@@ -76,8 +76,8 @@ pub(crate) struct Connection {
 }
 
 impl Connection {
-    /// Connects over the transport of this number. Whether the session was there; an error if it was taken over at
-    /// once.
+    /// Connects over the transport of this number. Returns whether the session was there; an error if the connection
+    /// was taken over at once.
     pub(crate) fn open(server: &Server, transport: u64, connect: Connect) -> io::Result<(Self, bool)> {
         let ports = server.ports;
         let secure = transport % 4 == 1 || transport % 4 == 3;
