@@ -17,8 +17,7 @@
 //!   commands           requests to devices, and their answers
 //!   bridges            messages to and from other systems
 //!   shadow             device shadows at work: requests in order, the store, who is told
-//!   abuse auth backends door reload remote replace secret_files shutdown
-//!     telemetry tls
+//!   abuse auth backends shutdown
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
@@ -32,14 +31,16 @@
 //! crates/api           messages and clients of the gRPC API
 //! crates/ctl           `mqtt-server ctl`: that API on a command line, over clients/rust
 //! crates/config        settings: defaults, file, environment and flags, checked before anything starts
+//! crates/edge          for every listener: doors, TLS, files read again; the client of HTTP services
+//! crates/telemetry     logs, metrics, OTLP export
 //! crates/core          ClientId, topics, QoS, Message, limits, counters, clock
 //! clients/rust         the client library: that API for backends in Rust, with lost connections made good
 //! ```
 //!
 //! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; disk, cassandra and values -> store;
-//! groups and access -> core; config -> access, shadow, core; ctl -> client
-//! library -> api; shadow and api use nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know
-//! each other, is in `tests/repository/layers.rs`.
+//! groups and access -> core; config -> access, shadow, core; telemetry -> edge -> config; ctl -> client library -> api; shadow and
+//! api use nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in
+//! `tests/repository/layers.rs`.
 
 mod abuse;
 pub mod auth;
@@ -48,23 +49,17 @@ mod bridges;
 #[doc(hidden)]
 pub mod cli;
 mod commands;
-mod door;
 pub mod gateway;
 #[doc(hidden)]
 pub mod groups;
 mod grpc;
 mod http;
 mod net;
-pub mod reload;
-mod remote;
-mod replace;
-mod secret_files;
 mod shadow;
 mod shutdown;
-mod telemetry;
-mod tls;
 
 pub use ::config;
+pub use edge::reload;
 pub use gateway::Gateway;
 
 /// The gRPC API: messages, clients, and the descriptors of its services; and in `hooks` the service that the gateway calls, with
@@ -79,5 +74,7 @@ pub mod proto {
 /// For the fuzz targets and tests of this repository; anything may change.
 #[doc(hidden)]
 pub mod internals {
-    pub use crate::{grpc::fuzz_convert, telemetry::trace_clients};
+    pub use telemetry::trace_clients;
+
+    pub use crate::grpc::fuzz_convert;
 }

@@ -5,6 +5,7 @@ use std::{fs, io, net::IpAddr, path::PathBuf, sync::Arc};
 
 use access::bans::{Ban, BanList, BanTarget, Fingerprint, Presented, TooManyBans, parse_bans};
 use broker::CloseReason;
+use edge::{reload::Reload, tls::CertificateId};
 use gateway_core::{Peer, clock};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
@@ -12,11 +13,7 @@ use store::{DataDir, StoreError};
 use thiserror::Error;
 use tokio::sync::Notify;
 
-use crate::{
-    auth::{Connected, Judge},
-    reload::Reload,
-    tls::CertificateId,
-};
+use crate::auth::{Connected, Judge};
 
 /// The file in the data directory.
 const KEPT: &str = "bans.json";

@@ -3,6 +3,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use access::{BackoffRule, Flapping, Principal, bans::Presented};
+use edge::door::Address;
 use gateway_core::{Peer, Timestamp, metrics::count, warn_limited};
 use parking_lot::Mutex;
 
@@ -10,7 +11,6 @@ use super::{
     Bans,
     logins::{LoginHistory, LoginName},
 };
-use crate::door::Address;
 
 /// Client ids whose connects are remembered.
 const REMEMBERED: usize = 65_536;

@@ -10,9 +10,8 @@ use std::{
 };
 
 use access::{Backoff, BackoffRule, Recently};
+use edge::door::Address;
 use gateway_core::Timestamp;
-
-use crate::door::Address;
 
 /// Addresses whose failures are remembered.
 const ADDRESSES: usize = 65_536;

@@ -10,6 +10,7 @@ use access::{
 };
 use broker::Account;
 use config::{AuthCertificate, AuthStep, Config, ConfigError};
+use edge::reload::Reloads;
 use gateway_core::metrics::count;
 
 use super::{
@@ -21,7 +22,6 @@ use super::{
     remote::{GrpcHook, HttpHook, LoginOutcome},
     tokens::JwtTokens,
 };
-use crate::reload::Reloads;
 
 /// Verdict of a step.
 enum Verdict {

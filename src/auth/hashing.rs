@@ -12,6 +12,7 @@ use std::{
 
 use access::passwords::Scratch;
 use broker::Account;
+use edge::door::Address;
 use gateway_core::metrics::count;
 use parking_lot::{Condvar, Mutex};
 use tokio::{sync::oneshot, time::Instant};
@@ -20,7 +21,6 @@ use super::{
     Denied,
     login_queue::{Asker, LoginQueue, Ticket},
 };
-use crate::door::Address;
 
 /// Time that a job is supposed to take before any was done: a hash of argon2id as made here takes about as long.
 const FIRST_GUESS: Duration = Duration::from_millis(25);

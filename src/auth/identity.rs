@@ -3,10 +3,10 @@
 use std::{any::Any, sync::Arc};
 
 use broker::{Account, Charge, CloseReason, ConnectionInfo, MemoryKind};
+use edge::tls::CertificateId;
 use gateway_core::metrics::count;
 
 use super::{Method, Principal};
-use crate::tls::CertificateId;
 
 /// Part of an authentication that is kept beside the connection's own [`Permissions`](super::Permissions), where other
 /// threads can look at it.

@@ -45,6 +45,7 @@ use std::{
 };
 
 use bytes::Bytes;
+use edge::door::Address;
 
 pub(crate) use access::rules::Excess;
 pub use access::{Method, Principal, Subject};
@@ -56,8 +57,6 @@ pub(crate) use permissions::{Permissions, Refused};
 pub(crate) use remembered::Remembered;
 pub(crate) use remote::{Courier, RemoteAuthorizer, Unanswered, Wish};
 pub(crate) use rules::{Authority, open_rules};
-
-use crate::door::Address;
 
 /// Credentials that a client presents.
 #[derive(Debug, Clone)]

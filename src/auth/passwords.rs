@@ -9,10 +9,10 @@ use std::{
 use access::passwords::Passwords;
 use arc_swap::ArcSwap;
 use config::{Auth, ConfigError, Problem};
+use edge::reload::Reload;
 use tracing::warn;
 
 use super::proofs::Proofs;
-use crate::reload::Reload;
 
 /// The users of a file as it was last read without fault.
 pub(super) struct PasswordFile {

@@ -21,6 +21,7 @@ use access::{
 use arc_swap::ArcSwap;
 use broker::{Account, CloseReason};
 use config::{Config, ConfigError, DeniedPublish, Problem};
+use edge::reload::Reload;
 use gateway_core::{ClientId, QoS, ReservedTopics, SharedMessage, has_wildcard, matches, parse_shared};
 use session::{GATED, Gate, TooManyGranted};
 use tokio::sync::Notify;
@@ -30,7 +31,6 @@ use super::{
     Authorizer, Connected, Judge, Remembered, identity,
     remote::{RemoteAuthorizer, Unanswered, Wish},
 };
-use crate::reload::Reload;
 
 /// Decides what devices may do, where rules or a program are set.
 pub(crate) struct Authority {

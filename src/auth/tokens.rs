@@ -9,10 +9,10 @@ use std::{
 use access::jwt::{self, Expected, JwtError, SigningKeys, Verified};
 use arc_swap::ArcSwap;
 use config::{AuthJwt, ConfigError, Problem};
+use edge::reload::Reload;
 use gateway_core::{Timestamp, clock};
 
 use super::remote::KeySet;
-use crate::reload::Reload;
 
 /// Keys as they were last read without fault, and what tokens must say.
 pub(super) struct JwtTokens {

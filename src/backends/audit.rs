@@ -9,9 +9,9 @@ use gateway_core::{
     log_limits::{LineKind, peer_limits},
     metrics::count,
 };
+use telemetry::AUDIT;
 
 use super::Caller;
-use crate::telemetry::AUDIT;
 
 /// A call.
 #[derive(Debug, Clone, Copy)]

@@ -9,9 +9,8 @@ use std::{
 };
 
 use access::backends::Tokens;
+use edge::replace::{replace, target};
 use thiserror::Error;
-
-use crate::replace::{replace, target};
 
 /// Largest file.
 const MOST_BYTES: u64 = 16 << 20;

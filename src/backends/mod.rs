@@ -13,6 +13,7 @@ use std::{net::IpAddr, path::PathBuf, sync::Arc};
 use access::backends::{Grant, Role, Roles, Scope, Tokens};
 use arc_swap::ArcSwap;
 use config::{self, BackendCertificate, ConfigError, Problem};
+use edge::reload::Reload;
 use gateway_core::{clock, metrics::count};
 use thiserror::Error;
 use tokio::sync::watch;
@@ -22,8 +23,6 @@ use access::jwt::looks_like_token;
 use audit::AuditLine;
 pub(crate) use certificate::CertificateNames;
 use jwt::Jwt;
-
-use crate::reload::Reload;
 
 /// Somebody who calls, as long as that is so.
 #[derive(Debug, Clone)]

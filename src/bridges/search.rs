@@ -237,7 +237,7 @@ mod tests {
 
     /// The failure: at QoS 0 the reason is about the message before, which counts as delivered since it was written.
     #[test]
-    fn a_reason_about_a_message_is_about_one_that_was_alone_on_a_tried_connection() {
+    fn a_reason_is_about_a_message_that_was_alone_on_a_tried_connection() {
         let (mut search, mut work) = (PoisonSearch::default(), work(1));
         let sent = search.next(&work);
         assert!(!search.is_careful());

@@ -6,6 +6,10 @@ use aws_lc_rs::hmac;
 use base64::{Engine as _, engine::general_purpose::STANDARD};
 use bytes::Bytes;
 use config::WebhookBridge;
+use edge::{
+    remote::{Client, HttpAnswer, RequestError},
+    tls,
+};
 use gateway_core::{SharedMessage, clock};
 use hyper::{
     StatusCode,
@@ -20,10 +24,6 @@ use super::{
     search::PoisonSearch,
     status::{BridgeFailure, BridgeRefusal, Reason},
     work::{BridgeBatch, BridgeItem, Fate},
-};
-use crate::{
-    remote::{Client, HttpAnswer, RequestError},
-    tls,
 };
 
 /// Time and signature of a batch.

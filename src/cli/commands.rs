@@ -6,8 +6,7 @@ use access::backends::Role;
 use clap::{Args, Parser, Subcommand, ValueEnum};
 use config::Flags;
 use gateway_core::units::ByteSize;
-
-use crate::telemetry::version;
+use telemetry::version;
 
 /// The arguments of the program.
 #[derive(Debug, Clone, Parser)]

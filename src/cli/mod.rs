@@ -22,6 +22,11 @@ use std::{
 
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand};
 use config::{Config, DEV_CERTS_DIR, Flags, kubernetes_variables};
+use edge::{
+    secret_files,
+    tls::{self, TlsStore},
+};
+use telemetry::Telemetry;
 use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,
@@ -35,10 +40,7 @@ use crate::{
     backends::Backends,
     bridges::Bridges,
     gateway::{Gateway, StartError},
-    secret_files,
     shutdown::{Shutdown, Signals},
-    telemetry::Telemetry,
-    tls::{self, TlsStore},
 };
 
 /// Time beyond `shutdown.deadline` that an orderly end may take before the process ends regardless.

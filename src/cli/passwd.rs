@@ -12,9 +12,9 @@ use access::{
     passwords::{self, Hash, Passwords, SALT_LEN, Scratch},
     scram,
 };
+use edge::replace::replace;
 
 use super::commands::PasswdCommand;
-use crate::replace::replace;
 
 /// Runs a command and shows what came of it.
 pub(crate) fn run(command: &PasswdCommand) -> Result<ExitCode, Box<dyn Error>> {

@@ -8,6 +8,7 @@ use std::{
 
 use broker::Broker;
 use disk::{EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions};
+use edge::tls::TlsStore;
 use gateway_core::{
     clock,
     metrics::{Row, figures},
@@ -17,7 +18,7 @@ use tokio::sync::watch;
 use values::{Condition, History};
 
 use super::{groups, history, shadows};
-use crate::{abuse::Bans, bridges::BridgesStatus, commands::Book, groups::Groups, tls::TlsStore};
+use crate::{abuse::Bans, bridges::BridgesStatus, commands::Book, groups::Groups};
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {

@@ -5,12 +5,12 @@ use std::{sync::Arc, time::Duration};
 use cassandra::{ScyllaLatest, ScyllaOptions, ScyllaShadows, TtlRule};
 use config::Config;
 use disk::{EmbeddedLatest, EmbeddedOptions};
+use edge::tls;
 use store::{DataDir, SpillStore, VersionMark, server_id, version_offset};
 use tracing::info;
 use values::{History, Latest, LatestOptions};
 
 use super::{StartError, history};
-use crate::tls;
 
 /// A database that has nothing to write is asked for a sign of life this often.
 const PROBE: Duration = Duration::from_secs(2);

@@ -25,8 +25,13 @@ use std::{
 
 use broker::{Broker, CloseReason, Turn};
 use config::{Address, Config, ConfigError};
+use edge::{
+    reload::Reloads,
+    tls::{DevCertsError, TlsError},
+};
 use gateway_core::clock;
 use store::{ClockMark, StoreError};
+use telemetry::ReadRows;
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
@@ -39,9 +44,6 @@ use crate::{
     auth::{self, Authenticator, Authorizer},
     grpc::GrpcError,
     net,
-    reload::Reloads,
-    telemetry::ReadRows,
-    tls::{DevCertsError, TlsError},
 };
 
 /// Error that stops the gateway from starting.

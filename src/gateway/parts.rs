@@ -9,8 +9,14 @@ use std::{
 
 use broker::{Broker, BrokerConfig, JudgeWill, Turn};
 use config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind};
+use edge::{
+    reload::Reloads,
+    secret_files,
+    tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
+};
 use gateway_core::clock;
 use store::{ClockMark, DataDir, MemoryPublisher, PublisherStore, Recorder, Verify, server_id};
+use telemetry::trace_clients;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
 use values::Latest;
@@ -31,10 +37,6 @@ use crate::{
     commands::{self, Book, BookOptions, CommandTopics, Commands, CommandsOptions, Desk},
     grpc, http,
     net::{self, BoundListener, Shared, probe_silent_peers},
-    reload::Reloads,
-    secret_files,
-    telemetry::trace_clients,
-    tls::{self, TlsHandle, TlsStore, ensure_dev_certs},
 };
 
 /// Interval at which files that can be read again are looked at.

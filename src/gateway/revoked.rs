@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use broker::CloseReason;
+use edge::tls::{Revocations, TlsStore};
 use tokio::sync::watch;
 use tracing::info;
 
@@ -10,7 +11,6 @@ use super::parts::tls_use;
 use crate::{
     auth::{Connected, Judge},
     net,
-    tls::{Revocations, TlsStore},
 };
 
 /// Contents of the revocation lists of each listener.

@@ -7,12 +7,14 @@ use std::{
 
 use broker::{Broker, Counted, MemoryKind, Turn};
 use config::Config;
+use edge::tls::TlsHandle;
 use gateway_core::{
     Message, Origin, Timestamp, clock,
     log_limits::peer_limits,
     metrics::{Row, figures, totals},
 };
 use store::ClockMark;
+use telemetry::{ProcessStats, render, rows};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
 use values::Latest;
@@ -26,8 +28,6 @@ use crate::{
     backends::{Backends, MetricsDenied},
     grpc,
     http::{self, Denied, HttpLimits, Pages, Site},
-    telemetry::{ProcessStats, render, rows},
-    tls::TlsHandle,
 };
 
 pub(super) async fn run_grpc(socket: std::net::TcpListener, tls: Option<grpc::GrpcTls>, api: grpc::Api) {

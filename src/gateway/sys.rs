@@ -54,7 +54,7 @@ impl SysStats {
     }
 
     fn state(&self, out: &mut SysTopics, input: SysInput, gauges: &Gauges) {
-        let version = crate::telemetry::version();
+        let version = telemetry::version();
         let uptime = input.now.saturating_sub(self.start).as_secs();
         let offline = gauges.sessions.saturating_sub(gauges.online);
         out.put("version", format_args!("mqtt-server version {version}"));

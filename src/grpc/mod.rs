@@ -21,8 +21,10 @@ mod stream;
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use broker::{Account, Broker};
+use edge::reload::Reloads;
 use gateway_core::{clock::now, metrics::count};
 use store::{PublisherStore, StoreError};
+use telemetry::TraceClients;
 use thiserror::Error;
 use tokio::{
     net::TcpListener,
@@ -37,10 +39,7 @@ use tonic_health::{
 use tower_layer::Layer as _;
 use values::History;
 
-use crate::{
-    abuse::Bans, auth::Authority, commands::Commands, groups::Groups, shadow::Shadows,
-    telemetry::TraceClients,
-};
+use crate::{abuse::Bans, auth::Authority, commands::Commands, groups::Groups, shadow::Shadows};
 
 use self::{
     proto::{
@@ -75,7 +74,7 @@ use self::{
     stream::Streams,
 };
 
-use crate::{backends::Backends, reload::Reloads};
+use crate::backends::Backends;
 
 pub use self::messages::convert::fuzz_convert;
 pub(crate) use self::{
@@ -399,7 +398,7 @@ async fn open_schedule(
 }
 
 /// Ends every connection on drop.
-struct Closing(Arc<crate::door::Door>);
+struct Closing(Arc<edge::door::Door>);
 
 impl Drop for Closing {
     fn drop(&mut self) {

@@ -10,6 +10,7 @@ use std::{
 };
 
 use broker::{Account, Charge, MemoryKind};
+use edge::door::Guest;
 use gateway_core::metrics::count;
 use hyper::http::Extensions;
 use parking_lot::Mutex;
@@ -19,10 +20,7 @@ use super::{
     held::HeldBytes,
     seats::{RequestKind, Seats, TakenSeat},
 };
-use crate::{
-    door::Guest,
-    grpc::{CallerKey, NoPlace},
-};
+use crate::grpc::{CallerKey, NoPlace};
 
 /// Bytes that a connection is taken to hold: its task, a header and a piece of an answer.
 pub(super) const PLAIN: usize = 24 << 10;

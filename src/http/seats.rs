@@ -8,14 +8,12 @@ use std::{
     sync::Arc,
 };
 
+use edge::door::Address;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::server::HttpLimits;
-use crate::{
-    door::Address,
-    grpc::{CallerKey, NoPlace, Places},
-};
+use crate::grpc::{CallerKey, NoPlace, Places};
 
 /// Kind of a request, by the load it may put on others. Told by its path, before anything of it is worked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

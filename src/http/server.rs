@@ -21,6 +21,10 @@ use axum::{
     response::{IntoResponse, Response},
 };
 use broker::Account;
+use edge::{
+    door::{Door, DoorBounds, Guest, Lobby, Seat, is_this_machine},
+    tls::{self, TlsHandle},
+};
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 use hyper::{
     body::Incoming,
@@ -48,10 +52,6 @@ use super::{
     pages::{Authorize, Denied},
     seats::{RequestKind, Seats},
     write_timeout::WriteTimeout,
-};
-use crate::{
-    door::{Door, DoorBounds, Guest, Lobby, Seat, is_this_machine},
-    tls::{self, TlsHandle},
 };
 
 /// Bounds of the server.

@@ -15,6 +15,7 @@ use std::{
 };
 
 use broker::Turn;
+use edge::door::{Guest, Seat};
 use gateway_core::{Effort, Peer, Timestamp, clock};
 use session::trim_buffers;
 use tokio::{sync::mpsc, time::MissedTickBehavior};
@@ -28,7 +29,6 @@ use super::{
     timers::{self, Timers},
     wheel,
 };
-use crate::door::{Guest, Seat};
 use crate::net::Shared;
 #[cfg(feature = "quic")]
 use crate::net::quic::FirstPacket;

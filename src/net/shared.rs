@@ -13,6 +13,7 @@ use std::{
 
 use broker::{Broker, Session, SessionCore};
 use config::Limits;
+use edge::door::House;
 use gateway_core::{QueueId, Timestamp};
 use session::{Disk, Env};
 use tokio::sync::watch;
@@ -21,7 +22,6 @@ use super::{accept::unauthenticated::Unauthenticated, device::Device, errands::E
 use crate::{
     abuse::AbuseGuard,
     auth::{Authenticator, Authority},
-    door::House,
 };
 
 /// Shared state of all listeners and shards.

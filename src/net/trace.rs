@@ -3,9 +3,9 @@
 use broker::Session as _;
 use codec::{Frame, Packet};
 use gateway_core::{Protocol, clock};
+use telemetry::{ClientTrace, TracedPacket, TracedPublish, Watch, trace_clients};
 
 use super::device::Device;
-use crate::telemetry::{ClientTrace, TracedPacket, TracedPublish, Watch, trace_clients};
 
 /// Most bytes of a topic or a filter.
 const NAME: usize = 1 << 10;

@@ -3,7 +3,8 @@
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The gateway's crates besides `mqtt_server` that write lines, as their events name them.
-const CRATES: [&str; 6] = ["broker", "cassandra", "disk", "gateway_core", "store", "values"];
+pub const CRATES: [&str; 9] =
+    ["broker", "cassandra", "config", "disk", "edge", "gateway_core", "store", "telemetry", "values"];
 
 /// Reads a level. The parser of the library takes any word that it does not know for the name of a module, so that a
 /// misspelt level would silence everything.
@@ -69,7 +70,8 @@ mod tests {
         for entry in fs::read_dir(crates).unwrap() {
             let manifest = fs::read_to_string(entry.unwrap().path().join("Cargo.toml")).unwrap();
             let manifest: Table = manifest.parse().unwrap();
-            if manifest.get("dependencies").is_some_and(|all| all.get("tracing").is_some()) {
+            let names = |table: &str| manifest.get(table).is_some_and(|all| all.get("tracing").is_some());
+            if names("dependencies") || names("dev-dependencies") {
                 writing.push(manifest["package"]["name"].as_str().unwrap().replace('-', "_"));
             }
         }

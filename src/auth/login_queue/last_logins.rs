@@ -8,9 +8,9 @@ use std::{
 };
 
 use broker::{Account, Charge, MemoryKind};
+use edge::door::{Address, Network};
 
 use super::turns::Rank;
-use crate::door::{Address, Network};
 
 /// Addresses and networks that are remembered.
 const SOURCES: usize = 8_192;

@@ -7,13 +7,13 @@ mod turns;
 use std::sync::Arc;
 
 use broker::Account;
+use edge::door::Address;
 
 pub(in crate::auth) use self::{last_logins::Asker, turns::Ticket};
 use self::{
     last_logins::LastLogins,
     turns::{Rank, Turns},
 };
-use crate::door::Address;
 
 /// See the module.
 pub(super) struct LoginQueue<J> {

@@ -6,8 +6,9 @@ use std::{
     hash::Hash,
 };
 
+use edge::door::{Address, Network};
+
 use super::last_logins::{Asker, Identity};
-use crate::door::{Address, Network};
 
 /// Jobs of the middle rank that are done for each of the lowest while both wait.
 const FRESH_PER_FAILING: u32 = 4;

@@ -4,6 +4,7 @@ use std::{collections::BTreeMap, future::Future, sync::Arc, time::Duration};
 
 use access::Subject;
 use config::{AuthGrpc, ConfigError, OnError};
+use edge::reload::Reload;
 use gateway_core::{QoS, Timestamp, parse_shared};
 use prost::Message as _;
 use tokio::task::JoinSet;
@@ -18,7 +19,6 @@ use super::{
 use crate::{
     auth::{Principal, hooks::v1},
     proto::gateway,
-    reload::Reload,
 };
 
 /// A connection remembers an answer for this long at least, so that it is there for what was asked about.

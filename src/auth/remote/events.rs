@@ -9,6 +9,7 @@ use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc, time::Dura
 use access::breaker::QuestionFailure;
 use broker::{Event, EventKind};
 use config::{AuthGrpc, ConfigError, HookEvent};
+use edge::reload::Reload;
 use gateway_core::{metrics::count, warn_limited};
 use prost::Message as _;
 use tokio::{
@@ -21,7 +22,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{guard::LONGEST_PAUSE, provider::Provider, status::NoAnswer};
-use crate::{auth::hooks::v1::OnEventsRequest, proto::gateway::v1, reload::Reload};
+use crate::{auth::hooks::v1::OnEventsRequest, proto::gateway::v1};
 
 /// Most events of a batch, and most bytes, not counting the last event.
 const BATCH: usize = 256;

@@ -5,16 +5,14 @@ use std::{net::SocketAddr, sync::Arc};
 use access::certificate::CertificateFields;
 use broker::Account;
 use config::{AuthGrpc, ConfigError, OnError};
+use edge::reload::Reload;
 use prost::Message as _;
 
 use super::{
     LoginOutcome, MAX_CLAIMS, ServiceAnswer, conclude, ends, fitting, guard::ServiceGuard, keys::Digester,
     provider::Provider, status::AskedAbout,
 };
-use crate::{
-    auth::{Credentials, Method, Principal, hooks::v1},
-    reload::Reload,
-};
+use crate::auth::{Credentials, Method, Principal, hooks::v1};
 
 /// See the module.
 pub(in crate::auth) struct GrpcHook {

@@ -12,6 +12,7 @@ use access::{
 use aws_lc_rs::rand;
 use broker::Account;
 use config::RemoteLimits;
+use edge::door::Address;
 use gateway_core::{Timestamp, clock, metrics::count, warn_limited};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
@@ -23,7 +24,7 @@ use super::{
     places::{Place, Places},
     status::NoAnswer,
 };
-use crate::{auth::login_queue::Asker, door::Address};
+use crate::auth::login_queue::Asker;
 
 /// The longest that a source that does not answer is left alone.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);

@@ -5,6 +5,11 @@ use std::{collections::BTreeMap, sync::Arc};
 use access::certificate::CertificateFields;
 use broker::Account;
 use config::{AuthHttp, ConfigError, OnError, Problem};
+use edge::{
+    reload::Reload,
+    remote::{Client, Service},
+    tls,
+};
 use hyper::StatusCode;
 use serde_json::{Value, json};
 
@@ -14,12 +19,7 @@ use super::{
     keys::Digester,
     status::{AskedAbout, NoAnswer},
 };
-use crate::{
-    auth::{Credentials, Method, Principal},
-    reload::Reload,
-    remote::{Client, Service},
-    tls,
-};
+use crate::auth::{Credentials, Method, Principal};
 
 /// See the module.
 pub(in crate::auth) struct HttpHook {

@@ -6,6 +6,11 @@ use std::{sync::Arc, time::Duration};
 use access::jwt::SigningKeys;
 use arc_swap::ArcSwap;
 use config::{AuthJwt, ConfigError, Problem};
+use edge::{
+    reload::Reload,
+    remote::{Client, Service},
+    tls,
+};
 use gateway_core::{Timestamp, clock, metrics::count};
 use hyper::StatusCode;
 use parking_lot::Mutex;
@@ -15,12 +20,6 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tracing::{info, warn};
-
-use crate::{
-    reload::Reload,
-    remote::{Client, Service},
-    tls,
-};
 
 /// Time for one answer.
 const DEADLINE: Duration = Duration::from_secs(5);

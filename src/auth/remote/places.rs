@@ -4,13 +4,11 @@
 use std::sync::Arc;
 
 use broker::Account;
+use edge::door::Address;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::{
-    auth::login_queue::{Asker, LoginQueue, Ticket},
-    door::Address,
-};
+use crate::auth::login_queue::{Asker, LoginQueue, Ticket};
 
 /// See the module.
 pub(super) struct Places {

@@ -11,6 +11,11 @@ use std::{
 
 use arc_swap::ArcSwap;
 use config::{AuthGrpc, ConfigError, Problem};
+use edge::{
+    reload::Reload,
+    remote::{Allowance, Metered},
+    secret_files::open_mode,
+};
 use hyper::Uri;
 use hyper_util::rt::TokioIo;
 use tokio::{net::TcpStream, runtime::Handle};
@@ -21,12 +26,7 @@ use tonic::{
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint, Identity},
 };
 
-use crate::{
-    auth::hooks::v1::hook_provider_client::HookProviderClient,
-    reload::Reload,
-    remote::{Allowance, Metered},
-    secret_files::open_mode,
-};
+use crate::auth::hooks::v1::hook_provider_client::HookProviderClient;
 
 /// Longest answer.
 const MAX_ANSWER: usize = 64 << 10;

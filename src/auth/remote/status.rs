@@ -9,14 +9,12 @@ use std::{
 };
 
 use access::breaker::QuestionFailure;
+use edge::remote::RequestError;
 use gateway_core::{info_of_peer, log_limits::LineKind, warn_limited};
 use hyper::StatusCode;
 use tonic::{Code, ConnectError, Status, TimeoutExpired};
 
-use crate::{
-    auth::{Credentials, hooks::v1},
-    remote::RequestError,
-};
+use crate::auth::{Credentials, hooks::v1};
 
 /// Error that left a question without an answer.
 #[derive(Debug)]

@@ -7,6 +7,7 @@ mod witness;
 use std::time::Duration;
 
 use config::{KafkaBridge, SaslMechanism};
+use edge::tls;
 use rdkafka::{
     ClientConfig,
     error::{KafkaError, RDKafkaErrorCode as Code},
@@ -16,7 +17,6 @@ use super::{
     mqtt::read_secret,
     status::{BridgeFailure, Reason},
 };
-use crate::tls;
 
 pub(super) use {inward::KafkaIn, outward::KafkaOut};
 

@@ -8,9 +8,8 @@ mod outward;
 use std::{fs, path::Path, sync::Arc, time::Duration};
 
 use config::{MqttBridge, MqttLevel};
+use edge::tls::{self, ServerName};
 use tokio_rustls::TlsConnector;
-
-use crate::tls::{self, ServerName};
 
 pub(super) use {inward::MqttIn, outward::MqttOut};
 

@@ -4,6 +4,10 @@ use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
 use broker::Account;
+use edge::{
+    door::{Door, DoorBounds, DoorRefusal, Guest, Lobby, Seat},
+    tls::{self, Revocations},
+};
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
@@ -20,12 +24,7 @@ use super::{
     purse::{Holding, Purse},
     unauthenticated::UnauthenticatedMemory,
 };
-use crate::{
-    backends::CertificateNames,
-    door::{Door, DoorBounds, DoorRefusal, Guest, Lobby, Seat},
-    grpc::GrpcConfig,
-    tls::{self, Revocations},
-};
+use crate::{backends::CertificateNames, grpc::GrpcConfig};
 
 /// Pause after a failed accept (usually: no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

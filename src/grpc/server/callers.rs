@@ -10,13 +10,11 @@ use std::{
 };
 
 use ahash::RandomState;
+use edge::door::Address;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use crate::{
-    backends::{Caller, How},
-    door::Address,
-};
+use crate::backends::{Caller, How};
 
 /// For the keys of this process.
 static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);

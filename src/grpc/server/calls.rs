@@ -18,6 +18,7 @@ use std::{
 };
 
 use broker::Account;
+use edge::door::{Guest, Seat};
 use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tonic::{
@@ -37,7 +38,6 @@ use super::{
     request_body::{self, RequestBounds},
 };
 use crate::backends::CertificateNames;
-use crate::door::{Guest, Seat};
 use crate::grpc::status::Error;
 
 /// Calls that a connection may have beyond its limit, to be told so.

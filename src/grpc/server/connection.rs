@@ -11,6 +11,7 @@ use std::{
     time::Duration,
 };
 
+use edge::tls::{CertificateId, Revocations};
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 use rustls::pki_types::CertificateDer;
 use tokio::{
@@ -26,7 +27,6 @@ use super::{
     frame_gate::{CHUNK, FrameGate, Step},
     purse::{Holding, Purse},
 };
-use crate::tls::{CertificateId, Revocations};
 
 /// Bytes that TLS may keep for a socket that does not take them: before there are credentials, and after that, which is what
 /// rustls has by default.

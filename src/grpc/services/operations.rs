@@ -3,6 +3,7 @@
 use std::{collections::HashMap, sync::Arc};
 
 use config::{Config, Direction};
+use edge::tls::TlsStore;
 use gateway_core::{
     Timestamp, clock,
     metrics::{MetricKind, Row},
@@ -20,7 +21,6 @@ use crate::{
         server::{access::Call, methods::methods_of},
         status::Error,
     },
-    tls::TlsStore,
 };
 
 /// Most prefixes of names in a request.

@@ -8,15 +8,14 @@ use access::{
 };
 use broker::{Event, EventKind};
 use codec::{Connect, reason};
+use edge::{door::DoorRefusal, tls::CertificateId};
 use gateway_core::{Peer, clock, metrics::count};
 use session::{Accepted, ConnectRefused};
 
 use crate::{
     abuse::{Barred, LoginName},
     auth::Principal,
-    door::DoorRefusal,
     net::Shared,
-    tls::CertificateId,
 };
 
 /// Returns the refusal if a socket of `peer` is to be closed before anything is read from it.

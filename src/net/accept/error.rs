@@ -3,17 +3,14 @@
 use std::io;
 
 use codec::{DecodeError, reason};
+use edge::{door::DoorRefusal, tls};
 use gateway_core::{Peer, info_of_peer, log_limits::LineKind};
 use thiserror::Error;
 use tracing::debug;
 
+use crate::net::layers::{LayerError, websocket::WebSocketError};
 #[cfg(feature = "quic")]
 use crate::net::quic::CallError;
-use crate::{
-    door::DoorRefusal,
-    net::layers::{LayerError, websocket::WebSocketError},
-    tls,
-};
 
 /// Error that left a socket without a connection.
 #[derive(Debug, Error)]

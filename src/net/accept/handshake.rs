@@ -21,6 +21,10 @@ use std::{
 use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
 use bytes::Bytes;
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
+use edge::{
+    door::{Guest, Seat},
+    tls::CertificateId,
+};
 use gateway_core::{
     BRIDGE_MARK, Peer, clock, info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
 };
@@ -43,6 +47,7 @@ use super::{
     proxy,
     unauthenticated::{Crowded, UnauthenticatedPlace},
 };
+use crate::auth::{Credentials, Denied, Identity, Permissions, Secret, Subject, Unanswered, Wish};
 #[cfg(feature = "quic")]
 use crate::net::quic::FirstPacket;
 use crate::net::{
@@ -56,11 +61,6 @@ use crate::net::{
     shard::{Arrived, IncomingSocket, ShardLocal},
     shared::Entering,
     timers, trace, wheel,
-};
-use crate::{
-    auth::{Credentials, Denied, Identity, Permissions, Secret, Subject, Unanswered, Wish},
-    door::{Guest, Seat},
-    tls::CertificateId,
 };
 
 /// As the broker keeps it.

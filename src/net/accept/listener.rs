@@ -6,6 +6,10 @@ use arc_swap::ArcSwap;
 #[cfg(feature = "quic")]
 use config::Quic;
 use config::{Address, FileMode, Limits};
+use edge::{
+    door::{self, Door, DoorBounds, DoorRefusal, Lobby, Origins},
+    tls::TlsHandle,
+};
 use gateway_core::{Durability, Peer, info_of_peer, log_limits::LineKind, metrics::count, warn_limited};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 use tokio::{
@@ -23,10 +27,6 @@ use crate::net::quic;
 use crate::net::{
     ShardHandle, Shared,
     shard::{Arrived, IncomingSocket},
-};
-use crate::{
-    door::{self, Door, DoorBounds, DoorRefusal, Lobby, Origins},
-    tls::TlsHandle,
 };
 
 const BACKLOG: i32 = 4096;

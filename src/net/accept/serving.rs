@@ -12,11 +12,12 @@ use std::{
     task::{Context, Poll, ready},
 };
 
+use edge::door::Seat;
+
 use super::{
     handshake,
     lingering::{LONGEST, Remains},
 };
-use crate::door::Seat;
 use crate::net::{Shared, connection::Connection, shard::IncomingSocket};
 
 /// The future of one socket. Dropping it ends the connection as lost.

@@ -10,11 +10,10 @@ use std::{
 };
 
 use broker::{Account, Charge, MemoryKind};
+use edge::door::Address;
 use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
-
-use crate::door::Address;
 
 /// Bytes that a handshake may hold uncharged: nearly all buffers of a handshake come in one piece of this size.
 const FREE: usize = 1 << 10;

@@ -9,14 +9,12 @@ use gateway_core::{
     info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
 };
 use session::{Effect, Enhanced, Env, Gate, Inbound, Incoming, Outbound, Owner, Permit, Violation};
+use telemetry::{ClientTrace, trace_clients};
 use tracing::info;
 
 use super::{Connection, Rare, ending::End, fault::Fault, unfinished::Publishing};
+use crate::auth::{Authority, Excess, Permissions, Refused, Remembered, RemoteAuthorizer, Wish};
 use crate::net::{Shared, device::Device, shard::PacketWork, trace};
-use crate::{
-    auth::{Authority, Excess, Permissions, Refused, Remembered, RemoteAuthorizer, Wish},
-    telemetry::{ClientTrace, trace_clients},
-};
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;

@@ -12,6 +12,7 @@ use access::scram;
 use broker::{Account, Charge, CloseReason, Event, EventKind, MemoryKind, Session};
 use bytes::Bytes;
 use codec::{Packet, reason};
+use edge::tls::CertificateId;
 use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::LineKind, metrics::count};
 use session::{Enhanced, Presented};
 use tokio::time::Sleep;
@@ -24,7 +25,6 @@ use crate::{
         Unanswered,
     },
     net::{layers::layered::Io, shard::PacketWork, timers},
-    tls::CertificateId,
 };
 
 /// The authenticator's pending answer, with the dialogue to go on with.

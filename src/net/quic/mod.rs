@@ -24,6 +24,7 @@ use std::{
 
 use broker::{Account, Charge, MemoryKind};
 use config::Quic;
+use edge::tls::TlsHandle;
 use quinn::{
     AsyncTimer, AsyncUdpSocket, IdleTimeout, ServerConfig, TokioRuntime, TransportConfig, VarInt,
     crypto::rustls::QuicServerConfig,
@@ -34,7 +35,6 @@ use tokio::{runtime::Handle, sync::Semaphore};
 
 use self::amplification::{AmplificationLimit, LimitedSocket, ProvedAddress};
 pub(in crate::net) use self::duplex::Duplex;
-use crate::tls::TlsHandle;
 
 /// Protocol that clients have to ask for by ALPN.
 pub(crate) const ALPN: &[u8] = b"mqtt";

@@ -4,17 +4,15 @@ use std::{convert::Infallible, sync::Arc};
 
 use access::backends::Grant;
 use gateway_core::parse_shared;
+use telemetry::{TracedPacket, WATCH_BYTES, Watch};
 
-use crate::{
-    grpc::{
-        Context,
-        messages::answers,
-        proto::gateway::v1::{self, trace_packets_item::Item},
-        server::access::Call,
-        status::Error,
-        stream::{ResponseQueue, ResponseSender, StreamEnd, responses},
-    },
-    telemetry::{TracedPacket, WATCH_BYTES, Watch},
+use crate::grpc::{
+    Context,
+    messages::answers,
+    proto::gateway::v1::{self, trace_packets_item::Item},
+    server::access::Call,
+    status::Error,
+    stream::{ResponseQueue, ResponseSender, StreamEnd, responses},
 };
 
 /// Most bytes of a payload that are shown.
@@ -148,7 +146,7 @@ mod tests {
     use gateway_core::{QoS, Timestamp};
 
     use super::*;
-    use crate::telemetry::TracedPublish;
+    use telemetry::TracedPublish;
 
     fn publish(topic: &str) -> TracedPacket {
         TracedPacket {
