@@ -84,7 +84,7 @@ pub(crate) struct Source {
     pub(crate) code: String,
     /// Names of all functions, those of the test module too.
     functions: Vec<String>,
-    lines: usize,
+    pub(crate) lines: usize,
     says_why: bool,
 }
 
@@ -94,7 +94,7 @@ fn root() -> PathBuf {
 
 pub(crate) fn is_tests(path: &str) -> bool {
     path.split('/').any(|part| {
-        matches!(part, "tests" | "tests.rs" | "suite" | "suite.rs") || part.ends_with("_tests.rs")
+        matches!(part, "tests" | "tests.rs" | "suite" | "suite.rs" | "fuzz.rs") || part.ends_with("_tests.rs")
     })
 }
 

@@ -1,0 +1,75 @@
+//! The size of each crate, and the English of the comments.
+
+use std::{collections::BTreeMap, fs};
+
+use super::{
+    layers::{gateway_sources, is_tests},
+    support::root,
+};
+
+/// Lines of a crate outside tests, suites and fuzz code. A larger one has outgrown its walls (docs/adr/0005-workspace.md).
+const MOST_LINES: usize = 14_000;
+
+/// The same for the crate at the top, which is to wire the others: lowered with each wall that is put up.
+const MOST_LINES_AT_TOP: usize = 58_000;
+
+/// Words that stand for a noun and hide it.
+const HIDING: &[&str] = &[
+    "How", "It", "That", "They", "Those", "What", "Whatever", "When", "Where", "Wherever", "Whether",
+    "Which", "Who", "Whoever", "Whose",
+];
+
+/// Of a thousand comments so many may open with a word that hides its noun.
+const MOST_HIDING: usize = 20;
+
+#[test]
+fn no_crate_outgrows_its_walls() {
+    let mut lines = BTreeMap::<String, usize>::new();
+    for source in gateway_sources().iter().filter(|source| !is_tests(&source.path)) {
+        let parts: Vec<&str> = source.path.split('/').collect();
+        let name = if parts[0] == "crates" { parts[1] } else { "mqtt-server" };
+        *lines.entry(name.to_owned()).or_default() += source.lines;
+    }
+    let most = |name: &str| if name == "mqtt-server" { MOST_LINES_AT_TOP } else { MOST_LINES };
+    let large: Vec<_> = lines.iter().filter(|(name, lines)| **lines > most(name)).collect();
+    assert!(large.is_empty(), "{large:?}: put up a wall");
+}
+
+/// The failure: comments in a language of their own, in which a relative clause stands for every noun.
+#[test]
+fn comments_open_with_a_noun_or_a_verb() {
+    let mut all = 0;
+    let mut hiding = Vec::new();
+    for source in gateway_sources() {
+        let text = fs::read_to_string(root().join(&source.path)).expect("read a source file");
+        for opening in openings(&text) {
+            all += 1;
+            if HIDING.contains(&opening.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default()) {
+                hiding.push(format!("{}: {opening}", source.path));
+            }
+        }
+    }
+    assert!(all > 1_000, "only {all} comments were found");
+    let most = all * MOST_HIDING / 1_000;
+    assert!(hiding.len() <= most, "{} of {all}, more than {most}:\n{}", hiding.len(), hiding.join("\n"));
+}
+
+/// The first lines of all comments that have lines of their own.
+fn openings(text: &str) -> Vec<&str> {
+    let mut found = Vec::new();
+    let mut before = "";
+    for line in text.lines().map(str::trim_start) {
+        let marker = ["///", "//!", "//"].into_iter().find(|marker| line.starts_with(marker)).unwrap_or("");
+        if !marker.is_empty() && marker != before {
+            found.push(line[marker.len()..].trim());
+        }
+        before = marker;
+    }
+    found
+}
+
+#[test]
+fn openings_are_those_of_blocks() {
+    let text = "//! What is it\n//! It is\n\n/// A noun\nfn f() {} // What\n    // Who\n    // They\n";
+    assert_eq!(openings(text), ["What is it", "A noun", "Who"]);
+}
