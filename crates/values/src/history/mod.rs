@@ -265,7 +265,7 @@ impl History {
         let (mut number, mut bytes) = (0, 0);
         while number < BATCH && bytes < BATCH_BYTES {
             let Some(entry) = queue.get(number) else { break };
-            bytes += size_of_entry(&entry);
+            bytes += size_of_entry(entry);
             number += 1;
         }
         let taken: Vec<_> = queue.drain(..number).collect();
@@ -285,8 +285,8 @@ impl History {
                 self.queue.lock().push_back(entry.clone());
             } else {
                 let feeder = Feeder::of(OriginKind::Device, Some(&entry.value.device));
-                self.shares.give_back(feeder, self.weight(size_of_entry(&entry)));
-                (messages, bytes) = (messages + 1, bytes + size_of_entry(&entry));
+                self.shares.give_back(feeder, self.weight(size_of_entry(entry)));
+                (messages, bytes) = (messages + 1, bytes + size_of_entry(entry));
             }
         }
         self.release(messages, bytes);
