@@ -98,10 +98,10 @@ pub(crate) enum BanError {
 pub(crate) struct Bans {
     most: usize,
     file: Option<PathBuf>,
-    /// Without one, what the RPC makes ends with the process.
+    /// Without a directory, bans made by RPC end with the process.
     directory: Option<Arc<DataDir>>,
     lists: RwLock<Lists>,
-    /// Held by who changes what is kept, also while it is written: so that the file is never older than an answer.
+    /// Held while the stored bans change, also while they are written: so that the file is never older than an answer.
     writing: Mutex<()>,
     /// Tells of new bans, for those who are connected.
     pub(crate) changed: Notify,
@@ -125,7 +125,7 @@ struct BanRecord {
 }
 
 impl Bans {
-    /// Reads the operator's file and what was kept. Blocks.
+    /// Reads the operator's file and the stored bans. Blocks.
     ///
     /// # Errors
     /// One of the files cannot be read or is wrong: a start without the bans in it would let those in whom they are for.
@@ -159,7 +159,7 @@ impl Bans {
         lists.all().iter().find_map(|list| list.of_address(ip, wall())).cloned()
     }
 
-    /// The ban that hits somebody now.
+    /// Returns the ban that hits a client now.
     pub(crate) fn of(&self, who: &Presented<'_>) -> Option<Ban> {
         let lists = self.lists.read();
         lists.all().iter().find_map(|list| list.of(who, wall())).cloned()

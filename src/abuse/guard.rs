@@ -81,7 +81,7 @@ impl AbuseGuard {
         self.ban(who, peer).or_else(|| self.waits(login, peer, now).map(Barred::Waits))
     }
 
-    /// Tells whether somebody is banned.
+    /// Tells whether a client is banned.
     pub(crate) fn ban(&self, who: &Presented<'_>, peer: Peer) -> Option<Barred> {
         let who = Presented { address: address(peer), ..*who };
         self.bans.of(&who).map(|ban| banned(&ban))
@@ -95,8 +95,9 @@ impl AbuseGuard {
         }
     }
 
-    /// Somebody is let in as `principal`. False if the client id connects so often that it is banned from now on. A login takes
-    /// back the failures of its own account only: whoever guesses passwords would log in, or come without one, in between.
+    /// Notes that a client is let in as `principal`. False if the client id connects so often that it is banned from
+    /// now on. A login takes back the failures of its own account only: otherwise an attacker who guesses passwords
+    /// would log in, or come without one, in between.
     pub(crate) fn admitted(
         &self,
         login: &LoginName<'_>,
@@ -195,7 +196,7 @@ mod tests {
         assert_eq!(guard.waits(&login("bob", "d"), peer("2001:db8::1"), at(1)), None);
     }
 
-    /// The failure: somebody with an account guesses at that of another, and logs in between two guesses.
+    /// The failure: a client with an account guesses at another's, and logs in between two guesses.
     #[test]
     fn a_login_of_ones_own_does_not_end_the_wait_for_guessing_at_another() {
         let from = peer("192.0.2.1");

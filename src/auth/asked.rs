@@ -32,7 +32,7 @@ struct RememberedAnswer {
     /// [`key`] of the topic or filter.
     key: Box<str>,
     qos: QoS,
-    /// RETAIN flag of what is published; none of a subscription.
+    /// RETAIN flag of a published message; none of a subscription.
     retain: Option<bool>,
     may: bool,
     until: Timestamp,

@@ -7,10 +7,10 @@ use super::Subject;
 /// Decides what devices may publish, subscribe to and receive, in place of a rules file; given to
 /// [`Builder::authorizer`](crate::gateway::Builder::authorizer).
 ///
-/// It is asked on threads that serve devices, in part under the lock of a session, so it **must not block**: no I/O, no lock
-/// that somebody holds for long, no call of the gateway. Each connection remembers what was said about the last few
-/// topics of each kind, so on the path of a message it is asked only about a topic that is not among those. An answer holds
-/// until [`Self::version`] changes.
+/// The authorizer is asked on threads that serve devices, in part under the lock of a session, so it **must not
+/// block**: no I/O, no lock that is held for long, no call of the gateway. Each connection remembers the answers about
+/// the last few topics of each kind, so on the path of a message the authorizer is asked only about other topics. An
+/// answer holds until [`Self::version`] changes.
 ///
 /// ```
 /// use std::sync::Arc;

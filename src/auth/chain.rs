@@ -65,8 +65,8 @@ struct CertificateNames {
 }
 
 impl Chain {
-    /// Reads what the configuration names and adds it to what can be read again. To be called within the runtime where
-    /// remote sources are to be asked.
+    /// Reads the files that the configuration names and adds them to the files that can be read again. To be called
+    /// within the runtime where remote sources are to be asked.
     ///
     /// # Errors
     /// A file cannot be used, or a thread cannot be made.
@@ -347,7 +347,7 @@ impl Sources {
             return Verdict::Pass;
         };
         let allow = || {
-            // Said only to who knows the password.
+            // Said only to a client that knows the password.
             if !self.may_have(user, &credentials.client_id) {
                 return Verdict::Deny(Denied::ClientId);
             }

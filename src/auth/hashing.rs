@@ -1,7 +1,7 @@
-//! Threads that hash passwords and check signatures. A hash takes long on purpose, so no shard does it. As many are made at once
-//! as there are threads for it; the others wait for their turn, by the rank of who asks, its network and its address. No more may
-//! wait than are done before their clients give up: beyond that, a client of the address that holds most is told that the server
-//! is busy.
+//! Threads that hash passwords and check signatures. A hash takes long on purpose, so no shard does it. As many are
+//! made at once as there are threads for it; the others wait for their turn, by the rank of the client, its network and
+//! its address. No more may wait than are done before their clients give up: beyond that, a client of the address that
+//! holds most is told that the server is busy.
 
 use std::{
     io,
@@ -157,7 +157,7 @@ impl HashBounds {
     }
 }
 
-/// A job that somebody waits for.
+/// A job with a client that waits for the result.
 struct Waits<'a> {
     shared: &'a Shared,
     ticket: Ticket,

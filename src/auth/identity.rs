@@ -28,8 +28,8 @@ const FREE: usize = 256;
 pub(crate) struct NoRoom;
 
 impl Identity {
-    /// As [`ConnectionInfo::identity`] takes it: nothing for somebody anonymous without a certificate, about whom nobody
-    /// can have more to say than about any other.
+    /// Returns the identity as [`ConnectionInfo::identity`] takes it: `None` for an anonymous client without a
+    /// certificate, since there is nothing to revoke.
     ///
     /// # Errors
     /// Sessions have used up their share of memory.

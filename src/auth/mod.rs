@@ -164,7 +164,7 @@ pub trait Dialogue: Send {
     fn answer(&mut self, data: Bytes) -> Answering;
 }
 
-/// Everybody may connect, as nobody in particular.
+/// Everybody may connect, as an anonymous client.
 #[derive(Debug, Default)]
 pub struct AllowAll;
 

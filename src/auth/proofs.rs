@@ -163,7 +163,7 @@ mod tests {
         };
         assert!(fresh(999, 3_599_999) && !fresh(999, 3_600_000) && !fresh(0, 0));
         assert!(all.of(&users, "ann", &[b'x'; LONGEST + 1]).is_none());
-        // A sixteenth of the budget is for what is remembered of logins.
+        // A sixteenth of the budget is for remembered logins.
         let small = Arc::new(Account::new(64 * ENTRY));
         let few = proofs(100, &small);
         for n in 0..100_u32 {

@@ -11,7 +11,7 @@ use super::Authority;
 pub(crate) struct Remembered {
     recent: Recent,
     charge: Charge,
-    /// Bytes of who holds it.
+    /// Bytes of its holder.
     beside: usize,
 }
 

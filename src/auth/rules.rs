@@ -360,7 +360,7 @@ pub(crate) struct Receiving {
 /// other for each topic that is new to the session, under its lock and in its publisher's time.
 const MOST_PATTERNS: usize = 64;
 
-/// Filters that somebody else than the rules allows.
+/// Filters that are allowed by another party than the rules.
 #[derive(Default)]
 struct Granted {
     /// Without wildcards: a topic each.

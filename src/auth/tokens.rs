@@ -14,7 +14,7 @@ use gateway_core::{Timestamp, clock};
 
 use super::remote::KeySet;
 
-/// Keys as they were last read without fault, and what tokens must say.
+/// Keys as they were last read without fault, and the claims that tokens must have.
 pub(super) struct JwtTokens {
     key_file: Option<PathBuf>,
     secret_file: Option<PathBuf>,

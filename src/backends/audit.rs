@@ -1,7 +1,7 @@
 //! The audit log: a line for every call that was denied and for every administrative one, on a target of its own.
 //!
-//! It names who, what, with what, and how it ended; never a token, a password or a payload. Peers can cause denied calls at
-//! will, so of those a few lines from one address pass in ten seconds, and the others are counted.
+//! A line names the caller, the call, its subject, and its end; never a token, a password or a payload. Peers can cause
+//! denied calls at will, so of those a few lines from one address pass in ten seconds, and the others are counted.
 
 use std::{fmt::Display, net::IpAddr};
 

@@ -40,7 +40,7 @@ pub(crate) enum FileError {
 const PATIENCE: Duration = Duration::from_secs(5);
 const PAUSE: Duration = Duration::from_millis(5);
 
-/// Locks, unless somebody else does not let go.
+/// Locks, unless another process does not let go.
 fn lock(folder: &File) -> io::Result<()> {
     for _ in 0..PATIENCE.as_millis() / PAUSE.as_millis() {
         match folder.try_lock() {
@@ -78,7 +78,7 @@ pub(crate) fn read(path: &Path) -> Result<Tokens, Vec<String>> {
     parse(path, &text)
 }
 
-/// Replaces its text by what `edit` makes of it, on disk when this returns, and returns the tokens in it then. Nobody sees
+/// Replaces its text by the result of `edit`, on disk when this returns, and returns the tokens in it then. Nobody sees
 /// half of a change, and two at once come one after the other.
 ///
 /// # Errors

@@ -1,4 +1,4 @@
-//! JSON Web Tokens of backends: signed by somebody else, whose public keys are in a file.
+//! JSON Web Tokens of backends: signed by another party, whose public keys are in a file.
 
 use std::{collections::HashMap, fs, path::Path, sync::Arc};
 

@@ -47,7 +47,7 @@ pub(crate) enum How {
     Unasked,
     /// A token of the file.
     Token,
-    /// A token that somebody else has signed, with keys of this reading of their file.
+    /// A token that another party has signed, with keys of this reading of their file.
     Jwt(u64),
     /// The client certificate.
     Certificate,
@@ -112,7 +112,7 @@ pub(crate) struct Backends {
     tokens: ArcSwap<Tokens>,
     file: Option<PathBuf>,
     jwt: Option<(PathBuf, Jwt)>,
-    /// Patterns of names and what they stand for.
+    /// Patterns of names and their grants.
     certificates: Vec<(String, Grant)>,
     any_certificate: Option<Role>,
     anybody: Caller,
@@ -313,7 +313,7 @@ impl Backends {
 pub(crate) enum MetricsDenied {
     /// To nobody known.
     Unknown,
-    /// To somebody whose scope is too small.
+    /// Refusal to a caller whose scope is too small.
     Scope,
 }
 

@@ -79,7 +79,7 @@ pub fn main() -> ExitCode {
     }
     let threads = config.effective_shards().clamp(1, 4);
     let runtime = Builder::new_multi_thread().worker_threads(threads).enable_all().build();
-    // Signals have a thread of their own: whatever keeps the others busy, they are heard.
+    // Signals have a thread of their own: they are heard even while all others are busy.
     let signals = Builder::new_current_thread().enable_all().build();
     match (runtime, signals) {
         (Ok(runtime), Ok(signals)) => {
@@ -209,7 +209,7 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     ExitCode::SUCCESS
 }
 
-/// Addresses and what to try next.
+/// Addresses, and the next things to try.
 fn welcome(gateway: &Gateway, plain: bool) -> String {
     let mut text = String::from("\nmqtt-server is running (development mode)\n");
     for (name, address) in gateway.addresses() {

@@ -9,7 +9,7 @@ use tracing::debug;
 /// Beats in the time after which the service manager takes the process for dead.
 const BEATS: u32 = 3;
 
-/// Every listener accepts, and what was asked to be read again has been.
+/// Tells that every listener accepts, and that all files of the last reload have been read again.
 pub(super) fn ready() {
     tell(&[NotifyState::Ready, NotifyState::Status("Listening")]);
 }

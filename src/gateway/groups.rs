@@ -1,4 +1,4 @@
-//! The log of consumer groups and what is kept of them, on disk, and the groups themselves.
+//! The log of consumer groups and their state, on disk, and the groups themselves.
 
 use std::{path::PathBuf, sync::Arc, time::Duration};
 

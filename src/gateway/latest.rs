@@ -69,7 +69,7 @@ fn open_database(
         version_offset: version_offset(&server_id),
         // A batch is many requests.
         write_timeout: options.write_timeout.max(database.request_timeout.0 * 6),
-        // Half of what the shutdown keeps for latest values; the other half is for the spill.
+        // Half of the time that the shutdown keeps for latest values; the other half is for the spill.
         last_write: config.shutdown.deadline.0 / 8,
         probe: Some(PROBE),
         spill_running: database.spill_running,

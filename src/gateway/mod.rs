@@ -150,7 +150,7 @@ impl Builder {
         self
     }
 
-    /// Decides who may connect, on every listener and in place of `[auth]` and of what listeners say about it.
+    /// Decides who may connect, on every listener and in place of `[auth]` and of the listeners' own settings.
     #[must_use]
     pub fn authenticator(mut self, auth: Arc<dyn Authenticator>) -> Self {
         self.auth = Some(auth);
@@ -223,7 +223,7 @@ impl Gateway {
         }
     }
 
-    /// All that can be read again: certificates, and what an embedding program adds.
+    /// All files that can be read again: certificates, and the files that an embedding program adds.
     pub fn reloads(&self) -> &Arc<Reloads> {
         &self.reloads
     }

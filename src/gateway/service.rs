@@ -160,7 +160,7 @@ pub(super) struct Sys {
 }
 
 impl Sys {
-    /// Publishes for the first time: before anybody can subscribe, for what is only kept is never sent later.
+    /// Publishes for the first time: before anybody can subscribe, as a value that is only kept is never sent later.
     pub(super) fn start(broker: Broker) -> Self {
         let mut sys = Self { broker, stats: SysStats::new(since_epoch()) };
         sys.publish();

@@ -1,4 +1,5 @@
-//! Sessions, queues, retained messages and what the Publisher remembers, on disk: opened before anything else, read before any listener opens.
+//! Sessions, queues, retained messages and the Publisher's memory, on disk: opened before anything else, read before
+//! any listener opens.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 

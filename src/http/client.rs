@@ -39,7 +39,7 @@ pub(super) struct Strangers {
 }
 
 impl Strangers {
-    /// Each of whom holds `cost` bytes of `account`.
+    /// Makes an account of strangers, each of which holds `cost` bytes of `account`.
     pub(super) fn new(account: Arc<Account>, cost: usize) -> Self {
         Self { account, number: Arc::default(), cost }
     }
@@ -127,8 +127,8 @@ impl HttpClient {
         self.leave.notified().await;
     }
 
-    /// The client of the request with these extensions has shown that it is `caller`: it keeps its seat, and what it holds is no
-    /// longer what strangers hold.
+    /// Notes that the client of the request with these extensions has shown to be `caller`: it keeps its seat, and its
+    /// holdings are no longer a stranger's.
     ///
     /// # Errors
     /// The reason for which the client may not stay all the same.
@@ -136,7 +136,8 @@ impl HttpClient {
         extensions.get::<Arc<Self>>().map_or(Ok(()), |client| client.keep(caller))
     }
 
-    /// As [`Self::identified`], of what needs nobody's credentials or has checked them: the address is the caller.
+    /// As [`Self::identified`], for a request that needs no credentials or has had them checked: the address is the
+    /// caller.
     pub(super) fn keep_at_address(&self) -> Result<(), NoSeat> {
         self.keep(CallerKey::at(self.peer))
     }

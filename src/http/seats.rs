@@ -33,7 +33,7 @@ pub(super) enum RequestKind {
 }
 
 impl RequestKind {
-    /// The kind of what is asked for by `path`.
+    /// Returns the kind of the request for `path`.
     pub(super) fn of(path: &str) -> Self {
         match path {
             "/healthz" | "/readyz" => Self::Health,
@@ -81,8 +81,8 @@ impl Seats {
         kinds.iter().fold(0, |all, kind| all.saturating_add(kind.places.most))
     }
 
-    /// One of `kind` for somebody at `address` who has shown nothing yet; `leave` is told once it is needed for another. `None`
-    /// if all are taken by those who keep theirs.
+    /// Takes a seat of `kind` for a stranger at `address`; `leave` is notified once the seat is needed for another.
+    /// `None` if all seats are kept by their callers.
     pub(super) fn take(&self, kind: RequestKind, address: Address, leave: &Arc<Notify>) -> Option<TakenSeat> {
         let of = match kind {
             RequestKind::Health => &self.health,

@@ -89,8 +89,8 @@ impl ShardLocal {
 }
 
 impl PacketWork {
-    /// Ends a connection's poll: flushes a turn that has lasted [`TURN`]. A thread that always has something to do
-    /// never parks, and what it collected must not wait for that.
+    /// Ends a connection's poll: flushes a turn that has lasted [`TURN`]. A thread that always has work never parks,
+    /// and its collected output must not wait for that.
     pub(super) fn end_poll(&mut self) {
         if self.turn.dirty.is_empty() {
             return;

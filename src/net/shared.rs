@@ -115,9 +115,9 @@ impl Shared {
         let _ = self.shut.subscribe().wait_for(|shut| *shut).await;
     }
 
-    /// Refuses every CONNECT from now on, also those that wait for the disk, and waits until the others that were
-    /// accepted have their connection, which takes neither a peer's help nor the disk's. The sessions that are online
-    /// after that are all that there will be. Cancel safe.
+    /// Refuses every CONNECT from now on, also those that wait for the disk, and waits until the other accepted ones
+    /// have their connection, which takes neither a peer's help nor the disk's. No session comes online after that.
+    /// Cancel safe.
     pub(crate) async fn refuse_connects(&self) {
         self.door.fetch_or(SHUT, AcqRel);
         self.shut.send_replace(true);

@@ -1,5 +1,5 @@
 //! A client of one HTTP service that the gateway calls: HTTP/1.1 over TCP or TLS, with connections that are used again.
-//! The bytes taken from the service for one request are bounded, whatever it sends.
+//! The bytes taken from the service for one request are bounded in any case.
 
 mod allowance;
 

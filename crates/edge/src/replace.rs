@@ -91,7 +91,8 @@ mod tests {
         assert!(replace(&dir.path().join("none/tokens"), "").is_err());
     }
 
-    /// The failure: the link becomes a file of its own, and what it led to, which others read, keeps the old text.
+    /// The failure: the link becomes a file of its own, and the file that it led to, which others read, keeps the old
+    /// text.
     #[test]
     fn a_symbolic_link_stays_one_and_the_file_behind_it_is_replaced() {
         let dir = tempfile::tempdir().unwrap();

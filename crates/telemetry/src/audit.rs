@@ -11,7 +11,7 @@ use std::{
 use edge::reload::Reload;
 use parking_lot::Mutex;
 
-/// Target of its events, which pass whatever `log.level` is.
+/// Target of its events, which pass at any `log.level`.
 pub const AUDIT: &str = "audit";
 
 /// A file that is appended to line by line. Reloading opens it anew, so that a program may move it away before.

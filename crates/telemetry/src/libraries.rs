@@ -1,8 +1,8 @@
 //! Lines of libraries: which of them pass, and how many.
 //!
-//! Libraries write what they like, in part whatever a peer makes them write. So each that uses `tracing` or `log` has a rule here,
-//! which a test holds against `Cargo.lock`, and its lines pass a limit: five of a library and level in ten seconds. Lines below
-//! INFO pass only where the operator names the library in `log.level`, and are not limited then.
+//! Libraries write any lines they like, in part at a peer's will. So each that uses `tracing` or `log` has a rule here,
+//! which a test holds against `Cargo.lock`, and its lines pass a limit: five of a library and level in ten seconds.
+//! Lines below INFO pass only where the operator names the library in `log.level`, and are not limited then.
 
 use std::{
     fmt,
@@ -23,7 +23,7 @@ use tracing_subscriber::{
 
 use super::audit::AUDIT;
 
-/// A rule: the target with which a library's lines begin, and what passes of them unless `log.level` names it.
+/// A rule: the target with which a library's lines begin, and the level at which they pass unless `log.level` names it.
 pub(super) struct LibraryRule {
     /// The crate, or the target that it writes under.
     pub(super) target: &'static str,

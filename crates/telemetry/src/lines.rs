@@ -1,8 +1,8 @@
-//! One event of the log, one line, in either form: whatever a peer chose as its client id, topic or path.
+//! One event of the log, one line, in either form: for any client id, topic or path that a peer chose.
 //!
 //! All fields pass here and nowhere else, so that no log statement has to think of it. Characters that end a line,
-//! steer a terminal or reorder what a reader sees are written as escapes, once, so that whoever reads the form gets the text as the
-//! peer sent it, and text over a thousand bytes is cut.
+//! steer a terminal or reorder the text that a reader sees are written as escapes, once, so that a reader of the form
+//! gets the text as the peer sent it, and text over a thousand bytes is cut.
 
 use std::{
     fmt::{self, Write as _},
@@ -108,7 +108,7 @@ fn stands_alone(text: &str) -> bool {
         && !text.contains(|c: char| c.is_whitespace() || deceives(c) || matches!(c, '"' | '\\' | '='))
 }
 
-/// For people: as it is, but for what deceives.
+/// Returns the text for people: as it is, but for deceptive characters.
 fn visible(text: &str) -> String {
     escaped(text, |_| false, |c, shown| shown.extend(c.escape_default()))
 }

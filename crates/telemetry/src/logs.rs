@@ -1,4 +1,4 @@
-//! The log: where it goes, in which form, what passes.
+//! The log: its destination, its form, its filter.
 
 use std::{io::IsTerminal, sync::Arc};
 
@@ -19,7 +19,7 @@ use super::{
     trace::trace_clients,
 };
 
-/// Target of the events of traced clients; passes whatever the level is.
+/// Target of the events of traced clients, which pass at any level.
 pub(super) const CLIENT_TRACE: &str = "client_trace";
 
 /// A further layer of the subscriber, such as an exporter.
@@ -40,7 +40,7 @@ pub(super) fn init(
 }
 
 /// All layers as one list, each with the filter: an `Option` among them makes the subscriber forget that none of the
-/// others wants a span, and then it makes every span that a library has, whatever the filter says.
+/// others wants a span, and then it makes every span that a library has, in spite of the filter.
 fn subscriber(
     log: &Log,
     audit: Option<Arc<AuditFile>>,
@@ -101,7 +101,7 @@ mod tests {
         }
     }
 
-    /// Lines of the audit log are in its file alone, or pass whatever the level is.
+    /// Lines of the audit log are in its file alone, or pass at any level.
     #[test]
     fn the_audit_log_is_in_its_file_alone() {
         let dir = tempfile::tempdir().unwrap();

@@ -6,8 +6,8 @@ use gateway_core::metrics::{Row, Totals, figures};
 
 use super::ProcessStats;
 
-/// Everything countable: counters, what was read of the rest, figures of the process and the version. `/metrics` and OTLP
-/// show exactly this.
+/// Returns everything countable: counters, the rows in `read`, figures of the process and the version. `/metrics` and
+/// OTLP show exactly these.
 pub fn rows(totals: &Totals, read: Vec<Row>, process: &ProcessStats) -> Vec<Row> {
     let mut rows = totals.rows();
     rows.extend(read);
@@ -16,8 +16,8 @@ pub fn rows(totals: &Totals, read: Vec<Row>, process: &ProcessStats) -> Vec<Row>
     rows
 }
 
-/// Renders rows as a page. HELP and TYPE appear once per name, and all rows of a name stand together, whatever
-/// the order they come in.
+/// Renders rows as a page. HELP and TYPE appear once per name, and all rows of a name stand together, in any order of
+/// the input.
 pub fn render(rows: &[Row]) -> String {
     let mut page = Exposition::default();
     for row in rows {

@@ -101,7 +101,7 @@ impl Watch {
         let bytes = packet.bytes();
         {
             let mut held = self.held.lock();
-            // Once one is missing all are until somebody reads: then it is known where they are missing.
+            // Once one packet is missing, so are all later ones until the watch is read: the gap has one place.
             let is_full =
                 held.missed > 0 || held.packets.len() >= PACKETS || held.bytes + bytes > WATCH_BYTES;
             if is_full {

@@ -21,7 +21,7 @@ use crate::{
     proto::gateway,
 };
 
-/// A connection remembers an answer for this long at least, so that it is there for what was asked about.
+/// A connection remembers an answer for this long at least, so that the request that was asked about finds it.
 const LEAST_MEMORY: Duration = Duration::from_secs(1);
 /// Questions at once about the subscriptions of one session.
 const AT_ONCE: usize = 16;

@@ -266,7 +266,7 @@ impl Courier {
         self.sequence -= 1;
     }
 
-    /// Nobody will be told of what is left.
+    /// Nobody will be told of the events that are left.
     fn give_up(&mut self) {
         let batch = self.batch.take().map_or(0, |batch| batch.events.len());
         let lost = (batch + self.queue.events.len()) as u64;
@@ -275,7 +275,7 @@ impl Courier {
     }
 }
 
-/// The outcome of what is under way; never, if nothing is.
+/// Returns the outcome of the batch under way; never, if none is.
 async fn told(sending: &mut Option<Sending>) -> Result<(), NoAnswer> {
     match sending {
         Some(sending) => sending.await,

@@ -1,7 +1,7 @@
-//! One guard for each remote source: a deadline, a limit on questions at once and on those that wait, a circuit breaker, and a
-//! cache of answers that also helps out while nobody answers. Answers that allow are remembered apart from those that deny, so
-//! that a flood of wrong passwords pushes no good answer out. While the breaker is open those go first whom the source has allowed
-//! lately.
+//! One guard for each remote source: a deadline, a limit on questions at once and on those that wait, a circuit
+//! breaker, and a cache of answers that also helps out while nobody answers. Answers that allow are remembered apart
+//! from those that deny, so that a flood of wrong passwords pushes no good answer out. While the breaker is open, the
+//! clients that the source has allowed lately go first.
 
 use std::{future::Future, sync::Arc, time::Duration};
 
@@ -111,8 +111,8 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         self.places.charge_to(account);
     }
 
-    /// The answer to the question of a client with these digests, which `ask` asks if need be. Cancel safe: what was asked is heard and
-    /// kept all the same, and what waits for its turn is not asked.
+    /// Returns the answer to the question of a client with these digests, which `ask` asks if need be. Cancel safe: the
+    /// answer to an asked question is heard and kept all the same, and a question that waits for its turn is not asked.
     ///
     /// # Errors
     /// [`Away`], within twice the deadline.

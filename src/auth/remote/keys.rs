@@ -1,4 +1,4 @@
-//! Digests that stand for questions and for those whom they are about, so that no password stays in memory.
+//! Digests that stand for questions and for the parties they are about, so that no password stays in memory.
 
 use access::{Lately, ShortDigest, Subject, breaker::Standing};
 use aws_lc_rs::{hmac, rand};
@@ -89,7 +89,7 @@ impl AllowedLately {
         Self { proofs: Lately::new(REMEMBERED), names: Lately::new(REMEMBERED) }
     }
 
-    /// Remembers whom an allowed question was about.
+    /// Remembers the party of an allowed question.
     pub(super) fn insert(&mut self, keys: &QuestionKeys) {
         self.proofs.insert(keys.proof);
         self.names.insert(keys.name);

@@ -1,4 +1,4 @@
-//! Services of the user that decide who may connect and what they may do, and what stands between them and the devices.
+//! Services of the user that decide who may connect, with which rights, and the guards between them and the devices.
 
 mod authorizer;
 mod events;
@@ -25,7 +25,7 @@ pub(super) use self::{grpc::GrpcHook, http::HttpHook, key_set::KeySet};
 
 /// The most claims of an answer that are kept for rules, and the most values of each.
 const MAX_CLAIMS: usize = 64;
-/// The most bytes of who somebody is: each connection holds them, and each answer that is remembered.
+/// The most bytes of an identity: each connection holds them, and each answer that is remembered.
 const MAX_PRINCIPAL: usize = 16 << 10;
 
 /// Answer of a service.

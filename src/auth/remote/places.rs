@@ -127,7 +127,7 @@ mod tests {
         places.asker(Some(SocketAddr::new(ip.parse().unwrap(), 1).into()), Some(name))
     }
 
-    /// Otherwise whoever asks first and most keeps all others out for as long as the source is slow.
+    /// Otherwise the client that asks first and most keeps all others out for as long as the source is slow.
     #[tokio::test]
     async fn a_flood_displaces_its_own_and_others_take_turns_with_it() {
         let places = Places::new(1, 11);

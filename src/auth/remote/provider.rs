@@ -62,7 +62,7 @@ struct Current {
 }
 
 impl Provider {
-    /// `name` says what is shown for what, as [`Reload::name`]. To be called within the runtime that carries the connection.
+    /// `name` is the provider's [`Reload::name`]. To be called within the runtime that carries the connection.
     ///
     /// # Errors
     /// The URL or a file cannot be used.

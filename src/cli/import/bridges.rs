@@ -1,4 +1,4 @@
-//! `connection` and what follows it: a bridge for each direction and set of prefixes and QoS.
+//! The option `connection` and its followers: a bridge for each direction and set of prefixes and QoS.
 
 use std::{
     collections::BTreeMap,

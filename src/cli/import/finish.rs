@@ -139,7 +139,7 @@ impl OptionReader {
         }
     }
 
-    /// Closes a listener for what is of each of them there and of all here.
+    /// Closes a listener for a setting that is each listener's there and the whole broker's here.
     fn look_at_others(&self, listener: &mut Listener, opened: &[Listener]) {
         listener.blocked.extend(self.shut.iter().cloned());
         let first = opened.iter().find_map(|other| other.guard.password_file.as_ref());

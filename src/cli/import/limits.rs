@@ -98,7 +98,8 @@ impl OptionReader {
     }
 
     pub(super) fn limits(&mut self, listeners: &[&Listener]) {
-        // Of each listener there, of all here: the largest of what they say, if all of them say it.
+        // The limit is each listener's there and the whole broker's here: the largest of the limits, if all listeners
+        // have one.
         for key in ["max_qos", "topic_alias_maximum"] {
             let said: Vec<(u64, String)> =
                 listeners.iter().filter_map(|listener| listener.limits.get(key).cloned()).collect();

@@ -1,4 +1,4 @@
-//! Listeners: where they bind, what they speak, and who may connect through them.
+//! Listeners: addresses, protocols, and the clients that may connect through them.
 
 use std::{collections::BTreeMap, net::IpAddr};
 
@@ -90,7 +90,7 @@ impl Listener {
         }
     }
 
-    /// Tells whether it is on all addresses of IPv6, and those alone: Mosquitto binds `::` so, whoever asks for it.
+    /// Tells whether it is on all addresses of IPv6, and those alone: Mosquitto always binds `::` so.
     pub(super) fn takes_ipv6_only(&self) -> bool {
         self.address().is_ok_and(|address| address.starts_with("[::]:"))
     }

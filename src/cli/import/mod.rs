@@ -40,7 +40,7 @@ const USERS: &str = "users.passwd";
 
 /// Fate of a line that is not simply carried over.
 struct Remark {
-    /// File and line, empty for what is about the whole.
+    /// File and line, empty for a remark about the whole.
     place: String,
     text: String,
     /// The gateway will not do what Mosquitto did.

@@ -48,7 +48,7 @@ const NEEDLESS: &[(&str, &str)] = &[
     ("websockets_log_level", "[log] level says it, as for everything"),
 ];
 
-/// Options that there is nothing for and that protect no listener, and what to do.
+/// Options without a counterpart that protect no listener, each with advice.
 const MISSING: &[(&str, &str)] = &[
     (
         "ciphers",

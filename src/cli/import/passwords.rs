@@ -64,7 +64,8 @@ pub(super) fn usable(path: &Path, told: &mut Vec<Remark>) -> Option<String> {
     }
 }
 
-/// User and hash without blanks around, and what is after a second colon left out; `None` for a line without a user.
+/// Returns user and hash without blanks around, and without the part after a second colon; `None` for a line without a
+/// user.
 fn read_line(line: &[u8]) -> Option<(String, Result<String, &'static str>)> {
     if line.starts_with(b"#") {
         return None;

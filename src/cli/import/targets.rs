@@ -32,7 +32,7 @@ pub(super) fn write_all(targets: &[Target]) -> Result<(), String> {
     }
     let mut named: Vec<&Path> = Vec::new();
     for (target, draft) in targets.iter().zip(&drafts.0) {
-        // Unlike a rename it fails where somebody has made the file meanwhile.
+        // Unlike a rename it fails if another process has made the file meanwhile.
         if let Err(error) = fs::hard_link(draft, &target.path) {
             for path in named {
                 let _ = fs::remove_file(path);

@@ -1,4 +1,4 @@
-//! Options one by one: what is carried over, what is told, and what stays closed.
+//! Options one by one: carried over, told, or closed.
 
 use std::path::{Path, PathBuf};
 
@@ -146,7 +146,8 @@ fn a_connection_is_a_bridge_for_each_way_and_set_of_prefixes() {
     assert!(told.iter().any(|told| told.contains("bridge_insecure")), "{told:?}");
 }
 
-/// The failure: at level 3.1.1 nothing says that what comes in went out before, so that devices would get it twice.
+/// The failure: at level 3.1.1 nothing says that an incoming message went out before, so that devices would get it
+/// twice.
 #[test]
 fn what_goes_out_and_comes_in_is_bridged_at_a_level_that_knows_it_again() {
     let connection = |topics: &[&str]| {
@@ -263,7 +264,7 @@ fn a_comment_after_the_first_word_changes_nothing() {
     assert_eq!(lines[0].rest(), Some("s3cr#t # all of it"));
 }
 
-/// The failure: whatever could not be read was taken for off, or left out, and the listener was opened without it.
+/// The failure: an unreadable option was taken for off, or left out, and the listener was opened without it.
 #[test]
 fn no_line_opens_what_was_shut() {
     let odd = [
@@ -424,7 +425,7 @@ fn origins_are_those_that_a_browser_sends() {
     }
 }
 
-/// The failure: what a file says was for whatever listener came last in any file.
+/// The failure: an option of a file was applied to the listener that came last in any file.
 #[test]
 fn an_included_file_has_listeners_of_its_own() {
     let line = |file: &str, text: &str| {

@@ -1,4 +1,4 @@
-//! JSON, paths and queries to messages: proto3 JSON, and what people write besides.
+//! JSON, paths and queries to messages: proto3 JSON, and the forms that people write besides.
 //!
 //! The body is read in one pass into the message, each item charged as it is made, so that a small body cannot become a
 //! large message. Additions to proto3 JSON: where a field `payload` is bytes, `payloadText` and `payloadJson` may stand

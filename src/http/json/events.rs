@@ -115,7 +115,7 @@ struct Events {
     number: u64,
     silence: Pin<Box<Sleep>>,
     ended: bool,
-    /// At least [`STREAM`], and what the response in the making takes.
+    /// Holdings of at least [`STREAM`], and of the response in the making.
     held: HeldBytes,
 }
 

@@ -12,9 +12,9 @@
 //! origin     pages of other origins
 //! ```
 //!
-//! Messages are translated by the descriptors of the protos, as proto3 JSON says it, so that each field and each RPC is here as
-//! soon as it is there. Nothing is decided here but form: who calls is asked, and what they may, by the layers of the API, with
-//! the `authorization` header of the request.
+//! Messages are translated by the descriptors of the protos, as proto3 JSON says it, so that each field and each RPC is
+//! here as soon as it is there. Nothing is decided here but form: the layers of the API ask for the caller and the
+//! caller's rights, with the `authorization` header of the request.
 
 mod body;
 mod call;

@@ -11,7 +11,7 @@ use super::{
     routes::{Body, ROUTES, Route},
 };
 
-/// The comment in front of what is at `path` of a file.
+/// Returns the comment in front of the item at `path` of a file.
 fn comment(file: &prost_types::FileDescriptorProto, path: &[i32]) -> String {
     let locations = file.source_code_info.iter().flat_map(|info| &info.location);
     let mut found = locations.filter(|location| location.path == path);

@@ -46,7 +46,7 @@ struct ProblemDetails {
     closes: bool,
 }
 
-/// A field, and what is wrong with it.
+/// A field, and its fault.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Violation {
     field: String,

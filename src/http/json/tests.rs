@@ -126,7 +126,7 @@ proptest! {
             let back = read(&of, &json, JsonForm::Canonical);
             let shown = String::from_utf8_lossy(&json).into_owned();
             prop_assert_eq!(back.as_ref().ok(), Some(&message), "{}: {}: {:?}", of.name(), shown, back);
-            // Plain, what is nothing is there too; what is text may be JSON that is none.
+            // In the plain form, empty values are there too; a text that is shown as JSON may be none.
             if !matches!(of.name(), "Shadow" | "UpdateShadowRequest")
                 && let Ok(json) = encode::to_vec(&message, None, JsonForm::Plain, View::Text)
                 && !shown.contains("desired") && !shown.contains("reported") && !shown.contains("delta")

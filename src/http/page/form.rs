@@ -12,7 +12,7 @@ use tokio::time::{Instant, timeout_at};
 use super::{House, short};
 use crate::http::held::HeldBytes;
 
-/// Most bytes of a form, and of one that somebody sends who is not known yet.
+/// Most bytes of a form, and of a form from an unknown sender.
 pub(super) const MOST: usize = 256 << 10;
 pub(super) const MOST_UNKNOWN: usize = 32 << 10;
 /// Most fields.

@@ -1,4 +1,4 @@
-//! Consumer groups: how far each is, who reads it, and what was given up.
+//! Consumer groups: the progress of each, its readers, and the messages given up.
 
 use std::time::Duration;
 

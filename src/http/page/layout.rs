@@ -126,7 +126,7 @@ pub(super) fn done(text: &str) -> Markup {
     html! { p.notice.good role="status" { (text) } }
 }
 
-/// A page for what nothing can be shown of.
+/// Renders a page for a subject of which nothing can be shown.
 pub(super) fn failure(status: &Status) -> Response {
     let code = match status.code() {
         Code::NotFound => StatusCode::NOT_FOUND,
@@ -183,7 +183,7 @@ pub(super) fn time(at: Option<&Timestamp>) -> Markup {
     html! { time datetime=(whole) { (whole.replace('T', " ").replace('Z', " UTC")) } }
 }
 
-/// The time of day alone, for what has just happened.
+/// Returns the time of day alone, for recent events.
 pub(super) fn of_day(at: Option<&Timestamp>) -> Markup {
     let whole = at.map(|at| Timestamp { seconds: at.seconds, nanos: 0 }.to_string()).unwrap_or_default();
     let time = whole.split_once('T').map_or("", |(_, time)| time).trim_end_matches('Z');

@@ -63,7 +63,7 @@ impl Events {
         self.send("end", why).await
     }
 
-    /// Nothing, by which it is seen whether somebody is there.
+    /// Sends an empty comment, which shows whether the browser is still there.
     pub(super) async fn pulse(&self) -> Result<(), Gone> {
         self.0.send(Ok(Bytes::from_static(b":\n\n"))).await.map_err(|_| Gone)
     }

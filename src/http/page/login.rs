@@ -55,7 +55,7 @@ struct Login {
     csrf: Arc<str>,
     used: Timestamp,
     until: Timestamp,
-    /// The token and what goes with it, on the memory account.
+    /// The token and its companions, on the memory account.
     _held: HeldBytes,
 }
 
@@ -140,8 +140,8 @@ impl Logins {
         }
     }
 
-    /// Waits until the login of this form's secret has ended, and has it used as long: somebody looks. One for which nobody has
-    /// logged in does not end.
+    /// Waits until the login of this form's secret has ended, and keeps it in use as long: its page is being looked at.
+    /// Without a login the wait does not end.
     pub(super) async fn ended(&self, csrf: &str) {
         let mut left = self.left.subscribe();
         while self.is_used(csrf, clock::now()) {

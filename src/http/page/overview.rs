@@ -1,4 +1,4 @@
-//! The first page: how the gateway is, with charts that grow while somebody looks.
+//! The first page: the state of the gateway, with charts that grow while somebody looks.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -80,7 +80,7 @@ fn scope(scope: Option<&v1::Scope>) -> Markup {
     }
 }
 
-/// Looks again and again for as long as somebody does.
+/// Looks again and again for as long as the page is open.
 pub(super) async fn live(State(house): State<Arc<House>>, visitor: Visitor) -> Response {
     let own = Arc::clone(&house);
     live::stream(&own, visitor, |visitor, events| async move {

@@ -55,7 +55,7 @@ pub(super) async fn follow(
     }
 }
 
-/// Ends with what the API says.
+/// Ends with the API's status.
 pub(super) async fn refused(events: &Events, status: &Status) -> Result<(), Gone> {
     events.end(status.message()).await
 }

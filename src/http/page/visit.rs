@@ -1,4 +1,4 @@
-//! A request of somebody who is known, and forms that this page has made.
+//! A request of a known visitor, and forms that this page has made.
 
 use std::{net::SocketAddr, sync::Arc};
 
@@ -98,7 +98,7 @@ impl FromRequestParts<Arc<House>> for Visitor {
     }
 }
 
-/// A form that a page of ours has sent for somebody who is known.
+/// A form that a page of ours has sent for a known visitor.
 pub(super) struct Post {
     pub(super) visitor: Visitor,
     pub(super) fields: FormFields,

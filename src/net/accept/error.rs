@@ -45,7 +45,7 @@ pub(in crate::net) enum HandshakeError {
 }
 
 impl HandshakeError {
-    /// The MQTT 5 reason code of what the peer sent in place of a CONNECT, if it sent something.
+    /// Returns the MQTT 5 reason code for the bytes that the peer sent in place of a CONNECT, if it sent any.
     pub(super) fn reason_code(&self) -> Option<u8> {
         match self {
             Self::Decode(error) => Some(error.reason_code()),

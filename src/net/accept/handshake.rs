@@ -592,7 +592,7 @@ struct Wire<'a> {
     /// Bytes above the layers that are there so far.
     plain: Vec<u8>,
     place: &'a UnauthenticatedPlace,
-    /// Bytes of the CONNECT as it was decoded, and of what a decision about it takes.
+    /// Bytes of the CONNECT as it was decoded, and of the memory that a decision about it takes.
     presented: usize,
     /// The peer was told why there will be no connection.
     told: bool,

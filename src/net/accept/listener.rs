@@ -406,7 +406,7 @@ impl Acceptor {
         }
     }
 
-    /// Waits for what its connections still send, if that is this socket's.
+    /// Waits for the last bytes of its connections, if they are sent by this socket.
     async fn drain(self) {
         #[cfg(feature = "quic")]
         if let Self::Quic(endpoint) = self {

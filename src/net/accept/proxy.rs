@@ -20,7 +20,7 @@ const DATAGRAM: u8 = 2;
 pub(in crate::net) enum ProxyHeader {
     /// More bytes are needed.
     Partial,
-    /// Header of `len` bytes; the address is `None` for what the proxy says on its own behalf (LOCAL, such as health
+    /// Header of `len` bytes; the address is `None` if the proxy speaks on its own behalf (LOCAL, such as health
     /// checks) and for families that have no IP address.
     Complete {
         /// Bytes to skip.

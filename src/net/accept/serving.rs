@@ -71,7 +71,7 @@ impl Future for Serving {
 }
 
 impl ServingStage {
-    /// The connection has ended, and only its place stays with what is left of it.
+    /// The connection has ended, and only its place stays, with its remains.
     fn end(&mut self, remains: Option<Remains>) {
         let before = std::mem::replace(self, Self::Over);
         if let (Self::Connected(_, seat), Some(remains)) = (before, remains) {

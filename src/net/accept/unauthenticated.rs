@@ -1,5 +1,5 @@
-//! Memory of clients that have not authenticated: little in all. When that is not enough, the address that holds most gives way: its
-//! oldest client is closed, whatever it was about to send, so that a flood ends its own connections.
+//! Memory of clients that have not authenticated: little in all. When that is not enough, the address that holds most
+//! gives way: its oldest client is closed, even in the middle of a packet, so that a flood ends its own connections.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -30,7 +30,7 @@ pub(in crate::net) struct Unauthenticated {
 struct UnauthenticatedGuests {
     all: HashMap<u64, UnauthenticatedGuest>,
     addresses: BTreeMap<Option<Address>, AddressHolds>,
-    /// Addresses by what they hold.
+    /// Addresses by the bytes they hold.
     by_bytes: BTreeSet<(usize, Option<Address>)>,
 }
 

@@ -35,8 +35,8 @@ impl Drop for SocketFile {
     }
 }
 
-/// Binds and listens. The file has its permissions before anybody can connect. The file of a process that is gone
-/// is replaced; one that somebody listens on, or that is no socket, never is.
+/// Binds and listens. The file has its permissions before anybody can connect. The file of a process that is gone is
+/// replaced; a file with a listener, or one that is no socket, never is.
 pub(in crate::net) fn bind(path: &Path, mode: u32, backlog: i32) -> io::Result<(SocketFile, UnixListener)> {
     remove_stale(path)?;
     let socket = Socket::new(Domain::UNIX, Type::STREAM, None)?;

@@ -22,13 +22,13 @@ use crate::net::{shard::PacketWork, timers};
 const MOST_HELD: usize = 1024;
 /// Until a queue that could not be read is read again.
 const RETRY: Duration = Duration::from_secs(1);
-/// Until a device asks again whether the memory budget has room for what it reads.
+/// Pause until a device asks again whether the memory budget has room for its read.
 const NO_ROOM: Duration = Duration::from_millis(500);
 
 /// Read of a page that is under way; yields `None` if the read failed.
 pub(in crate::net) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
 
-/// An answer that must not go yet, and none after it: acknowledgements keep the order of what they acknowledge
+/// An answer that must not go yet, and none after it: acknowledgements keep the order of the packets they acknowledge
 /// [MQTT-4.6.0-2] [MQTT-4.6.0-3].
 pub(in crate::net) struct HeldAnswer {
     commit: Option<Arc<Commit>>,

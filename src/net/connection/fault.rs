@@ -1,4 +1,5 @@
-//! The packet for which a connection ends, for the log: whoever reads `malformed_packet` there looks for a fault in a device.
+//! The packet for which a connection ends, for the log: an operator who reads `malformed_packet` there looks for a
+//! fault in a device.
 
 use codec::{DecodeError, Frame};
 use gateway_core::Protocol;

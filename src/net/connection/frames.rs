@@ -111,7 +111,7 @@ impl Connection {
         }
     }
 
-    /// The inbound half of the session, and what it needs of us.
+    /// Returns the inbound half of the session, and the parts of the connection that it needs.
     #[inline]
     fn split<'a>(
         &'a mut self,

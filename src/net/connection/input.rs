@@ -39,7 +39,7 @@ impl Connection {
         self.poll_read(local, cx)
     }
 
-    /// Goes on with what was read before.
+    /// Goes on with the bytes that were read before.
     fn handle_unread(&mut self, work: &mut PacketWork) -> Result<(), End> {
         self.unread = false;
         // The client's bytes wait for the gateway: that is no silence.
@@ -160,7 +160,7 @@ impl Connection {
         }
         self.append_answers(work);
         if used >= OUT_BUFFER / 2 {
-            // Another such read, and what goes out would not fit into one buffer.
+            // With another such read the output would not fit into one buffer.
             work.flush();
         }
         self.pause(messages, used);

@@ -1,5 +1,6 @@
-//! The beginning of a packet whose rest has not come. It grows with what has come, never by what the packet announces,
-//! and is on the memory account; what every connection may have anyway is not.
+//! The beginning of a packet whose rest has not come. Its buffer grows with the bytes that have come, never by the
+//! length that the packet announces, and is on the memory account; the part that every connection may have anyway is
+//! not.
 
 use broker::{Account, MemoryKind};
 
@@ -46,7 +47,7 @@ impl Partial {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Keeps a copy of what is left of what was taken.
+    /// Keeps a copy of the bytes that were taken and not used.
     ///
     /// # Errors
     /// The account has no room. Nothing is kept then.

@@ -262,8 +262,8 @@ impl Connection {
         Ok(())
     }
 
-    /// The client is this from now on: what it may do, what is delivered to it, and until when. While nobody can say which
-    /// subscriptions the user's service allows, those hold that it has allowed this user before.
+    /// Makes the client this principal from now on, with its permissions, deliveries and expiry. While nobody can say
+    /// which subscriptions the user's service allows, the ones that it has allowed this user before hold.
     fn replace_principal(
         &mut self,
         principal: &Arc<Principal>,

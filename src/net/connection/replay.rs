@@ -181,7 +181,8 @@ impl Connection {
                 let mut message = message.borrow_at(now);
                 // Nobody waits for a replay: it was acknowledged when it was published.
                 message.durability = Durability::Interval;
-                // Its time with us counts against its expiry [MQTT-3.3.2-6], not against the age of what waits.
+                // The message's time with the gateway counts against its expiry [MQTT-3.3.2-6], not against the age of
+                // waiting messages.
                 message.received = now;
                 let delivered = device.deliver(&message, first.get().offer());
                 effort.spend(Effort::DELIVERY);

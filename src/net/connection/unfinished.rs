@@ -237,7 +237,8 @@ impl Connection {
         told == Some(true)
     }
 
-    /// Has the session get, or no longer get, what the user's service allows; `None` if it is another connection's.
+    /// Grants the session, or takes from it, the filters that the user's service allows; `None` if the session is
+    /// another connection's.
     fn tell_gate<R>(&self, act: impl FnOnce(&mut (dyn Gate + 'static)) -> R) -> Option<R> {
         self.device.lock_owned(self.epoch)?.out.gate().map(act)
     }

@@ -299,7 +299,7 @@ fn subscribed(shared: &Arc<Shared>) -> Vec<Arc<Device>> {
     (0..RECEIVERS).map(subscribed).collect()
 }
 
-/// The acknowledgement waits for all of them, and what the publisher sent after it for the acknowledgement.
+/// The acknowledgement waits for all of them, and the publisher's later packets wait for the acknowledgement.
 #[tokio::test]
 async fn a_message_for_many_takes_several_polls_and_outlives_its_publisher() {
     let shared = shared_with(Limits::default());

@@ -25,7 +25,7 @@ pub(in crate::net) struct Flight {
     v5: bool,
 }
 
-/// For whom a flush takes the writer.
+/// Party for which a flush takes the writer.
 #[derive(Clone, Copy)]
 enum Taker {
     /// The turn that has the device on its list and keeps it there.

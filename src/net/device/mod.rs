@@ -1,7 +1,7 @@
 //! A session as the broker and the connection see it: the outbound half and its link, behind one short lock.
 //!
-//! Invariants: the lock covers memory only. Bytes taken under epoch e go only to that epoch's socket. At most
-//! one thread writes to a socket at a time, and whatever waits for it is seen to ([`Sending`]).
+//! Invariants: the lock covers memory only. Bytes taken under epoch e go only to that epoch's socket. At most one
+//! thread writes to a socket at a time, and some thread sees to all waiting bytes ([`Sending`]).
 
 pub(super) mod flush;
 #[cfg(test)]
@@ -44,7 +44,7 @@ pub(in crate::net) struct Device {
     pub(in crate::net) shared: Arc<Shared>,
     slot: Mutex<DeviceSlot>,
     /// The end of the epoch of the connection that was heard last, and above it the end of the tick. In one word: a
-    /// connection that was taken over may still run on another shard, and what it notes must not count for its successor.
+    /// connection that was taken over may still run on another shard, and its notes must not count for its successor.
     heard: AtomicU32,
     /// Set when a connection is asked to close before it has attached its link. Written under the lock of `slot`, but kept
     /// outside it, where padding makes it free.
@@ -85,7 +85,7 @@ pub(in crate::net) struct Link {
 pub(in crate::net) struct Unsent {
     pub(in crate::net) bytes: Vec<u8>,
     pub(in crate::net) written: usize,
-    /// Once the socket was full: this buffer and what waits behind it.
+    /// Charge of this buffer and of the bytes behind it, once the socket was full.
     charge: Option<Charge>,
 }
 
@@ -169,8 +169,8 @@ impl Device {
         self.shared.env(self.core.queue(), now)
     }
 
-    /// Waits for what must be on disk before a new connection is answered: `commit`, and steps of QoS 2 handshakes that go
-    /// again at once. False if the store refuses the commit; the steps are not refused.
+    /// Waits for the writes that must be on disk before a new connection is answered: `commit`, and steps of QoS 2
+    /// handshakes that go again at once. Returns false if the store refuses the commit; the steps are not refused.
     ///
     /// The connection before may be in the middle of a message on another thread. Only when that is routed does the session
     /// know what the answer to the same PUBLISH, sent again, must wait for, or that it was refused. It begins no other: it has
@@ -312,7 +312,7 @@ impl DeviceSlot {
         Some(link.waker.clone())
     }
 
-    /// Puts the device on the caller's flush list, unless somebody will flush it anyway.
+    /// Puts the device on the caller's flush list, unless another thread will flush it anyway.
     #[inline]
     pub(in crate::net) fn mark_dirty(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };

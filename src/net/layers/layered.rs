@@ -1,4 +1,4 @@
-//! A connection with layers: its socket, what waits there, and its writing, which only its own task does.
+//! A connection with layers: its socket, the bytes that wait there, and its writing, which only its own task does.
 
 use std::{
     io,
@@ -26,7 +26,7 @@ const FREE: usize = 1 << 10;
 pub(in crate::net) enum Io {
     Plain(OwnedReadHalf),
     Layered(Box<Layered>),
-    /// The connection has ended, and what is left of it is elsewhere.
+    /// The connection has ended, and its remains are elsewhere.
     Ended,
 }
 

@@ -18,7 +18,7 @@ use rustls::{
 /// Most bytes kept of a record, or of a handshake message in several records, that is not complete. rustls bounds the
 /// length that a message claims (64 KB) but not the records it comes in, which stay until the message is complete.
 const KEPT_MAX: usize = (64 << 10) + RECORD_MAX;
-/// Longest record: header, plaintext, and what TLS 1.2 lets encryption add.
+/// Longest record: header, plaintext, and the bytes that TLS 1.2 lets encryption add.
 const RECORD_MAX: usize = 5 + PLAIN_MAX + 2048;
 /// Plaintext in one record.
 const PLAIN_MAX: usize = 16 << 10;
@@ -59,7 +59,7 @@ impl TlsLayer {
         mem::take(&mut self.count)
     }
 
-    /// Bytes kept of what is not complete.
+    /// Returns the bytes kept of an incomplete record.
     pub(in crate::net) fn held(&self) -> usize {
         self.kept.capacity()
     }
@@ -248,7 +248,7 @@ fn append(
     written.ok_or(Error::EncryptError)
 }
 
-/// Appends to `wire` what `put` writes into the room given, which grows to what it asks for; `None` if it fails.
+/// Appends to `wire` the bytes that `put` writes into the room given, which grows as `put` asks; `None` if it fails.
 fn append_sized(
     wire: &mut Vec<u8>,
     mut room: usize,

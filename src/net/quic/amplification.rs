@@ -179,7 +179,7 @@ fn has_long_header(datagram: &[u8]) -> bool {
     datagram.first().is_some_and(|first| first & 0x80 != 0)
 }
 
-/// Ids of the first packet of a datagram with a long header: that of whom it goes to, and that of whom it comes from.
+/// Connection ids of the first packet of a datagram with a long header: the destination's and the source's.
 fn ids(datagram: &[u8]) -> Option<(&[u8], &[u8])> {
     // First byte and version.
     let (_, rest) = datagram.split_at_checked(5).filter(|_| has_long_header(datagram))?;
@@ -340,7 +340,7 @@ mod tests {
         assert_eq!(admitted(&initial(b"theirs-2", b"ours-123", 200), 1), 200);
         assert_eq!([admitted(&[0x40; 90], 1), admitted(&[0x40; 90], 1)], [90, 0]);
         assert_eq!(admitted(&[0x40; 90], 2), 90, "nothing of a handshake came from there");
-        // A connection that has long been there is not slowed by an Initial that somebody forges.
+        // A connection that has long been there is not slowed by a forged Initial.
         let proved = [limit.prove(peer(1)), limit.prove(peer(1))];
         assert_eq!(admitted(&[0x40; 1_200], 1), 1_200);
         drop(proved);

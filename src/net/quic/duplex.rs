@@ -17,8 +17,8 @@ use super::{EntranceShared, KeptForConnection};
 /// Time that a client may take to acknowledge the last bytes.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// Reads and writes like a socket, from any thread. Dropped, it closes the connection, once the client has what was written,
-/// or after a moment.
+/// Reads and writes like a socket, from any thread. Dropped, it closes the connection, once the client has all written
+/// bytes, or after a moment.
 pub(in crate::net) struct Duplex(Option<OpenDuplex>);
 
 struct OpenDuplex {

@@ -42,7 +42,7 @@ pub(crate) const ALPN: &[u8] = b"mqtt";
 const STATE: usize = 16 << 10;
 /// Packets that wait for the listener to look at them; of others nothing is kept, and their clients send them again.
 const MAX_INCOMING: usize = 1_024;
-/// Bytes kept of what such a client has sent more, and of all of them.
+/// Bytes kept of the further packets of such a client, and of all such clients.
 const INCOMING_BYTES: u64 = 8 << 10;
 const ALL_INCOMING_BYTES: u64 = 2 << 20;
 /// Packets come for all connections of a listener through one socket.
@@ -71,7 +71,7 @@ pub(in crate::net) fn bind(address: SocketAddr, ipv6_only: bool) -> io::Result<U
 pub(in crate::net) struct Entrance {
     quinn: quinn::Endpoint,
     tls: TlsHandle,
-    /// The newest certificates, and what was made of them.
+    /// The newest certificates, and the QUIC settings made of them.
     current: (Arc<rustls::ServerConfig>, Arc<ServerConfig>),
     shared: Arc<EntranceShared>,
 }

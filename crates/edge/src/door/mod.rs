@@ -1,9 +1,9 @@
 //! Admission: places for connections and handshakes, in all and by address. A leaf.
 //!
-//! Every listening socket has its own [`Door`], so that what is done to one holds up no other. A socket that was
-//! accepted waits in the [`Lobby`] for its address's turn, gets a [`Seat`], and is a [`Guest`] until it has said what
-//! it wants. If there is no place, the guest that has been silent longest has to leave for the newcomer, but only once
-//! the door's patience is over: in a storm everybody is served in turn and nobody is closed for another.
+//! Every listening socket has its own [`Door`], so that an attack on one holds up no other. An accepted socket waits in the
+//! [`Lobby`] for its address's turn, gets a [`Seat`], and is a [`Guest`] until it has completed its request. If there is
+//! no place, the guest that has been silent longest has to leave for the newcomer, but only once the door's patience is
+//! over: in a storm everybody is served in turn and nobody is closed for another.
 
 mod address;
 mod host;
@@ -215,7 +215,7 @@ impl Door {
         Ok((seat, Guest { door: Arc::clone(self), id, told, spoke, heard }))
     }
 
-    /// Waits until somebody who waits should try again. Cancel safe.
+    /// Waits until a waiting socket should try again. Cancel safe.
     pub async fn changed(&self) {
         // A guest's patience runs out without a notification.
         let _ = tokio::time::timeout(self.patience / 4, self.freed.notified()).await;

@@ -1,5 +1,5 @@
-//! A bound on the bytes that the other end of a connection of ours may send, and so on the work that it can cause: interim answers,
-//! headers, pings and whatever else its protocol allows without end.
+//! A bound on the bytes that the other end of a connection of ours may send, and so on the work that it can cause:
+//! interim answers, headers, pings and all other frames that its protocol allows without end.
 
 use std::{
     io,

@@ -334,7 +334,7 @@ fn known(suite: CipherSuite) -> rustls::CipherSuite {
     }
 }
 
-/// Every pair of a use, and what its certificates say about themselves.
+/// Every pair of a use, with the facts of its certificates.
 fn certified_keys(files: &TlsFiles, provider: &CryptoProvider) -> Result<(ByName, Vec<Facts>), TlsError> {
     let mut resolver: Option<ByName> = None;
     let mut all = Vec::new();
