@@ -15,7 +15,7 @@ use tokio::sync::Notify;
 use super::server::HttpLimits;
 use crate::grpc::{CallerKey, NoPlace, Places};
 
-/// Kind of a request, by the load it may put on others. Told by its path, before anything of it is worked on.
+/// Kind of a request, by the load it may put on others. The path tells the kind, before anything of the request is worked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RequestKind {
     /// Of supervisors, who are never kept waiting by others.

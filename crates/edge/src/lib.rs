@@ -1,5 +1,5 @@
-//! What every listener needs, whatever it speaks: [doors](door) with places for connections, [TLS](tls), and files that are
-//! [read again](reload) while the gateway runs; and a [client](remote) of the HTTP services that the gateway calls.
+//! The parts that every listener needs, for any protocol: [doors](door) with places for connections, [TLS](tls), and files
+//! that are [read again](reload) while the gateway runs; and a [client](remote) of the HTTP services that the gateway calls.
 //!
 //! Knows the configuration. Must not know MQTT, gRPC, the broker or a store.
 

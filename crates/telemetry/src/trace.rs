@@ -162,7 +162,7 @@ impl Drop for Watching {
 pub struct ClientTrace {
     /// Its packets are told in the log.
     pub is_logged: bool,
-    /// Those that see its packets.
+    /// Watches that see its packets.
     pub watches: Vec<Arc<Watch>>,
 }
 

@@ -205,7 +205,7 @@ impl Connection {
         }
     }
 
-    /// Returns whether the user's service has to be asked first. Then it is being asked.
+    /// Returns whether the user's service has to be asked first. If so, the question is now under way.
     fn must_ask(&mut self, wanted: &SubscribeFilter, now: Timestamp) -> bool {
         let Some(authority) = &self.device.shared.authority else { return false };
         let Some(authorizer) = authority.authorizer() else { return false };
