@@ -149,8 +149,8 @@ pub enum AuthProgress {
 }
 
 impl AuthProgress {
-    /// So many times the Authentication Data that has come may be held in an authentication: as it came, as it was understood, and
-    /// in what is signed.
+    /// So many times the Authentication Data that has come may be held in an authentication: as it came, as it was
+    /// understood, and in what is signed.
     pub(crate) const FOOTPRINT: usize = 6;
 }
 

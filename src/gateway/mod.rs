@@ -240,8 +240,8 @@ impl Gateway {
         Arc::new(move || service::metrics(&broker, latest.as_deref(), &watch))
     }
 
-    /// A function that tells how long the most sluggish shard has shown no sign of life. Up to a second is ordinary: each is woken
-    /// once a second. For a watchdog; usable until the end.
+    /// A function that tells how long the most sluggish shard has shown no sign of life. Up to a second is ordinary:
+    /// each is woken once a second. For a watchdog; usable until the end.
     pub fn silence(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
         let pulses = self.pulses.clone();
         move || pulses.iter().map(net::Pulse::silence).max().unwrap_or_default()

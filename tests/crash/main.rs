@@ -2,8 +2,8 @@
 //! not synced, stands still or is full; then an independent model looks at everything that clients saw.
 //!
 //! `CRASH_ROUNDS` and `CRASH_IMAGES` make it longer, `CRASH_SEED` repeats a run (as far as timing allows); the seed of
-//! a run is in its output. `CRASH_BINARY` is another build of the server, `CRASH_HISTORY` a file for what clients saw, if something is
-//! wrong. See docs/operations/crashes.md.
+//! a run is in its output. `CRASH_BINARY` is another build of the server, `CRASH_HISTORY` a file for what clients saw,
+//! if something is wrong. See docs/operations/crashes.md.
 #![expect(clippy::print_stdout, reason = "a failing run must be repeatable")]
 #![expect(clippy::disallowed_methods, reason = "waiting for another process needs the real clock")]
 

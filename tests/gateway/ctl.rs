@@ -377,8 +377,8 @@ fn completed(shell: &mut Command) -> String {
     told
 }
 
-/// The failure: the script for bash walked through the words under one name of the program and looked up what fits under another, so
-/// that nothing was completed below the first word.
+/// The failure: the script for bash walked through the words under one name of the program and looked up what fits
+/// under another, so that nothing was completed below the first word.
 #[test]
 fn bash_completes_below_the_first_word() {
     let dir = completion("bash", "mqtt-server.bash");

@@ -209,8 +209,8 @@ fn a_hook_that_fails_costs_its_own_logins_and_comes_back() {
     }
 }
 
-/// Logins of strangers from several addresses at once, each with a client id of its own, and then one good one. Returns the answers
-/// to the strangers and to the good one.
+/// Logins of strangers from several addresses at once, each with a client id of its own, and then one good one. Returns
+/// the answers to the strangers and to the good one.
 pub(crate) fn beside_odd_ones(server: &Server, round: usize, odd: &str, good: &str) -> (Vec<Got>, Got) {
     let port = server.ports.tcp;
     let strangers = 2_u8..8;
@@ -347,8 +347,8 @@ fn more_logins_than_may_wait_for_a_hook_are_busy() {
     assert_eq!(hook.asked(), 1);
 }
 
-/// Logins a second against a hook that takes 20 ms: the figure in docs/security/services.md. Nothing is asserted about time; run it with
-/// `cargo test --profile dist --test gateway -- --ignored --nocapture hook_of_20_ms`.
+/// Logins a second against a hook that takes 20 ms: the figure in docs/security/services.md. Nothing is asserted about
+/// time; run it with `cargo test --profile dist --test gateway -- --ignored --nocapture hook_of_20_ms`.
 #[test]
 #[ignore = "a measurement"]
 fn logins_a_second_against_a_hook_of_20_ms() {

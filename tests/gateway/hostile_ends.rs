@@ -1,4 +1,5 @@
-//! Services and brokers that the gateway calls and that send without end. Each costs a bounded amount of work: its connection ends.
+//! Services and brokers that the gateway calls and that send without end. Each costs a bounded amount of work: its
+//! connection ends.
 
 use std::{
     io::{Read as _, Write as _},

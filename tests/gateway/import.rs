@@ -74,8 +74,8 @@ fn a_configuration_of_mosquitto_comes_out_as_it_did() {
     }
 }
 
-/// The failure: a `rules.toml` that was there stopped the import half way, and the new configuration pointed at that foreign file;
-/// the warnings were never shown.
+/// The failure: a `rules.toml` that was there stopped the import half way, and the new configuration pointed at that
+/// foreign file; the warnings were never shown.
 #[test]
 fn all_files_are_written_or_none_and_warnings_are_shown() {
     for (conf, arguments, there) in [

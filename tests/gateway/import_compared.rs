@@ -1,7 +1,7 @@
 //! Admission and rights under a real Mosquitto and after an import of its files: the same clients under both.
 //!
-//! The files in `import/` have the traits of those that guides show. The first lines of each say where clients try, and what the import
-//! makes of it: the same as Mosquitto, fewer, or nothing that anybody gets in by. More is never right.
+//! The files in `import/` have the traits of those that guides show. The first lines of each say where clients try, and
+//! what the import makes of it: the same as Mosquitto, fewer, or nothing that anybody gets in by. More is never right.
 
 use std::{
     fs,
@@ -253,8 +253,8 @@ fn beside(becomes: &str, ours: &[(String, &'static str)], theirs: &[(String, &'s
     wrong
 }
 
-/// The failure: a comment after `require_certificate true`, a capital, a tab or an option that could not be carried over opened the
-/// listener to those whom Mosquitto had kept out.
+/// The failure: a comment after `require_certificate true`, a capital, a tab or an option that could not be carried
+/// over opened the listener to those whom Mosquitto had kept out.
 #[test]
 fn nobody_gets_in_whom_mosquitto_kept_out() {
     let Some(broker) = mosquitto() else { return };

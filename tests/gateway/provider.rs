@@ -1,5 +1,5 @@
-//! The gRPC service of the user (`gateway.hooks.v1.HookProvider`): what it is asked and told, and what becomes of devices while it
-//! is away, slow, or talks nonsense.
+//! The gRPC service of the user (`gateway.hooks.v1.HookProvider`): what it is asked and told, and what becomes of
+//! devices while it is away, slow, or talks nonsense.
 //!
 //! Long because the service itself, which each test tells how to behave, stands beside them.
 
@@ -981,8 +981,8 @@ async fn the_provider_is_part_of_the_explanation() {
     tokio::task::spawn_blocking(|| drop((provider, server))).await.expect("stop");
 }
 
-/// Logins a second against a service that takes 20 ms: the figure in docs/security/services.md. Nothing is asserted about time; run it with
-/// `cargo test --profile dist --test gateway -- --ignored --nocapture provider_of_20_ms`.
+/// Logins a second against a service that takes 20 ms: the figure in docs/security/services.md. Nothing is asserted
+/// about time; run it with `cargo test --profile dist --test gateway -- --ignored --nocapture provider_of_20_ms`.
 #[test]
 #[ignore = "a measurement"]
 fn logins_a_second_against_a_provider_of_20_ms() {

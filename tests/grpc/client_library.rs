@@ -441,8 +441,8 @@ async fn a_member_comes_back_within_its_lease_under_the_same_name() {
     );
 }
 
-/// The failure: a handler that needs longer than the group's deadline has its message handled a second time meanwhile, and so has what
-/// waits behind it.
+/// The failure: a handler that needs longer than the group's deadline has its message handled a second time meanwhile,
+/// and so has what waits behind it.
 #[tokio::test]
 async fn what_a_slow_handler_has_and_what_waits_behind_it_stay_with_it() {
     let setup = Setup::new().await;
@@ -619,7 +619,8 @@ async fn a_watched_command_is_followed_to_its_end() {
     assert_eq!(missing.reason(), &Reason::CommandNotFound);
 }
 
-/// The failures: a stream ends for good with its token though there is another, or never ends without one; the source is asked once.
+/// The failures: a stream ends for good with its token though there is another, or never ends without one; the source
+/// is asked once.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_stream_goes_on_with_the_next_token_of_its_source() {
     let guarded = Guarded::with_roles().await;

@@ -72,8 +72,8 @@ async fn drops_are_told_by_reason_and_kinds_are_filtered() {
     assert_eq!(count, 5);
 }
 
-/// Rules out a watcher that misses what happened while it was cut off, or is told twice; a token is good for other filters, and one
-/// of a heartbeat is as good as one of an event.
+/// Rules out a watcher that misses what happened while it was cut off, or is told twice; a token is good for other
+/// filters, and one of a heartbeat is as good as one of an event.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_watcher_that_comes_again_is_told_each_event_once() {
     let setup = Setup::new().await;

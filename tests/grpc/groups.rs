@@ -1,5 +1,5 @@
-//! Groups and Consumer: what members get, keep and give back, across streams and restarts. Bounds are in groups_bounds.rs, groups that
-//! are moved and changed in groups_changes.rs, what members say in groups_deliveries.rs.
+//! Groups and Consumer: what members get, keep and give back, across streams and restarts. Bounds are in
+//! groups_bounds.rs, groups that are moved and changed in groups_changes.rs, what members say in groups_deliveries.rs.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

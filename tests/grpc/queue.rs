@@ -47,8 +47,8 @@ fn next(client: &mut Client) -> String {
     String::from_utf8(payload).unwrap()
 }
 
-/// Rules out a page that leaves out a part of the queue, in memory or on disk; a purge that keeps a caller waiting, takes what the
-/// device may have, or is not counted; and a queue that takes nothing after it.
+/// Rules out a page that leaves out a part of the queue, in memory or on disk; a purge that keeps a caller waiting,
+/// takes what the device may have, or is not counted; and a queue that takes nothing after it.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_queue_is_shown_whole_and_purged_but_for_what_is_in_flight() {
     for stored in [true, false] {

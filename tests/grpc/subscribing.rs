@@ -91,8 +91,8 @@ async fn unsubscribe_by_device_is_the_same(setup: &Setup, client: &mut Client) -
     !unsubscribe(setup, "b").await
 }
 
-/// Rules out an answer before the disk has the subscription: the gateway is killed as soon as it has answered. The device, which was
-/// away all the time, gets what was retained before and what came later.
+/// Rules out an answer before the disk has the subscription: the gateway is killed as soon as it has answered. The
+/// device, which was away all the time, gets what was retained before and what came later.
 #[tokio::test(flavor = "multi_thread")]
 async fn an_answered_subscription_survives_kill_9_with_what_is_retained() {
     let server = block_in_place(Server::start);

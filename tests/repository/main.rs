@@ -1,4 +1,5 @@
-//! The repository itself: walls between modules, sizes of crates, the list of statements, the Compose file, the book of the documentation.
+//! The repository itself: walls between modules, sizes of crates, the list of statements, the Compose file, the book of
+//! the documentation.
 #![expect(clippy::print_stderr, reason = "the conformance check explains itself")]
 
 mod book;

@@ -5,8 +5,8 @@ use std::{
     net::{Ipv4Addr, TcpListener},
 };
 
-/// The first of so many ports in a row that are free now. They are below those that the system gives to clients, one of which might
-/// have it while nobody listens.
+/// The first of so many ports in a row that are free now. They are below those that the system gives to clients, one of
+/// which might have it while nobody listens.
 pub(crate) fn free_ports(count: u16) -> u16 {
     let is_free = |port| TcpListener::bind((Ipv4Addr::LOCALHOST, port)).is_ok();
     (0..1_000_u32)

@@ -1,8 +1,8 @@
 //! The tours of the documentation: fenced blocks that tests run as they stand.
 //!
-//! A `text` block after one lists lines that its output must contain; `toml file NAME` is a file that is there before. The blocks run as written, but for two things:
-//! port numbers of the defaults become those of the test's server, and `cargo run … --example NAME --` becomes the
-//! example that `cargo test` has built already.
+//! A `text` block after one lists lines that its output must contain; `toml file NAME` is a file that is there before.
+//! The blocks run as written, but for two things: port numbers of the defaults become those of the test's server, and
+//! `cargo run … --example NAME --` becomes the example that `cargo test` has built already.
 #![allow(unreachable_pub, dead_code, reason = "shared by several test binaries")]
 
 use std::{fs, path::Path, process::Command, time::Duration};

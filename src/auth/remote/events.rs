@@ -1,8 +1,8 @@
 //! Tells the service of the user what happens to devices (`HookProvider.OnEvents`): in batches, in order, one at a time. Nobody
 //! waits for it: while it does not take them events wait in a bounded queue, from which the oldest are dropped and counted.
 //!
-//! Clients choose names that are in events, so one event may be what the service does not take. Halves of its batch find it, and it
-//! is left out.
+//! Clients choose names that are in events, so one event may be what the service does not take. Halves of its batch
+//! find it, and it is left out.
 
 use std::{collections::VecDeque, future::Future, pin::Pin, sync::Arc, time::Duration};
 

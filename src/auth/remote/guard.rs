@@ -391,7 +391,8 @@ mod tests {
         assert!(matches!(known, Ok(ServiceAnswer::Deny)), "what it said last");
     }
 
-    /// The failure: who was let in before is refused beside strangers while the source is away, and does not learn that it is back.
+    /// The failure: who was let in before is refused beside strangers while the source is away, and does not learn that
+    /// it is back.
     #[tokio::test]
     async fn while_the_source_is_left_alone_those_who_were_allowed_go_first() {
         let limits =

@@ -1,5 +1,5 @@
-//! The key set (JWKS) of an issuer of tokens, fetched over HTTP: at start, every so often, and when a token names a key that is not
-//! in it. While the issuer is away the keys stay as they were.
+//! The key set (JWKS) of an issuer of tokens, fetched over HTTP: at start, every so often, and when a token names a key
+//! that is not in it. While the issuer is away the keys stay as they were.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,7 +1,7 @@
 //! The lines of a configuration and of the files that it includes, read as Mosquitto 2.0 and 2.1 read them.
 //!
-//! A line is split at blanks, and at nothing else: a tab belongs to the word that it is in. Truth values and numbers are the first
-//! word after the name, so that a comment may follow; texts are the rest of the line, `#` included.
+//! A line is split at blanks, and at nothing else: a tab belongs to the word that it is in. Truth values and numbers
+//! are the first word after the name, so that a comment may follow; texts are the rest of the line, `#` included.
 
 use std::{
     fs,

@@ -113,8 +113,8 @@ pub(crate) fn run(command: &ImportCommand) -> Result<ExitCode, Box<dyn Error>> {
     Ok(if lost { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// The files to be made. With the configuration on standard output only the rules are, if a file was named for them; of the others
-/// it is told that they are missing.
+/// The files to be made. With the configuration on standard output only the rules are, if a file was named for them; of
+/// the others it is told that they are missing.
 fn targets(
     command: &ImportCommand,
     imported: &mut Imported,

@@ -17,8 +17,8 @@ use super::{Remark, lines::shown};
 /// A user with the line of its hash, or why it has none.
 type UserLine = (usize, String, Result<String, &'static str>);
 
-/// Reads the file, and tells which users are kept out. Returns the text of a file without them, or `None` if the gateway takes the
-/// file as it is, or if it cannot be read.
+/// Reads the file, and tells which users are kept out. Returns the text of a file without them, or `None` if the
+/// gateway takes the file as it is, or if it cannot be read.
 pub(super) fn usable(path: &Path, told: &mut Vec<Remark>) -> Option<String> {
     let mut tell = |text: String| told.push(Remark { place: String::new(), text, lost: true });
     let bytes = match fs::read(path) {

@@ -58,8 +58,9 @@ pub(in crate::net) struct WebSocketEntry {
 }
 
 impl Listener {
-    /// Tells whether a request that names another host is refused: its name may have been pointed here, so that a page of that host
-    /// seems to be one of this machine. Names of pages, or a proxy that speaks first, rule that out by themselves.
+    /// Tells whether a request that names another host is refused: its name may have been pointed here, so that a page
+    /// of that host seems to be one of this machine. Names of pages, or a proxy that speaks first, rule that out by
+    /// themselves.
     pub(in crate::net) fn is_for_this_machine(&self) -> bool {
         let lists_none = |entry: &WebSocketEntry| entry.loopback && entry.origins.0.is_empty();
         !self.proxy_protocol && self.websocket.as_ref().is_some_and(lists_none)

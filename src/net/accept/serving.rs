@@ -1,4 +1,5 @@
-//! One socket's whole life as a future: the handshake, boxed since it is large and short, then the connection, then what is left of it.
+//! One socket's whole life as a future: the handshake, boxed since it is large and short, then the connection, then
+//! what is left of it.
 //!
 //! There is one task per connection, so its size counts: with Tokio's own part it fits 256 bytes.
 

@@ -240,7 +240,8 @@ impl Device {
         Ok(old)
     }
 
-    /// Takes the errands asked of the connection of `epoch` since the last call. A connection that has left the link is asked for none.
+    /// Takes the errands asked of the connection of `epoch` since the last call. A connection that has left the link is
+    /// asked for none.
     pub(in crate::net) fn take_errands(&self, epoch: u32) -> Vec<Errand> {
         self.shared.errands.take((self.core.slot(), epoch))
     }

@@ -36,7 +36,8 @@ impl CloseStatus {
         }
     }
 
-    /// Status that answers a Close frame with this payload: its own, or why it has none that is valid. `None` answers an empty one.
+    /// Status that answers a Close frame with this payload: its own, or why it has none that is valid. `None` answers
+    /// an empty one.
     fn answering(payload: &[u8]) -> Option<Self> {
         let Some((status, text)) = payload.split_first_chunk() else {
             return (!payload.is_empty()).then_some(Self::PROTOCOL_ERROR);

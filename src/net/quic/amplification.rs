@@ -1,10 +1,10 @@
 //! The limit of RFC 9000, section 8.1: an address that has not shown that it gets what is sent to it is sent at most three times
 //! the bytes that came from there.
 //!
-//! quinn has this limit too, but lets a whole datagram pass while a byte is left of it, so that a forged Initial draws more. This one
-//! is below quinn, counts whole datagrams, and sees no more than their headers: while a handshake lasts a client's packets have the
-//! long one, which names the ids of both sides. An address is proved by an id that the gateway has chosen, since only who got a
-//! packet knows it; and for as long as it has a connection.
+//! quinn has this limit too, but lets a whole datagram pass while a byte is left of it, so that a forged Initial draws
+//! more. This one is below quinn, counts whole datagrams, and sees no more than their headers: while a handshake lasts
+//! a client's packets have the long one, which names the ids of both sides. An address is proved by an id that the
+//! gateway has chosen, since only who got a packet knows it; and for as long as it has a connection.
 
 use std::{
     collections::{HashMap, hash_map::Entry},

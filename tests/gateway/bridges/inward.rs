@@ -17,7 +17,8 @@ fn config(broker: &Broker, level: &str) -> String {
     )
 }
 
-/// The failure: what is published at the other broker is lost while the gateway is dead, or acknowledged before it is on its disk.
+/// The failure: what is published at the other broker is lost while the gateway is dead, or acknowledged before it is
+/// on its disk.
 #[test]
 fn what_a_broker_has_comes_in_also_after_a_crash() {
     for level in ["5", "3.1.1"] {
@@ -84,7 +85,8 @@ fn what_went_out_does_not_come_in_again() {
     assert_eq!(copies, 1, "{got:?}");
 }
 
-/// The failure: a session at the other broker still has the subscriptions of an earlier configuration, and what they match comes in.
+/// The failure: a session at the other broker still has the subscriptions of an earlier configuration, and what they
+/// match comes in.
 #[test]
 fn what_the_configuration_names_no_more_does_not_come_in() {
     let Some(broker) = Broker::start() else { return };

@@ -59,8 +59,8 @@ fn kafka_gets_what_devices_were_acknowledged_in_order() {
     }
 }
 
-/// The failures: a record that is too large takes those of its request with it; a topic that takes small requests only takes none;
-/// records of a device overtake each other while the one at fault is looked for.
+/// The failures: a record that is too large takes those of its request with it; a topic that takes small requests only
+/// takes none; records of a device overtake each other while the one at fault is looked for.
 #[test]
 fn only_a_record_that_kafka_refuses_alone_becomes_a_dead_letter() {
     const MESSAGES: usize = 3_000;

@@ -8,7 +8,8 @@ use crate::{
     support::{Server, until, write_secret},
 };
 
-/// The failures: a bridge does not speak TLS or show its certificate and password, or it never reads a file again that was put right.
+/// The failures: a bridge does not speak TLS or show its certificate and password, or it never reads a file again that
+/// was put right.
 #[test]
 fn kafka_by_tls_is_reached_as_soon_as_the_password_is_right() {
     for mechanism in ["SCRAM-SHA-512", "PLAIN"] {

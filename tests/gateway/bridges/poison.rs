@@ -25,8 +25,8 @@ fn config(broker: &ScriptedBroker, level: &str) -> String {
     )
 }
 
-/// The failure: one message ends each connection on which it is sent, and everything behind it waits for ever. The messages are all
-/// of one device, and the bad ones are next to each other.
+/// The failure: one message ends each connection on which it is sent, and everything behind it waits for ever. The
+/// messages are all of one device, and the bad ones are next to each other.
 #[test]
 fn a_message_that_ends_connections_stops_no_others() {
     for (answer, level, protocol) in [

@@ -163,8 +163,8 @@ fn a_poisoned_message_becomes_a_dead_letter_and_the_rest_arrives() {
     assert_eq!(taken, wanted);
 }
 
-/// The failures: a service that fails on one message gets it for ever, with all that is behind it; the message does not say how often
-/// it has been tried.
+/// The failures: a service that fails on one message gets it for ever, with all that is behind it; the message does not
+/// say how often it has been tried.
 #[test]
 fn a_message_that_crashes_the_service_stops_no_others() {
     let (service, dir) = (Service::start(), tempfile::tempdir().expect("a directory"));

@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// The failure: the key "does not belong to the certificate" where only the order of the file is wrong, and of an authority's file that
-/// is empty "the server's own" certificate is asked for.
+/// The failure: the key "does not belong to the certificate" where only the order of the file is wrong, and of an
+/// authority's file that is empty "the server's own" certificate is asked for.
 #[test]
 fn a_chain_in_the_wrong_order_and_a_file_without_authorities_are_named() {
     let dir = tempfile::tempdir().unwrap();
