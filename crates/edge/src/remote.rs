@@ -20,7 +20,7 @@ use parking_lot::Mutex;
 use tokio::net::TcpStream;
 use tokio_rustls::TlsConnector;
 
-pub use self::{allowance::Allowance, allowance::Metered};
+pub use self::allowance::{Allowance, Metered, TooMuch};
 use crate::{
     reload::Reload,
     tls::{ClientTls, ServerName},

@@ -51,7 +51,7 @@ pub struct LatestQuery {
 pub struct LatestPage {
     /// The values.
     pub values: Vec<LatestValue>,
-    /// Token of the next page, a [`PageToken`] of the last key this page covers; empty at the end.
+    /// Token of the next page, a [`PageToken`](super::PageToken) of the last key this page covers; empty at the end.
     pub next: String,
 }
 

@@ -14,7 +14,7 @@ mod trace;
 mod version;
 
 pub use audit::AUDIT;
-pub use export::{ReadRows, Telemetry};
+pub use export::{ReadRows, Telemetry, TelemetryError};
 pub use metrics::{render, rows};
 pub use process::ProcessStats;
 pub use trace::trace_clients;
