@@ -13,16 +13,16 @@
 //!   gateway            starts and stops everything
 //!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
 //!   http               the HTTP listener: metrics and health, the API as JSON
-//!   groups             consumer groups at work: log, logic and records joined
-//!   commands           requests to devices, and their answers
 //!   bridges            messages to and from other systems
-//!   shadow             device shadows at work: requests in order, the store, who is told
 //!   abuse auth backends shutdown
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
-//! crates/groups        consumer groups without log, disk and clock: who gets what, and what is settled
-//! crates/shadow        documents of device shadows: what an update makes of them, and what is told about it
+//! crates/consumer-groups  consumer groups at work: log, logic and records joined
+//! crates/groups        their logic, without log, disk and clock: who gets what, and what is settled
+//! crates/device-shadows   device shadows at work: requests in order, the store, who is told
+//! crates/shadow        their documents: what an update makes of them, and what is told about it
+//! crates/commands      requests to devices, and their answers
 //! crates/store         traits of what outlives the process, their suites and twins in memory
 //! crates/disk          those stores in the data directory: LMDB, and segments of the log
 //! crates/cassandra     those stores in Cassandra or Scylla
@@ -38,9 +38,9 @@
 //! ```
 //!
 //! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; disk, cassandra and values -> store;
-//! groups and access -> core; config -> access, shadow, core; telemetry -> edge -> config; ctl -> client library -> api; shadow and
-//! api use nobody; this crate uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in
-//! `tests/repository/layers.rs`.
+//! groups and access -> core; config -> access, shadow, core; telemetry -> edge -> config; commands, consumer-groups (with
+//! groups and access) and device-shadows (with shadow) -> broker; ctl -> client library -> api; shadow and api use nobody; this crate
+//! uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
 
 mod abuse;
 pub mod auth;
@@ -48,14 +48,10 @@ mod backends;
 mod bridges;
 #[doc(hidden)]
 pub mod cli;
-mod commands;
 pub mod gateway;
-#[doc(hidden)]
-pub mod groups;
 mod grpc;
 mod http;
 mod net;
-mod shadow;
 mod shutdown;
 
 pub use ::config;

@@ -30,6 +30,7 @@ use broker::Broker;
 #[cfg(feature = "kafka")]
 use config::KafkaBridge;
 use config::{Bridge, Config, ConfigError, Direction, Problem};
+use consumer_groups::{Groups, Info};
 use gateway_core::{Properties, metrics::Row};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
@@ -42,7 +43,6 @@ use self::{
     status::{BridgeReport, Status},
     webhook::Webhook,
 };
-use crate::groups::{Groups, Info};
 
 /// User property of what a bridge sends, with the mark of its gateway; and of what a bridge brings in, with [`entry`] of that.
 const MARK: &str = gateway_core::BRIDGE_MARK;

@@ -10,6 +10,7 @@ use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Dura
 use access::backends::Scope;
 use aws_lc_rs::rand;
 use config::{Bridge, WhenFull};
+use consumer_groups::{Definition, Filter, GroupError, Groups, Joining, KeptOrder, LiveMember, Start};
 use gateway_core::clock;
 use groups::{Credit, Nack, Room};
 use tokio::{
@@ -23,7 +24,6 @@ use super::{
     status::{BridgeFailure, Reason, Status},
     work::{BridgeBatch, RefusedMessage},
 };
-use crate::groups::{Definition, Filter, GroupError, Groups, Joining, KeptOrder, LiveMember, Start};
 
 /// The other side of a bridge that leads out.
 pub(super) trait Out: Send {
@@ -103,8 +103,8 @@ fn definition(name: &str, bridge: &Bridge) -> Definition {
         retention_bytes: bridge.max_bytes.0 as u64,
         replay_age: 0,
         when_full: match bridge.when_full {
-            WhenFull::DropOldest => crate::groups::WhenFull::DropOldest,
-            WhenFull::Refuse => crate::groups::WhenFull::Refuse,
+            WhenFull::DropOldest => consumer_groups::WhenFull::DropOldest,
+            WhenFull::Refuse => consumer_groups::WhenFull::Refuse,
         },
         paused: false,
         labels: BTreeMap::from([("bridge".to_owned(), name.to_owned())]),
@@ -164,7 +164,7 @@ impl<O: Out> Outward<O> {
         let last = async {
             member.drain()?;
             while !member.next(Room { messages: 0, bytes: 0 }).await?.is_drained {}
-            Ok::<_, crate::groups::MemberEnd>(())
+            Ok::<_, consumer_groups::MemberEnd>(())
         };
         let _ = timeout(LAST, last).await;
         Ok(())

@@ -4,6 +4,9 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use broker::{Broker, EventKinds, GroupFilter, GroupLog, MemoryKind, Selector};
 use config::Config;
+use consumer_groups::{
+    Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Intake, Marker, MessageFilter,
+};
 use disk::{DurableOptions, EmbeddedGroupState, EmbeddedLog, LogOptions};
 use gateway_core::{
     GroupId, clock,
@@ -12,9 +15,6 @@ use gateway_core::{
 use store::{DataDir, GroupState as _, PartitionedLog as _, StoreError, StoreHealth};
 
 use super::StartError;
-use crate::groups::{
-    Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Intake, Marker, MessageFilter,
-};
 
 /// The engines.
 #[derive(Clone)]

@@ -7,6 +7,8 @@ use std::{
 };
 
 use broker::Broker;
+use commands::Book;
+use consumer_groups::Groups;
 use disk::{EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions};
 use edge::tls::TlsStore;
 use gateway_core::{
@@ -18,7 +20,7 @@ use tokio::sync::watch;
 use values::{Condition, History};
 
 use super::{groups, history, shadows};
-use crate::{abuse::Bans, bridges::BridgesStatus, commands::Book, groups::Groups};
+use crate::{abuse::Bans, bridges::BridgesStatus};
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {

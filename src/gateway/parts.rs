@@ -8,6 +8,7 @@ use std::{
 };
 
 use broker::{Broker, BrokerConfig, JudgeWill, Turn};
+use commands::{self, Book, BookOptions, CommandTopics, Commands, CommandsOptions, Desk};
 use config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind};
 use edge::{
     reload::Reloads,
@@ -34,7 +35,6 @@ use crate::{
     auth::{self, Authenticator, Authority, Chain, Courier},
     backends::{Backends, JwtKeys},
     bridges::Bridges,
-    commands::{self, Book, BookOptions, CommandTopics, Commands, CommandsOptions, Desk},
     grpc, http,
     net::{self, BoundListener, Shared, probe_silent_peers},
 };

@@ -5,11 +5,11 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use broker::Reserved;
 use cassandra::ScyllaShadows;
 use config::Config;
+use device_shadows::{DeviceShadows, ShadowOptions, Shadows};
 use disk::{DurableOptions, EmbeddedShadows};
 use store::{DataDir, ShadowStore, StoreHealth};
 
 use super::StartError;
-use crate::shadow::{DeviceShadows, ShadowOptions, Shadows};
 
 /// The shadows, and the store of those that are on this disk.
 #[derive(Clone)]

@@ -21,6 +21,9 @@ mod stream;
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use broker::{Account, Broker};
+use commands::Commands;
+use consumer_groups::Groups;
+use device_shadows::Shadows;
 use edge::reload::Reloads;
 use gateway_core::{clock::now, metrics::count};
 use store::{PublisherStore, StoreError};
@@ -39,7 +42,7 @@ use tonic_health::{
 use tower_layer::Layer as _;
 use values::History;
 
-use crate::{abuse::Bans, auth::Authority, commands::Commands, groups::Groups, shadow::Shadows};
+use crate::{abuse::Bans, auth::Authority};
 
 use self::{
     proto::{

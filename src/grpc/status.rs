@@ -3,7 +3,9 @@
 
 use std::{collections::HashMap, time::Duration};
 
+use ::commands::{CancelError, CommandState, NoReply, SendStage, StartError};
 use access::backends::Role;
+use consumer_groups::{GroupError, MemberEnd};
 use gateway_core::{DropReason, ReceiptState, metrics::count};
 use store::StoreError;
 use thiserror::Error;
@@ -11,11 +13,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use super::{messages::commands, proto::gateway::v1};
-use crate::{
-    backends::Unknown,
-    commands::{CancelError, CommandState, NoReply, SendStage, StartError},
-    groups::{GroupError, MemberEnd},
-};
+use crate::backends::Unknown;
 
 /// `ErrorInfo.domain` of every error.
 pub(super) const ERROR_DOMAIN: &str = "mqtt-server";

@@ -3,8 +3,20 @@
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The gateway's crates besides `mqtt_server` that write lines, as their events name them.
-pub const CRATES: [&str; 9] =
-    ["broker", "cassandra", "config", "disk", "edge", "gateway_core", "store", "telemetry", "values"];
+pub const CRATES: [&str; 12] = [
+    "broker",
+    "cassandra",
+    "commands",
+    "config",
+    "consumer_groups",
+    "device_shadows",
+    "disk",
+    "edge",
+    "gateway_core",
+    "store",
+    "telemetry",
+    "values",
+];
 
 /// Reads a level. The parser of the library takes any word that it does not know for the name of a module, so that a
 /// misspelt level would silence everything.

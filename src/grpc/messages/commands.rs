@@ -3,15 +3,13 @@
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use bytes::Bytes;
+use commands::{CommandRecord, CommandState, DeviceReply, NoReply, SendStage, Spec, Times};
 use config::Limits;
 use gateway_core::{Timestamp, clock};
 use tonic::Code;
 
 use super::{answers, convert};
-use crate::{
-    commands::{CommandRecord, CommandState, DeviceReply, NoReply, SendStage, Spec, Times},
-    grpc::{proto::gateway::v1, status::Error},
-};
+use crate::grpc::{proto::gateway::v1, status::Error};
 
 /// Longest id that a caller may choose, in bytes.
 const MOST_ID: usize = 128;

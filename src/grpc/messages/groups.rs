@@ -4,15 +4,15 @@ use std::time::Duration;
 
 use broker::{is_event, is_event_message};
 use config::{Groups as Defaults, Limits};
+use consumer_groups::{
+    DeadLetter, Definition, Filter, GroupStatus, Info, KeptOrder, PendingMessage, Start, WhenFull,
+};
 use gateway_core::{SharedMessage, Timestamp, clock, has_wildcard};
 use groups::{AckResult, Delivery, Gap, GapReason, MemberStatus, PendingState};
 use prost::Message as _;
 
 use super::{answers, consumed::MessageId, convert};
-use crate::{
-    groups::{DeadLetter, Definition, Filter, GroupStatus, Info, KeptOrder, PendingMessage, Start, WhenFull},
-    grpc::{proto::gateway::v1, status::Error},
-};
+use crate::grpc::{proto::gateway::v1, status::Error};
 
 /// Longest name.
 const MAX_NAME: usize = 63;

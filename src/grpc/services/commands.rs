@@ -2,28 +2,26 @@
 
 use std::sync::Arc;
 
+use ::commands::{Book, CommandRecord, Commands as All, Digest, Spec};
 use aws_lc_rs::digest::{SHA256, digest};
 use gateway_core::clock;
 use prost::Message as _;
 use tokio::sync::broadcast::error::RecvError;
 use tonic::{Request, Response, Status};
 
-use crate::{
-    commands::{Book, CommandRecord, Commands as All, Digest, Spec},
-    grpc::{
-        Context,
-        messages::{
-            commands, convert,
-            page::{PAGE_BYTES, Pages, fit},
-        },
-        proto::{gateway::v1, server::commands_server::Commands},
-        server::{
-            access::Call,
-            deadline::{deadline, within},
-        },
-        status::Error,
-        stream::{ResponseQueue, StreamEnd, responses},
+use crate::grpc::{
+    Context,
+    messages::{
+        commands, convert,
+        page::{PAGE_BYTES, Pages, fit},
     },
+    proto::{gateway::v1, server::commands_server::Commands},
+    server::{
+        access::Call,
+        deadline::{deadline, within},
+    },
+    status::Error,
+    stream::{ResponseQueue, StreamEnd, responses},
 };
 
 /// The service.

@@ -13,6 +13,7 @@ use std::{
 
 use ::groups::{AckId, AckResult, ClaimedPlace, Credit, Delivery, IdRange, MAX_CLAIMS, Nack, Ranges, Room};
 use broker::is_event;
+use consumer_groups::{Groups, Joining, LiveMember, MemberBatch};
 use gateway_core::{PARTITIONS, clock, metrics::count};
 use parking_lot::Mutex;
 use tokio::{
@@ -23,28 +24,25 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::groups::{failed, log_id, name_of_free, offered};
-use crate::{
-    groups::{Groups, Joining, LiveMember, MemberBatch},
-    grpc::{
-        Context,
-        messages::{
-            answers,
-            consumed::{Consumed, Content, MessageId},
-            convert, groups,
-        },
-        now,
-        proto::{
-            gateway::v1::{self, consume_item::Item},
-            server::consumer_server::Consumer,
-        },
-        server::{
-            access::Call,
-            deadline::{deadline, within},
-            request_size::too_large,
-        },
-        status::Error,
-        stream::{RawMessage, StreamSlot},
+use crate::grpc::{
+    Context,
+    messages::{
+        answers,
+        consumed::{Consumed, Content, MessageId},
+        convert, groups,
     },
+    now,
+    proto::{
+        gateway::v1::{self, consume_item::Item},
+        server::consumer_server::Consumer,
+    },
+    server::{
+        access::Call,
+        deadline::{deadline, within},
+        request_size::too_large,
+    },
+    status::Error,
+    stream::{RawMessage, StreamSlot},
 };
 
 /// Messages, and bytes of them, in a frame.

@@ -2,22 +2,20 @@
 
 use std::sync::Arc;
 
+use consumer_groups::{GroupError, Groups as All, Info, PendingMessage, Start, in_scope, message_in_scope};
 use gateway_core::{LogRecord, Partition};
 use tonic::{Request, Response, Status};
 
-use crate::{
-    groups::{GroupError, Groups as All, Info, PendingMessage, Start, in_scope, message_in_scope},
-    grpc::{
-        Context,
-        messages::{
-            convert,
-            groups::{self, Update},
-            page::{PAGE_BYTES, Pages, fit},
-        },
-        proto::{gateway::v1, server::groups_server::Groups},
-        server::{access::Call, deadline::within},
-        status::Error,
+use crate::grpc::{
+    Context,
+    messages::{
+        convert,
+        groups::{self, Update},
+        page::{PAGE_BYTES, Pages, fit},
     },
+    proto::{gateway::v1, server::groups_server::Groups},
+    server::{access::Call, deadline::within},
+    status::Error,
 };
 
 /// The service.
@@ -89,7 +87,7 @@ impl GroupsService {
     }
 
     /// Returns the outcome of a creation that is only to be checked.
-    fn validate(&self, definition: &crate::groups::Definition) -> Result<(), Error> {
+    fn validate(&self, definition: &consumer_groups::Definition) -> Result<(), Error> {
         let all = self.all()?;
         let most = self.context.config.groups.max_groups;
         match all.get(&definition.name) {

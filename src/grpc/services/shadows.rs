@@ -3,26 +3,24 @@
 use std::{collections::HashSet, convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
 use access::backends::{Grant, Scope};
+use device_shadows::{Shadow, ShadowChange, ShadowKey, Shadows as All};
 use gateway_core::{ClientId, clock};
 use shadow::{MAX_CLIENT_TOKEN, Patch, Rejection, ShadowTopics, Update, is_name};
 use store::MAX_SHADOW_DEVICE;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
-use crate::{
-    grpc::{
-        Context,
-        messages::{
-            answers, convert,
-            page::{PAGE_BYTES, Pages, fit},
-        },
-        now,
-        proto::{gateway::v1, server::shadows_server::Shadows},
-        server::{access::Call, deadline::within},
-        status::Error,
-        stream::{ResponseQueue, ResponseSender, StreamEnd, responses, size_of_names},
+use crate::grpc::{
+    Context,
+    messages::{
+        answers, convert,
+        page::{PAGE_BYTES, Pages, fit},
     },
-    shadow::{Shadow, ShadowChange, ShadowKey, Shadows as All},
+    now,
+    proto::{gateway::v1, server::shadows_server::Shadows},
+    server::{access::Call, deadline::within},
+    status::Error,
+    stream::{ResponseQueue, ResponseSender, StreamEnd, responses, size_of_names},
 };
 
 /// Bytes of a batch of a watch, not counting its last item.
@@ -254,7 +252,7 @@ async fn follow(
     sender: &ResponseSender,
     (all, snapshot): (&All, Option<Vec<String>>),
     wanted: &ShadowSelection,
-    mut watch: crate::shadow::Watch,
+    mut watch: device_shadows::Watch,
     heartbeat: Option<Duration>,
 ) -> Result<Infallible, StreamEnd> {
     if let Some(devices) = snapshot {
@@ -348,7 +346,7 @@ async fn send_snapshot(
 
 /// Changes, or a heartbeat if none comes for so long.
 async fn next_items(
-    watch: &mut crate::shadow::Watch,
+    watch: &mut device_shadows::Watch,
     heartbeat: Option<Duration>,
 ) -> Vec<v1::WatchShadowItem> {
     use v1::watch_shadow_item::Item;

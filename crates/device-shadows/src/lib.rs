@@ -30,24 +30,24 @@ use store::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore, StoreError}
 use tokio::{runtime::Handle, time::timeout};
 
 use lanes::Lanes;
-pub(crate) use requests::DeviceShadows;
+pub use requests::DeviceShadows;
 use watching::Watchers;
-pub(crate) use watching::{ShadowChange, Watch};
+pub use watching::{ShadowChange, Watch};
 
 /// Bounds.
 #[derive(Debug, Clone)]
-pub(crate) struct ShadowOptions {
+pub struct ShadowOptions {
     /// Their topics.
-    pub(crate) topics: ShadowTopics,
+    pub topics: ShadowTopics,
     /// Of a document.
-    pub(crate) limits: Limits,
+    pub limits: Limits,
     /// Named shadows of a device.
-    pub(crate) max_names: usize,
+    pub max_names: usize,
     /// Requests that a device may have under way.
-    pub(crate) max_requests: usize,
+    pub max_requests: usize,
     /// Longest wait of a request before it is begun; after that it is refused, so that behind a store that answers nobody,
     /// requests do not wait one after the other for the store's time limit.
-    pub(crate) max_wait: Duration,
+    pub max_wait: Duration,
 }
 
 /// Tries of a change while others change the shadow at the same time.
@@ -57,7 +57,7 @@ const TRIES: usize = 16;
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All shadows.
-pub(crate) struct Shadows {
+pub struct Shadows {
     store: Arc<dyn ShadowStore>,
     options: ShadowOptions,
     lanes: Lanes,
@@ -66,20 +66,20 @@ pub(crate) struct Shadows {
 
 /// A shadow as it is.
 #[derive(Debug, Clone)]
-pub(crate) struct Shadow {
-    pub(crate) device: ClientId,
-    pub(crate) name: Arc<str>,
-    pub(crate) version: u64,
-    pub(crate) changed: Timestamp,
+pub struct Shadow {
+    pub device: ClientId,
+    pub name: Arc<str>,
+    pub version: u64,
+    pub changed: Timestamp,
     /// `None` if it was deleted.
-    pub(crate) state: Option<Arc<State>>,
+    pub state: Option<Arc<State>>,
 }
 
 /// Name of a shadow.
 #[derive(Debug, Clone)]
-pub(crate) struct ShadowKey {
-    pub(crate) device: ClientId,
-    pub(crate) name: Arc<str>,
+pub struct ShadowKey {
+    pub device: ClientId,
+    pub name: Arc<str>,
 }
 
 impl Shadow {
@@ -111,31 +111,31 @@ struct Updated {
 
 impl Shadows {
     /// Shadows in `store`, whose work is done in the current runtime.
-    pub(crate) fn new(store: Arc<dyn ShadowStore>, options: ShadowOptions) -> Arc<Self> {
+    pub fn new(store: Arc<dyn ShadowStore>, options: ShadowOptions) -> Arc<Self> {
         let lanes = Lanes::new(Handle::current(), options.max_requests);
         Arc::new(Self { store, options, lanes, watchers: Arc::default() })
     }
 
     /// Bounds in force.
-    pub(crate) fn options(&self) -> &ShadowOptions {
+    pub fn options(&self) -> &ShadowOptions {
         &self.options
     }
 
     /// The shadow, also if it was deleted.
-    pub(crate) async fn find(&self, key: &ShadowKey) -> Result<Option<Shadow>, Rejection> {
+    pub async fn find(&self, key: &ShadowKey) -> Result<Option<Shadow>, Rejection> {
         let found = within(self.store.get(key.device.as_str(), &key.name)).await?;
         found.map(Shadow::read).transpose()
     }
 
     /// The shadow.
-    pub(crate) async fn get(&self, key: &ShadowKey) -> Result<Shadow, Rejection> {
+    pub async fn get(&self, key: &ShadowKey) -> Result<Shadow, Rejection> {
         let found = self.find(key).await?.filter(|shadow| shadow.state.is_some());
         found.ok_or_else(|| Rejection::NotFound(key.name.to_string()))
     }
 
     /// Shadows of a device in the order of their names, behind `after` if given: at most `limit`. With the last name that was
     /// looked at, if there may be more.
-    pub(crate) async fn list(
+    pub async fn list(
         &self,
         device: &str,
         after: Option<&str>,
@@ -150,7 +150,7 @@ impl Shadows {
 
     /// Changes from now on; those that wait are charged to `budget`. Start to watch, then list: what the list missed is among
     /// the changes.
-    pub(crate) fn watch(
+    pub fn watch(
         &self,
         budget: Arc<dyn Budget + Send + Sync>,
         wants: impl Fn(&Shadow) -> bool + Send + Sync + 'static,
@@ -159,7 +159,7 @@ impl Shadows {
     }
 
     /// Changes the shadow, in its turn after what was asked for the device before. Goes on if it is cancelled.
-    pub(crate) async fn update(
+    pub async fn update(
         self: &Arc<Self>,
         broker: &Broker,
         key: ShadowKey,
@@ -180,7 +180,7 @@ impl Shadows {
     }
 
     /// Deletes the shadow, in its turn, and returns what is left of it. Goes on if it is cancelled.
-    pub(crate) async fn delete(
+    pub async fn delete(
         self: &Arc<Self>,
         broker: &Broker,
         key: ShadowKey,
@@ -200,7 +200,7 @@ impl Shadows {
     }
 
     /// Returns when nothing waits.
-    pub(crate) async fn settle(&self) {
+    pub async fn settle(&self) {
         self.lanes.settle().await;
     }
 

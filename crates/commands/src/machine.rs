@@ -11,7 +11,7 @@ use gateway_core::{DropReason, ReceiptState, Timestamp};
 
 /// Stage that a command has reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum CommandState {
+pub enum CommandState {
     Queued,
     Sent,
     Delivered,
@@ -34,25 +34,25 @@ impl CommandState {
     ];
 
     /// Tells whether the stage is the last.
-    pub(crate) fn is_final(self) -> bool {
+    pub fn is_final(self) -> bool {
         self >= Self::Replied
     }
 }
 
 /// Times between which a command may be sent.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Times {
+pub struct Times {
     /// Not before.
-    pub(crate) start: Timestamp,
+    pub start: Timestamp,
     /// Not after; the command ends then.
-    pub(crate) expire: Timestamp,
+    pub expire: Timestamp,
     /// Milliseconds after which a delivered command without a reply is sent again.
-    pub(crate) retry: Option<u64>,
+    pub retry: Option<u64>,
 }
 
 /// Step to be taken with a command now.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum CommandStep {
+pub enum CommandStep {
     /// The command has expired.
     Expire,
     /// The device does not take it, with this reason code.
@@ -65,7 +65,7 @@ pub(crate) enum CommandStep {
 
 /// Effect of an attempt's progress on its command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AttemptProgress {
+pub enum AttemptProgress {
     /// Nothing that others see.
     Nothing,
     /// The command's state is another.
@@ -81,7 +81,7 @@ const PACKET_TOO_LARGE: u8 = 0x95;
 
 /// The state of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Machine {
+pub struct Machine {
     pub(super) state: CommandState,
     pub(super) attempts: u32,
     pub(super) times: Times,
@@ -97,7 +97,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// A new one.
-    pub(crate) fn new(times: Times, unacknowledged: bool) -> Self {
+    pub fn new(times: Times, unacknowledged: bool) -> Self {
         let next = Some(times.start);
         Self {
             state: CommandState::Queued,
@@ -125,32 +125,32 @@ impl Machine {
     }
 
     /// Returns the stage that the command has reached.
-    pub(crate) fn state(&self) -> CommandState {
+    pub fn state(&self) -> CommandState {
         self.state
     }
 
     /// Returns how often the command was sent.
-    pub(crate) fn attempts(&self) -> u32 {
+    pub fn attempts(&self) -> u32 {
         self.attempts
     }
 
     /// Returns the times between which the command may be sent.
-    pub(crate) fn times(&self) -> Times {
+    pub fn times(&self) -> Times {
         self.times
     }
 
     /// Returns the time at which the command ends at the latest.
-    pub(crate) fn expires(&self) -> Timestamp {
+    pub fn expires(&self) -> Timestamp {
         self.times.expire
     }
 
     /// Tells whether a session has the command.
-    pub(crate) fn is_out(&self) -> bool {
+    pub fn is_out(&self) -> bool {
         self.out.is_some()
     }
 
     /// Returns the step to be taken at this time.
-    pub(crate) fn step(&self, now: Timestamp) -> CommandStep {
+    pub fn step(&self, now: Timestamp) -> CommandStep {
         if let Some(code) = self.refused {
             return CommandStep::Refuse(code);
         }
@@ -182,17 +182,12 @@ impl Machine {
     }
 
     /// There was no room for it.
-    pub(crate) fn put_off(&mut self, now: Timestamp) {
+    pub fn put_off(&mut self, now: Timestamp) {
         self.next = Some(now.plus_millis(AGAIN));
     }
 
     /// Takes the progress of an attempt. Progress of an earlier attempt no longer counts.
-    pub(crate) fn progress(
-        &mut self,
-        attempt: u32,
-        receipt: &ReceiptState,
-        now: Timestamp,
-    ) -> AttemptProgress {
+    pub fn progress(&mut self, attempt: u32, receipt: &ReceiptState, now: Timestamp) -> AttemptProgress {
         if self.out != Some(attempt) || self.state.is_final() {
             return AttemptProgress::Nothing;
         }
@@ -227,7 +222,7 @@ impl Machine {
     }
 
     /// Ends the command; nothing changes any more.
-    pub(crate) fn end(&mut self, state: CommandState) {
+    pub fn end(&mut self, state: CommandState) {
         self.state = state;
         self.out = None;
         self.next = None;

@@ -42,7 +42,7 @@ struct Request {
 }
 
 /// The shadows as a part of the gateway that hears from devices.
-pub(crate) struct DeviceShadows(pub(crate) Arc<Shadows>);
+pub struct DeviceShadows(pub Arc<Shadows>);
 
 impl Reserved for DeviceShadows {
     fn prefix(&self) -> &str {

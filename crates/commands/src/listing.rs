@@ -14,7 +14,7 @@ const STEP: usize = 64;
 impl Book {
     /// Commands of a device, or all, newest first, below the number `before`; and where the next page begins. May be fewer than
     /// `most` although there are more.
-    pub(crate) fn list(
+    pub fn list(
         &self,
         device: Option<&str>,
         active_only: bool,

@@ -10,7 +10,7 @@ const STATUS: usize = 1;
 
 /// Patterns by which topics are made and read.
 #[derive(Debug, Clone)]
-pub(crate) struct CommandTopics {
+pub struct CommandTopics {
     prefix: String,
     request: Levels,
     reply: Levels,
@@ -34,7 +34,7 @@ pub(super) fn number(text: &str) -> Option<u32> {
 impl CommandTopics {
     /// With what all topics begin with, the last `/` included, and levels after the client id: of commands with the places id and
     /// name, of replies with id and, as the last level, status.
-    pub(crate) fn new(prefix: String, request: Levels, reply: Levels) -> Self {
+    pub fn new(prefix: String, request: Levels, reply: Levels) -> Self {
         debug_assert!(reply.ends_with(STATUS), "devices of MQTT 5 leave it out");
         let response = reply.without_last();
         Self { prefix, request, reply, response }

@@ -26,7 +26,7 @@ type WatchFilter = dyn Fn(&Shadow) -> bool + Send + Sync;
 
 /// News for a watcher.
 #[derive(Debug)]
-pub(crate) enum ShadowChange {
+pub enum ShadowChange {
     /// A shadow has changed, or was deleted.
     Shadow(Shadow),
     /// Changes of this number of shadows are missing.
@@ -117,7 +117,7 @@ impl PendingChanges {
 }
 
 /// A watcher. Ends when dropped.
-pub(crate) struct Watch {
+pub struct Watch {
     inner: Arc<Inner>,
     all: Arc<Watchers>,
 }
@@ -126,7 +126,7 @@ impl Watch {
     /// Some of what has changed since it was told, of each shadow the newest, in the order in which they began to wait; waits
     /// until something has. It stays on the memory account until the next call, which is therefore made once it is sent.
     /// Cancel safe.
-    pub(crate) async fn next(&mut self) -> Vec<ShadowChange> {
+    pub async fn next(&mut self) -> Vec<ShadowChange> {
         loop {
             let changes = self.inner.state.lock().take();
             if !changes.is_empty() {

@@ -31,7 +31,7 @@ const REMEMBERED: usize = 16_384;
 const OVERHEAD: usize = 512;
 
 /// Takes the replies of devices.
-pub(crate) struct Desk {
+pub struct Desk {
     pub(super) options: CommandsOptions,
     /// Stored commands, from when they were read.
     pub(super) book: OnceLock<Arc<Book>>,
@@ -141,7 +141,7 @@ fn status(address: &Address<'_>, properties: Option<&Properties>) -> u32 {
 
 impl Desk {
     /// Nobody waits yet.
-    pub(crate) fn new(options: CommandsOptions) -> Arc<Self> {
+    pub fn new(options: CommandsOptions) -> Arc<Self> {
         Arc::new(Self {
             options,
             book: OnceLock::new(),

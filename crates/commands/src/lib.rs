@@ -42,14 +42,14 @@ use bytes::Bytes;
 use gateway_core::{Message, Origin, Properties, QoS, Receipt, Timestamp};
 use thiserror::Error;
 
-pub(crate) use book::{Book, BookOptions, CancelError, StartError};
-pub(crate) use desk::Desk;
-pub(crate) use machine::{CommandState, Times};
-pub(crate) use record::CommandRecord;
-pub(crate) use topics::CommandTopics;
+pub use book::{Book, BookOptions, CancelError, StartError};
+pub use desk::Desk;
+pub use machine::{CommandState, Times};
+pub use record::CommandRecord;
+pub use topics::CommandTopics;
 
 /// Digest by which two requests are told apart.
-pub(crate) type Digest = [u8; 32];
+pub type Digest = [u8; 32];
 
 /// Bytes of correlation data, and of an id of the gateway's making.
 const RANDOM: usize = 16;
@@ -58,17 +58,17 @@ const STATUS: &str = "status";
 
 /// Command to a device. Valid: the device is one level of a topic, and so is the name.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Spec {
+pub struct Spec {
     /// Client id.
-    pub(crate) device: Arc<str>,
+    pub device: Arc<str>,
     /// Last level of the topic.
-    pub(crate) name: String,
+    pub name: String,
     /// Payload.
-    pub(crate) payload: Bytes,
+    pub payload: Bytes,
     /// Properties, without response topic and correlation data.
-    pub(crate) properties: Option<Arc<Properties>>,
+    pub properties: Option<Arc<Properties>>,
     /// QoS.
-    pub(crate) qos: QoS,
+    pub qos: QoS,
 }
 
 impl Spec {
@@ -81,15 +81,15 @@ impl Spec {
 
 /// Reply of a device.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct DeviceReply {
+pub struct DeviceReply {
     /// Payload.
-    pub(crate) payload: Bytes,
+    pub payload: Bytes,
     /// Properties.
-    pub(crate) properties: Option<Arc<Properties>>,
+    pub properties: Option<Arc<Properties>>,
     /// Status that the device reports; 0 if there is none.
-    pub(crate) status: u32,
+    pub status: u32,
     /// Time of the reply.
-    pub(crate) at: Timestamp,
+    pub at: Timestamp,
 }
 
 impl DeviceReply {
@@ -101,15 +101,16 @@ impl DeviceReply {
 
 /// The answer to a call of Send.
 #[derive(Debug)]
-pub(crate) struct SendReply {
-    pub(crate) answer: DeviceReply,
+pub struct SendReply {
+    /// The answer of the device.
+    pub answer: DeviceReply,
     /// Its bytes on the memory account.
-    _charge: Charge,
+    pub _charge: Charge,
 }
 
 /// Stage of a command that has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum SendStage {
+pub enum SendStage {
     /// The command has not left the gateway.
     Queued,
     /// Handed to the operating system.
@@ -120,7 +121,7 @@ pub(crate) enum SendStage {
 
 /// Reason why a command has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub(crate) enum NoReply {
+pub enum NoReply {
     /// The device has no connection.
     #[error("the device is offline")]
     Offline,
@@ -152,26 +153,26 @@ pub(crate) enum NoReply {
 
 /// A failure, and the stage that the command had reached.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Failed {
+pub struct Failed {
     /// Reason.
-    pub(crate) why: NoReply,
+    pub why: NoReply,
     /// Stage.
-    pub(crate) stage: SendStage,
+    pub stage: SendStage,
 }
 
 /// Bounds.
 #[derive(Debug, Clone)]
-pub(crate) struct CommandsOptions {
+pub struct CommandsOptions {
     /// Of commands and replies.
-    pub(crate) topics: CommandTopics,
+    pub topics: CommandTopics,
     /// Calls of Send at once.
-    pub(crate) max_outstanding: usize,
+    pub max_outstanding: usize,
     /// The same to one device.
-    pub(crate) max_outstanding_per_device: usize,
+    pub max_outstanding_per_device: usize,
 }
 
 /// Commands of the gateway.
-pub(crate) struct Commands {
+pub struct Commands {
     broker: Broker,
     desk: Arc<Desk>,
     book: Arc<Book>,
@@ -179,23 +180,23 @@ pub(crate) struct Commands {
 
 impl Commands {
     /// With the desk that the broker was made with.
-    pub(crate) fn new(broker: Broker, desk: Arc<Desk>, book: Arc<Book>) -> Arc<Self> {
+    pub fn new(broker: Broker, desk: Arc<Desk>, book: Arc<Book>) -> Arc<Self> {
         desk.set_book(Arc::clone(&book));
         Arc::new(Self { broker, desk, book })
     }
 
     /// Stored commands.
-    pub(crate) fn book(&self) -> &Arc<Book> {
+    pub fn book(&self) -> &Arc<Book> {
         &self.book
     }
 
     /// The topic that a command of this device and name would have, but for its id.
-    pub(crate) fn topic_of(&self, spec: &Spec) -> String {
+    pub fn topic_of(&self, spec: &Spec) -> String {
         self.desk.options.topics.request(spec, "id")
     }
 
     /// Tells whether a command of this name would have the topic of a reply.
-    pub(crate) fn is_of_replies(&self, name: &str) -> bool {
+    pub fn is_of_replies(&self, name: &str) -> bool {
         self.desk.options.topics.is_of_replies(name)
     }
 
@@ -242,7 +243,7 @@ pub(crate) fn random_id() -> Result<String, NoReply> {
 }
 
 /// The desk as the broker takes it.
-pub(crate) fn reserved(desk: &Arc<Desk>) -> Arc<dyn Reserved> {
+pub fn reserved(desk: &Arc<Desk>) -> Arc<dyn Reserved> {
     Arc::clone(desk) as _
 }
 

@@ -33,7 +33,7 @@ impl Commands {
     ///
     /// # Errors
     /// Why there is no reply, and how far the command came.
-    pub(crate) async fn send(
+    pub async fn send(
         &self,
         spec: &Spec,
         wait_for_device: Option<Duration>,

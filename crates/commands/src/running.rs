@@ -20,7 +20,7 @@ const PACKET_TOO_LARGE: u8 = 0x95;
 
 impl Commands {
     /// Sends what is due to the devices that are connected, until `stop`.
-    pub(crate) async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
+    pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
         let book = self.book();
         loop {
             let now = clock::now();

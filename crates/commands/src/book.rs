@@ -50,26 +50,26 @@ const AGAIN: u64 = 1_000;
 
 /// Bounds of stored commands.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct BookOptions {
+pub struct BookOptions {
     /// Commands that a session may have and not have acknowledged.
-    pub(crate) max_outstanding: usize,
+    pub max_outstanding: usize,
     /// The same of one device.
-    pub(crate) max_outstanding_per_device: usize,
+    pub max_outstanding_per_device: usize,
     /// Commands that have not ended.
-    pub(crate) max_active: usize,
+    pub max_active: usize,
     /// The same of one device.
-    pub(crate) max_active_per_device: usize,
+    pub max_active_per_device: usize,
     /// Bytes of all.
-    pub(crate) max_bytes: usize,
+    pub max_bytes: usize,
     /// Time for which ended commands are kept.
-    pub(crate) keep: Duration,
+    pub keep: Duration,
     /// Ended commands that are kept.
-    pub(crate) max_kept: usize,
+    pub max_kept: usize,
 }
 
 /// Reason why a command is not started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub(crate) enum StartError {
+pub enum StartError {
     /// There is one of this id with other content.
     #[error("there is a command of this id with other content")]
     Exists,
@@ -89,7 +89,7 @@ pub(crate) enum StartError {
 
 /// Why a command is not cancelled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub(crate) enum CancelError {
+pub enum CancelError {
     /// There is none.
     #[error("there is no command of this id")]
     NotFound,
@@ -119,7 +119,7 @@ pub(super) struct Parcel {
 }
 
 /// All stored commands.
-pub(crate) struct Book {
+pub struct Book {
     options: BookOptions,
     pub(super) table: Mutex<CommandTable>,
     charge: Mutex<Charge>,
@@ -139,7 +139,7 @@ fn put(number: u64, record: &CommandRecord) -> PublisherChange {
 
 impl Book {
     /// Reads the commands that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
-    pub(crate) fn open(
+    pub fn open(
         options: BookOptions,
         store: Arc<dyn PublisherStore>,
         account: &Arc<Account>,
@@ -188,7 +188,7 @@ impl Book {
     }
 
     /// Returns the number of commands that have not ended.
-    pub(crate) fn active(&self) -> usize {
+    pub fn active(&self) -> usize {
         self.active.load(SeqCst)
     }
 
@@ -197,7 +197,7 @@ impl Book {
     ///
     /// # Errors
     /// It is not started.
-    pub(crate) async fn start(
+    pub async fn start(
         self: &Arc<Self>,
         id: Option<String>,
         spec: Spec,
@@ -336,14 +336,14 @@ impl Book {
     }
 
     /// One command.
-    pub(crate) fn get(&self, id: &str) -> Option<Arc<CommandRecord>> {
+    pub fn get(&self, id: &str) -> Option<Arc<CommandRecord>> {
         let table = self.table.lock();
         let entry = table.commands.get(table.ids.get(id)?)?;
         (!matches!(entry.writing, Writing::Start(_))).then(|| Arc::new(entry.record.clone()))
     }
 
     /// The state of a command, and its changes until it ends; no changes if it has.
-    pub(crate) fn watch(&self, id: &str) -> Option<(Arc<CommandRecord>, Option<Changes>)> {
+    pub fn watch(&self, id: &str) -> Option<(Arc<CommandRecord>, Option<Changes>)> {
         let mut table = self.table.lock();
         let number = *table.ids.get(id)?;
         let entry = table.commands.get_mut(&number)?;
@@ -362,7 +362,7 @@ impl Book {
     ///
     /// # Errors
     /// It is not cancelled.
-    pub(crate) async fn cancel(self: &Arc<Self>, id: &str) -> Result<Arc<CommandRecord>, CancelError> {
+    pub async fn cancel(self: &Arc<Self>, id: &str) -> Result<Arc<CommandRecord>, CancelError> {
         let number = *self.table.lock().ids.get(id).ok_or(CancelError::NotFound)?;
         loop {
             let (tell, told) = oneshot::channel();

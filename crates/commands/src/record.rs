@@ -15,16 +15,23 @@ const VERSION: u8 = 1;
 
 /// Record of a command on disk.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct CommandRecord {
-    pub(crate) id: String,
-    pub(crate) spec: Spec,
+pub struct CommandRecord {
+    /// Its id.
+    pub id: String,
+    /// The request.
+    pub spec: Spec,
     pub(super) content: Digest,
     pub(super) correlation: [u8; RANDOM],
-    pub(crate) created: Timestamp,
-    pub(crate) updated: Timestamp,
-    pub(crate) machine: Machine,
-    pub(crate) code: Option<u8>,
-    pub(crate) reply: Option<DeviceReply>,
+    /// Start of it.
+    pub created: Timestamp,
+    /// Its last change.
+    pub updated: Timestamp,
+    /// State and times.
+    pub machine: Machine,
+    /// Reason code of MQTT with which the device refused it.
+    pub code: Option<u8>,
+    /// The answer of the device.
+    pub reply: Option<DeviceReply>,
 }
 
 struct RecordWriter(Vec<u8>);
