@@ -50,7 +50,7 @@ pub fn open(broker: &Broker, client_id: &str, keeps: Keeps) -> Arc<dyn Session> 
         expiry: 0,
         will: None,
         info,
-        parties: Default::default(),
+        quota_holders: Default::default(),
         now: Timestamp(0),
     };
     let limits = Arc::clone(broker.limits());

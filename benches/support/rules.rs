@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _, hint::black_box};
 
 use access::{
     Method, Principal, Subject,
-    rules::{Recent, Rules},
+    rules::{RecentDecisions, Rules},
 };
 use gateway_core::QoS;
 
@@ -54,7 +54,7 @@ impl Ruled {
 
     /// Decides so often about a message, each on another topic: nothing is remembered.
     pub(crate) fn cold(&self, repeats: usize) {
-        let (subject, mut recent) = (self.subject(), Recent::default());
+        let (subject, mut recent) = (self.subject(), RecentDecisions::default());
         for topic in self.topics.iter().cycle().take(repeats) {
             let grant = recent.find(black_box(1), black_box(topic), || self.rules.publish(&subject, topic));
             assert_eq!(grant.permits(QoS::AtLeastOnce, false, 100), Ok(()));
@@ -63,7 +63,7 @@ impl Ruled {
 
     /// Decides so often about a message on one of four topics, which are remembered.
     pub(crate) fn hot(&self, repeats: usize) {
-        let (subject, mut recent) = (self.subject(), Recent::default());
+        let (subject, mut recent) = (self.subject(), RecentDecisions::default());
         for topic in self.topics[..4].iter().cycle().take(repeats) {
             let grant = recent.find(black_box(1), black_box(topic), || self.rules.publish(&subject, topic));
             assert_eq!(grant.permits(QoS::AtLeastOnce, false, 100), Ok(()));

@@ -3,7 +3,7 @@
 
 use std::{fs, io, net::IpAddr, path::PathBuf, sync::Arc};
 
-use access::bans::{Ban, BanList, BanTarget, Fingerprint, Presented, TooManyBans, parse_bans};
+use access::bans::{Ban, BanList, BanSubject, BanTarget, Fingerprint, TooManyBans, parse_bans};
 use broker::CloseReason;
 use edge::{reload::Reload, tls::CertificateId};
 use gateway_core::{Peer, clock};
@@ -13,14 +13,14 @@ use store::{DataDir, StoreError};
 use thiserror::Error;
 use tokio::sync::Notify;
 
-use crate::auth::{Connected, Judge};
+use crate::auth::{Connected, ConnectionCheck};
 
 /// The file in the data directory.
 const KEPT: &str = "bans.json";
 
 /// Source of a ban.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Source {
+pub(crate) enum BanOrigin {
     /// The operator's file; only there it can be changed.
     File,
     /// The RPC.
@@ -29,7 +29,7 @@ pub(crate) enum Source {
     Flapping,
 }
 
-impl Source {
+impl BanOrigin {
     const ALL: [Self; 3] = [Self::File, Self::Rpc, Self::Flapping];
 
     /// In metrics and page tokens.
@@ -53,7 +53,7 @@ pub(crate) struct ListedBan {
     /// The ban.
     pub ban: Ban,
     /// Source of the ban.
-    pub source: Source,
+    pub source: BanOrigin,
 }
 
 /// Error in the bans that stops the gateway from starting.
@@ -95,7 +95,7 @@ pub(crate) enum BanError {
 }
 
 /// All bans.
-pub(crate) struct Bans {
+pub(crate) struct BanRegistry {
     most: usize,
     file: Option<PathBuf>,
     /// Without a directory, bans made by RPC end with the process.
@@ -124,7 +124,7 @@ struct BanRecord {
     expires: Option<u64>,
 }
 
-impl Bans {
+impl BanRegistry {
     /// Reads the operator's file and the stored bans. Blocks.
     ///
     /// # Errors
@@ -160,7 +160,7 @@ impl Bans {
     }
 
     /// Returns the ban that hits a client now.
-    pub(crate) fn of(&self, who: &Presented<'_>) -> Option<Ban> {
+    pub(crate) fn of(&self, who: &BanSubject<'_>) -> Option<Ban> {
         let lists = self.lists.read();
         lists.all().iter().find_map(|list| list.of(who, wall())).cloned()
     }
@@ -243,7 +243,7 @@ impl Bans {
         let mut all: Vec<ListedBan> = lists
             .all()
             .into_iter()
-            .zip(Source::ALL)
+            .zip(BanOrigin::ALL)
             .flat_map(|(list, source)| list.iter().map(move |ban| ListedBan { ban: ban.clone(), source }))
             .filter(|listed| listed.ban.is_in_force(now))
             .collect();
@@ -253,12 +253,12 @@ impl Bans {
     }
 
     /// Returns the number of bans, by source.
-    pub(crate) fn counts(&self) -> [(Source, usize); 3] {
+    pub(crate) fn counts(&self) -> [(BanOrigin, usize); 3] {
         let lists = self.lists.read();
         [
-            (Source::File, lists.file.len()),
-            (Source::Rpc, lists.rpc.len()),
-            (Source::Flapping, lists.flapping.len()),
+            (BanOrigin::File, lists.file.len()),
+            (BanOrigin::Rpc, lists.rpc.len()),
+            (BanOrigin::Flapping, lists.flapping.len()),
         ]
     }
 
@@ -285,13 +285,13 @@ impl Lists {
     }
 }
 
-impl Judge for Bans {
+impl ConnectionCheck for BanRegistry {
     fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason> {
         let Connected { client_id, info } = *connected;
         let identity = connected.identity();
         let proved = identity.and_then(|identity| identity.principal.username.as_deref());
         let certificate = identity.and_then(|identity| identity.certificate.as_ref());
-        let who = Presented {
+        let who = BanSubject {
             client_id,
             username: info.username.as_deref(),
             common_name: certificate.and_then(CertificateId::common_name),
@@ -300,12 +300,12 @@ impl Judge for Bans {
         };
         let hit = self.of(&who).is_some()
             || proved.is_some()
-                && self.of(&Presented { client_id, username: proved, ..Presented::default() }).is_some();
+                && self.of(&BanSubject { client_id, username: proved, ..BanSubject::default() }).is_some();
         hit.then_some(CloseReason::Banned)
     }
 }
 
-impl Reload for Bans {
+impl Reload for BanRegistry {
     fn name(&self) -> &'static str {
         "bans"
     }
@@ -374,8 +374,11 @@ mod tests {
         Ban { target, reason: "noise".into(), by: "ops".into(), made: 1, expires }
     }
 
-    fn open(directory: &Arc<DataDir>, file: Option<PathBuf>) -> Result<Bans, BansError> {
-        Bans::open(&config::Bans { file, max: 3, ..config::Bans::default() }, Some(Arc::clone(directory)))
+    fn open(directory: &Arc<DataDir>, file: Option<PathBuf>) -> Result<BanRegistry, BansError> {
+        BanRegistry::open(
+            &config::Bans { file, max: 3, ..config::Bans::default() },
+            Some(Arc::clone(directory)),
+        )
     }
 
     #[test]
@@ -389,8 +392,8 @@ mod tests {
         bans.add(ban("username", "u", Some(wall()))).unwrap();
         bans.add_flapping("f", 1000).unwrap();
         let again = open(&directory, None).unwrap();
-        let kept: Vec<Source> = again.list().iter().map(|listed| listed.source).collect();
-        assert_eq!(kept, [Source::Rpc, Source::Rpc], "what flaps is forgotten");
+        let kept: Vec<BanOrigin> = again.list().iter().map(|listed| listed.source).collect();
+        assert_eq!(kept, [BanOrigin::Rpc, BanOrigin::Rpc], "what flaps is forgotten");
         assert_eq!(&again.list()[..1], &bans.list()[..1]);
         again.remove(&BanTarget::parse("client_id", "a").unwrap()).unwrap();
         assert_eq!(open(&directory, None).unwrap().list().len(), 1);
@@ -425,7 +428,7 @@ mod tests {
         let entry = |id: &str| format!("[[bans]]\nclient_id = \"{id}\"\n");
         fs::write(&path, entry("a")).unwrap();
         let bans = open(&directory, Some(path.clone())).unwrap();
-        let hit = |id: &str| bans.of(&Presented { client_id: id, ..Presented::default() }).is_some();
+        let hit = |id: &str| bans.of(&BanSubject { client_id: id, ..BanSubject::default() }).is_some();
         assert!(hit("a") && !hit("b"));
         fs::write(&path, entry("b")).unwrap();
         bans.reload().unwrap();
@@ -442,13 +445,13 @@ mod tests {
 
     #[test]
     fn there_are_no_more_bans_of_a_source_than_are_allowed() {
-        let bans = Bans::open(&config::Bans { max: 3, ..config::Bans::default() }, None).unwrap();
+        let bans = BanRegistry::open(&config::Bans { max: 3, ..config::Bans::default() }, None).unwrap();
         for number in 0..3 {
             bans.add(ban("client_id", &number.to_string(), Some(wall() + 1000))).unwrap();
             bans.add_flapping(&number.to_string(), 0).unwrap();
         }
         assert!(matches!(bans.add(ban("client_id", "x", None)), Err(BanError::Full(_))));
         bans.add_flapping("y", 1000).unwrap();
-        assert_eq!(bans.counts(), [(Source::File, 0), (Source::Rpc, 3), (Source::Flapping, 1)]);
+        assert_eq!(bans.counts(), [(BanOrigin::File, 0), (BanOrigin::Rpc, 3), (BanOrigin::Flapping, 1)]);
     }
 }

@@ -2,13 +2,13 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use access::{BackoffRule, Flapping, Principal, bans::Presented};
-use edge::door::Address;
+use access::{BackoffRule, Flapping, Principal, bans::BanSubject};
+use edge::door::SourceAddress;
 use gateway_core::{Peer, Timestamp, metrics::count, warn_limited};
 use parking_lot::Mutex;
 
 use super::{
-    Bans,
+    BanRegistry,
     logins::{LoginHistory, LoginName},
 };
 
@@ -31,14 +31,14 @@ pub(crate) enum Barred {
 
 /// Guards the door and the CONNECT.
 pub(crate) struct AbuseGuard {
-    bans: Arc<Bans>,
+    bans: Arc<BanRegistry>,
     logins: Option<Mutex<LoginHistory>>,
     flapping: Option<(Mutex<Flapping>, Duration)>,
 }
 
 impl AbuseGuard {
     /// One with these bans, and rules as configured.
-    pub(crate) fn new(config: &config::Bans, bans: Arc<Bans>) -> Self {
+    pub(crate) fn new(config: &config::Bans, bans: Arc<BanRegistry>) -> Self {
         let rule = BackoffRule {
             free: config.failed_logins,
             first: config.first_wait.0,
@@ -55,7 +55,7 @@ impl AbuseGuard {
     #[cfg(test)]
     pub(crate) fn idle() -> Self {
         let config = config::Bans { failed_logins: 0, ..config::Bans::default() };
-        let bans = Bans::open(&config, None).expect("no file is read");
+        let bans = BanRegistry::open(&config, None).expect("no file is read");
         Self::new(&config, Arc::new(bans))
     }
 
@@ -73,7 +73,7 @@ impl AbuseGuard {
     /// which may be long ago, or by many at once.
     pub(crate) fn at_connect(
         &self,
-        who: &Presented<'_>,
+        who: &BanSubject<'_>,
         login: &LoginName<'_>,
         peer: Peer,
         now: Timestamp,
@@ -82,8 +82,8 @@ impl AbuseGuard {
     }
 
     /// Tells whether a client is banned.
-    pub(crate) fn ban(&self, who: &Presented<'_>, peer: Peer) -> Option<Barred> {
-        let who = Presented { address: address(peer), ..*who };
+    pub(crate) fn ban(&self, who: &BanSubject<'_>, peer: Peer) -> Option<Barred> {
+        let who = BanSubject { address: address(peer), ..*who };
         self.bans.of(&who).map(|ban| banned(&ban))
     }
 
@@ -136,7 +136,7 @@ fn address(peer: Peer) -> Option<IpAddr> {
     (peer != Peer::UNIX).then(|| peer.ip())
 }
 
-fn door(peer: Peer) -> Address {
+fn door(peer: Peer) -> SourceAddress {
     std::net::SocketAddr::from(peer).into()
 }
 
@@ -150,7 +150,7 @@ mod tests {
     use config::Span;
 
     fn guard(config: config::Bans) -> AbuseGuard {
-        let bans = Bans::open(&config, None).unwrap();
+        let bans = BanRegistry::open(&config, None).unwrap();
         AbuseGuard::new(&config, Arc::new(bans))
     }
 
@@ -180,7 +180,7 @@ mod tests {
         }
         let wait = Some(Barred::Waits(Duration::from_secs(1)));
         assert_eq!(guard.at_door(peer("2001:db8::2"), at(0)), wait);
-        let who = Presented { client_id: "c", ..Presented::default() };
+        let who = BanSubject { client_id: "c", ..BanSubject::default() };
         assert_eq!(guard.at_connect(&who, &login("bob", "d"), peer("2001:db8::3"), at(0)), wait);
         assert_eq!(guard.at_door(peer("2001:db8:0:1::1"), at(0)), None);
         assert_eq!(guard.at_door(peer("2001:db8::1"), at(1)), None);
@@ -277,9 +277,9 @@ mod tests {
         let admitted: Vec<bool> =
             (0..4).map(|second| guard.admitted(&login("", "c"), &user("u"), from, at(second))).collect();
         assert_eq!(admitted, [true, true, true, false]);
-        let barred = |id: &str| guard.ban(&Presented { client_id: id, ..Presented::default() }, from);
+        let barred = |id: &str| guard.ban(&BanSubject { client_id: id, ..BanSubject::default() }, from);
         assert!(matches!(barred("c"), Some(Barred::Banned { kind: "client_id", .. })));
         assert_eq!(barred("d"), None);
-        assert_eq!(guard.bans.list()[0].source, super::super::Source::Flapping);
+        assert_eq!(guard.bans.list()[0].source, super::super::BanOrigin::Flapping);
     }
 }

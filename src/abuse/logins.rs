@@ -10,7 +10,7 @@ use std::{
 };
 
 use access::{Backoff, BackoffRule, Recently};
-use edge::door::Address;
+use edge::door::SourceAddress;
 use gateway_core::Timestamp;
 
 /// Addresses whose failures are remembered.
@@ -30,16 +30,16 @@ pub(crate) struct LoginName<'a> {
 }
 
 /// An account at an address, by a hash that nobody outside can aim at.
-type AccountPlace = (Address, u64);
+type AccountPlace = (SourceAddress, u64);
 
 /// Remembered logins.
 pub(super) struct LoginHistory {
     hasher: RandomState,
-    addresses: Backoff<Address>,
+    addresses: Backoff<SourceAddress>,
     accounts: Backoff<AccountPlace>,
     proved: Recently<AccountPlace>,
     /// Addresses of accounts that are in `proved`.
-    let_in: Recently<Address>,
+    let_in: Recently<SourceAddress>,
 }
 
 impl LoginHistory {
@@ -55,13 +55,18 @@ impl LoginHistory {
 
     /// Returns the time for which sockets of an address must still be closed unread. Sockets are read at once from an
     /// address where somebody has logged in lately, who need not wait.
-    pub(super) fn wait_at_door(&self, from: Address, now: Timestamp) -> Option<Duration> {
+    pub(super) fn wait_at_door(&self, from: SourceAddress, now: Timestamp) -> Option<Duration> {
         let wait = self.addresses.wait(from, now)?;
         (!self.let_in.has(from, now)).then_some(wait)
     }
 
     /// Returns the time that a login must still wait before it is looked at.
-    pub(super) fn wait(&self, login: &LoginName<'_>, from: Address, now: Timestamp) -> Option<Duration> {
+    pub(super) fn wait(
+        &self,
+        login: &LoginName<'_>,
+        from: SourceAddress,
+        now: Timestamp,
+    ) -> Option<Duration> {
         if self.addresses.is_empty() && self.accounts.is_empty() {
             return None;
         }
@@ -71,7 +76,7 @@ impl LoginHistory {
     }
 
     /// Notes a failed login. Returns whether its address waits now.
-    pub(super) fn failed(&mut self, login: &LoginName<'_>, from: Address, now: Timestamp) -> bool {
+    pub(super) fn failed(&mut self, login: &LoginName<'_>, from: SourceAddress, now: Timestamp) -> bool {
         let account = self.account(login, from);
         self.accounts.failed(account, now);
         self.addresses.failed(from, now).is_some()
@@ -82,7 +87,7 @@ impl LoginHistory {
         &mut self,
         login: &LoginName<'_>,
         username: Option<&str>,
-        from: Address,
+        from: SourceAddress,
         now: Timestamp,
     ) {
         if let Some(name) = username {
@@ -97,7 +102,7 @@ impl LoginHistory {
         }
     }
 
-    fn account(&self, login: &LoginName<'_>, from: Address) -> AccountPlace {
+    fn account(&self, login: &LoginName<'_>, from: SourceAddress) -> AccountPlace {
         let client_id = login.username.is_none().then_some(login.client_id);
         (from, self.hasher.hash_one((login.username, client_id)))
     }

@@ -10,7 +10,7 @@ mod guard;
 mod logins;
 
 pub(crate) use self::{
-    bans::{BanError, Bans, BansError, ListedBan, Source},
+    bans::{BanError, BanOrigin, BanRegistry, BansError, ListedBan},
     guard::{AbuseGuard, Barred},
     logins::LoginName,
 };

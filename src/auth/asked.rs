@@ -12,18 +12,18 @@ use access::Subject;
 use aws_lc_rs::digest;
 use gateway_core::{QoS, Timestamp};
 
-use super::remote::{RemoteAuthorizer, Unanswered, Wish};
+use super::remote::{AuthorizationRequest, NoDecision, RemoteAuthorizer};
 
 /// Answers that a connection remembers, and the longest topic of them in bytes; of one that is longer, the digest.
 const REMEMBERED: usize = 8;
 const LONGEST: usize = 256;
 
-type AskingService = Pin<Box<dyn Future<Output = Result<bool, Unanswered>> + Send>>;
+type AskingService = Pin<Box<dyn Future<Output = Result<bool, NoDecision>> + Send>>;
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Asked {
-    asking: Option<(Wish, Arc<RemoteAuthorizer>, AskingService)>,
+    asking: Option<(AuthorizationRequest, Arc<RemoteAuthorizer>, AskingService)>,
     told: Vec<RememberedAnswer>,
     next: usize,
 }
@@ -58,9 +58,14 @@ impl Asked {
     }
 
     /// Begins to ask; [`Self::poll`] says when there is an answer.
-    pub(crate) fn begin(&mut self, authorizer: &Arc<RemoteAuthorizer>, subject: &Subject<'_>, wish: Wish) {
-        let asking = Box::pin(authorizer.may(subject, &wish));
-        self.asking = Some((wish, Arc::clone(authorizer), asking));
+    pub(crate) fn begin(
+        &mut self,
+        authorizer: &Arc<RemoteAuthorizer>,
+        subject: &Subject<'_>,
+        authorization_request: AuthorizationRequest,
+    ) {
+        let asking = Box::pin(authorizer.may(subject, &authorization_request));
+        self.asking = Some((authorization_request, Arc::clone(authorizer), asking));
     }
 
     /// Returns whether a question is under way.
@@ -72,16 +77,16 @@ impl Asked {
     pub(crate) fn poll(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<()> {
         let Some((_, _, asking)) = &mut self.asking else { return Poll::Ready(()) };
         let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Poll::Pending };
-        let Some((wish, authorizer, _)) = self.asking.take() else { return Poll::Ready(()) };
+        let Some((authorization_request, authorizer, _)) = self.asking.take() else { return Poll::Ready(()) };
         let may = told.unwrap_or(false);
-        self.remember(&wish, may, authorizer.remember_until(may, now));
+        self.remember(&authorization_request, may, authorizer.remember_until(may, now));
         Poll::Ready(())
     }
 
-    fn remember(&mut self, wish: &Wish, may: bool, until: Timestamp) {
-        let (topic, qos, retain) = match wish {
-            Wish::Publish { topic, qos, retain } => (topic, *qos, Some(*retain)),
-            Wish::Subscribe { filter, qos } => (filter, *qos, None),
+    fn remember(&mut self, authorization_request: &AuthorizationRequest, may: bool, until: Timestamp) {
+        let (topic, qos, retain) = match authorization_request {
+            AuthorizationRequest::Publish { topic, qos, retain } => (topic, *qos, Some(*retain)),
+            AuthorizationRequest::Subscribe { filter, qos } => (filter, *qos, None),
         };
         let told = RememberedAnswer { key: key(topic).into(), qos, retain, may, until };
         self.told.retain(|known| known.key != told.key || (known.qos, known.retain) != (qos, retain));
@@ -117,7 +122,11 @@ mod tests {
         };
         for number in 0..20 {
             let (topic, qos) = (topic(number).into(), QoS::AtLeastOnce);
-            asked.remember(&Wish::Publish { topic, qos, retain: false }, number % 3 == 0, later);
+            asked.remember(
+                &AuthorizationRequest::Publish { topic, qos, retain: false },
+                number % 3 == 0,
+                later,
+            );
         }
         for number in 0..20 {
             let told = asked.about_publish(&topic(number), QoS::AtLeastOnce, false, now);

@@ -1,6 +1,6 @@
 //! The seam for programs that decide themselves what devices may do.
 
-pub use access::rules::{Grant, Subscribing};
+pub use access::rules::{RuleGrant, Subscribing};
 
 use super::Subject;
 
@@ -48,10 +48,10 @@ use super::Subject;
 pub trait Authorizer: Send + Sync {
     /// Decides on publishing to a topic name, also as a will. A client id or user name may be anything that a client
     /// chooses, `/`, `+` and `#` included.
-    fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant;
+    fn publish(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant;
 
     /// Decides whether messages of a topic may be delivered, by any subscription. Limits in the answer mean nothing.
-    fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant;
+    fn receive(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant;
 
     /// Decides whether a subscription may be made. Its filter is valid and may begin with `$share/group/`. Each message
     /// is asked about by [`Self::receive`] all the same.

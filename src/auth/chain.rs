@@ -4,7 +4,7 @@ use std::{collections::HashMap, io, sync::Arc};
 
 use access::{
     ClientIdTemplate,
-    certificate::{CertificateFields, Template},
+    certificate::{CertificateFields, NameTemplate},
     jwt::{self, JwtError},
     scram,
 };
@@ -15,16 +15,16 @@ use gateway_core::metrics::count;
 
 use super::{
     AllowAll, Authenticator, Credentials, Decision, Denied, Dialogue, Method, Principal, certificate,
-    enhanced::{self, Refused, Scram, ScramDialogue, TokenDialogue},
+    enhanced::{self, RefusedDialogue, Scram, ScramDialogue, TokenDialogue},
     hashing::{HashBounds, Hashing},
-    login_queue::Asker,
+    login_queue::LoginClient,
     passwords::PasswordFile,
     remote::{GrpcHook, HttpHook, LoginOutcome},
     tokens::JwtTokens,
 };
 
 /// Verdict of a step.
-enum Verdict {
+enum StepVerdict {
     /// This is who it is.
     Allow(Principal),
     /// The client may not connect, whatever the other steps would say.
@@ -43,7 +43,7 @@ pub(crate) struct Chain {
 
 /// Sources that the steps consult.
 pub(super) struct Sources {
-    certificate: CertificateNames,
+    certificate: CertificateTemplates,
     pub(super) scram: Option<Scram>,
     passwords: Option<Arc<PasswordFile>>,
     /// Client id that a user of the password file must have; `None` lets the device choose.
@@ -57,11 +57,11 @@ pub(super) struct Sources {
 }
 
 /// `[auth.certificate]`, read.
-struct CertificateNames {
-    username: Option<Template>,
-    client_id: Option<Template>,
-    groups: Vec<Template>,
-    tenant: Option<Template>,
+struct CertificateTemplates {
+    username: Option<NameTemplate>,
+    client_id: Option<NameTemplate>,
+    groups: Vec<NameTemplate>,
+    tenant: Option<NameTemplate>,
 }
 
 impl Chain {
@@ -97,7 +97,7 @@ impl Chain {
             patience: config.limits.connect_timeout.0,
         };
         let sources = Sources {
-            certificate: CertificateNames::of(&config.auth.certificate),
+            certificate: CertificateTemplates::of(&config.auth.certificate),
             scram: passwords.as_ref().map(|file| Scram::new(Arc::clone(file))),
             hashing: Hashing::start(bounds(passwords.as_ref().map_or(0, |_| config.hash_threads())))?,
             passwords,
@@ -198,16 +198,21 @@ impl Authenticator for Chain {
         let fields = credentials.certificate.as_deref().map(certificate::read);
         // A certificate that is asked first and is not good for this device is not made good by something else.
         if steps[..place].contains(&AuthStep::Certificate)
-            && let Verdict::Deny(denied) = self.sources.by_certificate(fields.as_ref(), &credentials)
+            && let StepVerdict::Deny(denied) = self.sources.by_certificate(fields.as_ref(), &credentials)
         {
-            return Some(Box::new(Refused(denied)));
+            return Some(Box::new(RefusedDialogue(denied)));
         }
         let (sources, common_name) = (Arc::clone(&self.sources), fields.and_then(|fields| fields.cn));
         Some(match step {
             AuthStep::Scram => Box::new(ScramDialogue::new(sources, credentials.client_id, common_name)),
             _ => {
-                let asker = sources.signatures.asker(credentials.address(), None);
-                Box::new(TokenDialogue { sources, client_id: credentials.client_id, common_name, asker })
+                let login_client = sources.signatures.login_client(credentials.address(), None);
+                Box::new(TokenDialogue {
+                    sources,
+                    client_id: credentials.client_id,
+                    common_name,
+                    login_client,
+                })
             }
         })
     }
@@ -221,31 +226,31 @@ impl Sources {
                 AuthStep::Certificate => self.by_certificate(fields.as_ref(), &credentials),
                 AuthStep::Jwt => self.by_token(&credentials).await,
                 // SCRAM has a method of its own: a password or token is for the other steps.
-                AuthStep::Scram => Verdict::Pass,
+                AuthStep::Scram => StepVerdict::Pass,
                 AuthStep::Password => self.by_password(&credentials).await,
                 AuthStep::Http => self.by_http(&credentials, fields.as_ref()).await,
                 AuthStep::Grpc => self.by_grpc(&credentials, fields.as_ref()).await,
                 AuthStep::Anonymous if credentials.password.is_none() || steps.len() == 1 => {
-                    Verdict::Allow(Principal::default())
+                    StepVerdict::Allow(Principal::default())
                 }
-                AuthStep::Anonymous => Verdict::Pass,
+                AuthStep::Anonymous => StepVerdict::Pass,
             };
             match verdict {
-                Verdict::Allow(mut principal) => {
+                StepVerdict::Allow(mut principal) => {
                     principal.common_name = fields.and_then(|fields| fields.cn);
                     return Ok(Arc::new(principal));
                 }
-                Verdict::Deny(denied) => return Err(denied),
-                Verdict::Pass => {}
+                StepVerdict::Deny(denied) => return Err(denied),
+                StepVerdict::Pass => {}
             }
         }
         let tried = credentials.username.is_some() || credentials.password.is_some();
         Err(if tried { Denied::BadCredentials } else { Denied::NotAuthorized })
     }
 
-    fn by_certificate(&self, fields: Option<&CertificateFields>, credentials: &Credentials) -> Verdict {
-        let (names, Some(fields)) = (&self.certificate, fields) else { return Verdict::Pass };
-        let fill = |template: &Option<Template>| match template {
+    fn by_certificate(&self, fields: Option<&CertificateFields>, credentials: &Credentials) -> StepVerdict {
+        let (names, Some(fields)) = (&self.certificate, fields) else { return StepVerdict::Pass };
+        let fill = |template: &Option<NameTemplate>| match template {
             None => Ok(None),
             Some(template) => template.fill(fields).map(Some).ok_or(()),
         };
@@ -253,12 +258,12 @@ impl Sources {
             (fill(&names.username), fill(&names.client_id), fill(&names.tenant))
         else {
             // The certificate lacks what its device would be named by.
-            return Verdict::Deny(Denied::NotAuthorized);
+            return StepVerdict::Deny(Denied::NotAuthorized);
         };
         if client_id.is_some_and(|client_id| client_id != credentials.client_id) {
-            return Verdict::Deny(Denied::ClientId);
+            return StepVerdict::Deny(Denied::ClientId);
         }
-        Verdict::Allow(Principal {
+        StepVerdict::Allow(Principal {
             method: Method::Certificate,
             username: username.map(Into::into),
             groups: names.groups.iter().filter_map(|group| group.fill(fields)).map(Into::into).collect(),
@@ -267,21 +272,23 @@ impl Sources {
         })
     }
 
-    async fn by_token(&self, credentials: &Credentials) -> Verdict {
-        let Some(tokens) = &self.tokens else { return Verdict::Pass };
+    async fn by_token(&self, credentials: &Credentials) -> StepVerdict {
+        let Some(tokens) = &self.tokens else { return StepVerdict::Pass };
         let token = if tokens.in_username {
             credentials.username.clone()
         } else {
             let password = credentials.password.as_ref();
             password.and_then(|password| std::str::from_utf8(&password.0).ok()).map(str::to_owned)
         };
-        let Some(token) = token.filter(|token| jwt::looks_like_token(token)) else { return Verdict::Pass };
-        let asker = self.signatures.asker(credentials.address(), None);
-        match self.verify_token(token, &credentials.client_id, asker).await {
-            Ok(principal) => Verdict::Allow(principal),
-            Err(Some(denied)) => Verdict::Deny(denied),
+        let Some(token) = token.filter(|token| jwt::looks_like_token(token)) else {
+            return StepVerdict::Pass;
+        };
+        let login_client = self.signatures.login_client(credentials.address(), None);
+        match self.verify_token(token, &credentials.client_id, login_client).await {
+            Ok(principal) => StepVerdict::Allow(principal),
+            Err(Some(denied)) => StepVerdict::Deny(denied),
             // Another step may know whose it is.
-            Err(None) => Verdict::Pass,
+            Err(None) => StepVerdict::Pass,
         }
     }
 
@@ -293,13 +300,13 @@ impl Sources {
         &self,
         token: String,
         client_id: &str,
-        asker: Asker,
+        login_client: LoginClient,
     ) -> Result<Principal, Option<Denied>> {
         let tokens = self.tokens.as_ref().ok_or(None)?;
         let token: Arc<str> = token.into();
         let verify = async || {
             let (tokens, token) = (Arc::clone(tokens), Arc::clone(&token));
-            self.signatures.run(asker, move |_| tokens.verify(&token)).await
+            self.signatures.run(login_client, move |_| tokens.verify(&token)).await
         };
         let mut verified = verify().await;
         if let (Some(key_set), Ok(Err(JwtError::UnknownKey))) = (&tokens.key_set, &verified) {
@@ -311,7 +318,7 @@ impl Sources {
             }
         }
         let verified = verified.map_err(Some)?;
-        self.signatures.told(asker, verified.is_ok());
+        self.signatures.told(login_client, verified.is_ok());
         match verified {
             Ok(verified) if verified.client_id.as_deref().is_some_and(|id| id != client_id) => {
                 Err(Some(Denied::ClientId))
@@ -330,41 +337,42 @@ impl Sources {
         self.client_id_of_users.as_ref().is_none_or(|template| template.fits(username, client_id))
     }
 
-    async fn by_http(&self, credentials: &Credentials, fields: Option<&CertificateFields>) -> Verdict {
-        let Some(http) = &self.http else { return Verdict::Pass };
+    async fn by_http(&self, credentials: &Credentials, fields: Option<&CertificateFields>) -> StepVerdict {
+        let Some(http) = &self.http else { return StepVerdict::Pass };
         http.ask(credentials, fields).await.into()
     }
 
-    async fn by_grpc(&self, credentials: &Credentials, fields: Option<&CertificateFields>) -> Verdict {
-        let Some(grpc) = &self.grpc else { return Verdict::Pass };
+    async fn by_grpc(&self, credentials: &Credentials, fields: Option<&CertificateFields>) -> StepVerdict {
+        let Some(grpc) = &self.grpc else { return StepVerdict::Pass };
         grpc.ask(credentials, fields).await.into()
     }
 
-    async fn by_password(&self, credentials: &Credentials) -> Verdict {
+    async fn by_password(&self, credentials: &Credentials) -> StepVerdict {
         let (Some(file), Some(user), Some(password)) =
             (&self.passwords, &credentials.username, &credentials.password)
         else {
-            return Verdict::Pass;
+            return StepVerdict::Pass;
         };
         let allow = || {
             // Said only to a client that knows the password.
             if !self.may_have(user, &credentials.client_id) {
-                return Verdict::Deny(Denied::ClientId);
+                return StepVerdict::Deny(Denied::ClientId);
             }
             let username = Some(user.as_str().into());
-            Verdict::Allow(Principal { method: Method::Password, username, ..Principal::default() })
+            StepVerdict::Allow(Principal { method: Method::Password, username, ..Principal::default() })
         };
         let (users, name, password) = (file.users(), user.clone(), password.clone());
-        let asker = self.hashing.asker(credentials.address(), Some(user));
+        let login_client = self.hashing.login_client(credentials.address(), Some(user));
         let proof = file.proofs.of(&users, user, &password.0);
         if proof.is_some_and(|proof| file.proofs.has(proof)) {
             count(|c| c.checks_remembered.add(1));
-            self.hashing.told(asker, true);
+            self.hashing.told(login_client, true);
             return allow();
         }
-        let verified = self.hashing.run(asker, move |scratch| users.check(&name, &password.0, scratch)).await;
+        let verified =
+            self.hashing.run(login_client, move |scratch| users.check(&name, &password.0, scratch)).await;
         if let Ok(right) = verified {
-            self.hashing.told(asker, right == Some(true));
+            self.hashing.told(login_client, right == Some(true));
         }
         match verified {
             Ok(Some(true)) => {
@@ -373,14 +381,14 @@ impl Sources {
                 }
                 allow()
             }
-            Ok(Some(false)) => Verdict::Deny(Denied::BadCredentials),
-            Ok(None) => Verdict::Pass,
-            Err(denied) => Verdict::Deny(denied),
+            Ok(Some(false)) => StepVerdict::Deny(Denied::BadCredentials),
+            Ok(None) => StepVerdict::Pass,
+            Err(denied) => StepVerdict::Deny(denied),
         }
     }
 }
 
-impl From<LoginOutcome> for Verdict {
+impl From<LoginOutcome> for StepVerdict {
     fn from(said: LoginOutcome) -> Self {
         match said {
             LoginOutcome::Allow(principal) => Self::Allow(principal),
@@ -392,10 +400,10 @@ impl From<LoginOutcome> for Verdict {
     }
 }
 
-impl CertificateNames {
+impl CertificateTemplates {
     /// The configuration was checked: a template that is none would be none.
     fn of(config: &AuthCertificate) -> Self {
-        let template = |text: &String| Template::parse(text).ok().filter(|_| !text.is_empty());
+        let template = |text: &String| NameTemplate::parse(text).ok().filter(|_| !text.is_empty());
         Self {
             username: template(&config.username),
             client_id: template(&config.client_id),
@@ -407,10 +415,10 @@ impl CertificateNames {
 
 #[cfg(test)]
 mod tests {
-    use access::passwords::{Hash, Scratch};
+    use access::passwords::{PasswordDigest, Scratch};
     use bytes::Bytes;
 
-    use super::{super::Secret, *};
+    use super::{super::SecretBytes, *};
 
     fn chain(steps: &[AuthStep], users: &str) -> Chain {
         let dir = tempfile::tempdir().unwrap();
@@ -428,7 +436,7 @@ mod tests {
         Credentials {
             client_id: "d1".to_owned(),
             username: username.map(str::to_owned),
-            password: password.map(|text| Secret(Bytes::copy_from_slice(text.as_bytes()))),
+            password: password.map(|text| SecretBytes(Bytes::copy_from_slice(text.as_bytes()))),
             certificate: None,
             peer: "127.0.0.1:1".to_owned(),
             listener: Arc::new("default".to_owned()),
@@ -436,7 +444,8 @@ mod tests {
     }
 
     fn user(name: &str, password: &str) -> String {
-        let hash = Hash::argon2id(password.as_bytes(), b"0123456789abcdef", &mut Scratch::default());
+        let hash =
+            PasswordDigest::argon2id(password.as_bytes(), b"0123456789abcdef", &mut Scratch::default());
         format!("{name}:{hash}\n")
     }
 
@@ -465,7 +474,7 @@ mod tests {
         let der = params.self_signed(&rcgen::KeyPair::generate().unwrap()).unwrap().der().to_vec();
         let ask = async |names: AuthCertificate| {
             let mut chain = chain(&[AuthStep::Certificate], "");
-            Arc::get_mut(&mut chain.sources).unwrap().certificate = CertificateNames::of(&names);
+            Arc::get_mut(&mut chain.sources).unwrap().certificate = CertificateTemplates::of(&names);
             chain
                 .authenticate(Credentials { certificate: Some(der.clone()), ..credentials(None, None) })
                 .await

@@ -2,13 +2,13 @@
 
 use std::{future::ready, sync::Arc};
 
-use access::{jwt, passwords::Hash, scram};
+use access::{jwt, passwords::PasswordDigest, scram};
 use aws_lc_rs::rand;
 use base64::{Engine as _, engine::general_purpose::STANDARD_NO_PAD};
 use bytes::Bytes;
 
 use super::{
-    Answering, AuthProgress, Denied, Dialogue, Method, Principal, chain::Sources, login_queue::Asker,
+    Answering, AuthProgress, Denied, Dialogue, Method, Principal, chain::Sources, login_queue::LoginClient,
     passwords::PasswordFile,
 };
 
@@ -34,7 +34,7 @@ impl Scram {
         let pretence = scram::Pretence { secret: users.secret(), shapes: users.scram_shapes() };
         let started = scram::Exchange::start(first, &STANDARD_NO_PAD.encode(nonce), &pretence, |user| {
             match users.get(user) {
-                Some(Hash::Scram(keys)) => Some(keys.clone()),
+                Some(PasswordDigest::Scram(keys)) => Some(keys.clone()),
                 _ => None,
             }
         });
@@ -101,19 +101,20 @@ pub(super) struct TokenDialogue {
     pub(super) sources: Arc<Sources>,
     pub(super) client_id: String,
     pub(super) common_name: Option<Box<str>>,
-    pub(super) asker: Asker,
+    pub(super) login_client: LoginClient,
 }
 
 impl Dialogue for TokenDialogue {
     fn answer(&mut self, data: Bytes) -> Answering {
-        let (sources, client_id, asker) = (Arc::clone(&self.sources), self.client_id.clone(), self.asker);
+        let (sources, client_id, login_client) =
+            (Arc::clone(&self.sources), self.client_id.clone(), self.login_client);
         let common_name = self.common_name.take();
         Box::pin(async move {
             // There is no other step that could know whose it is.
             let token = std::str::from_utf8(&data).ok().filter(|token| jwt::looks_like_token(token));
             let token = token.map(str::to_owned).ok_or(Denied::BadCredentials)?;
             drop(data);
-            let proved = sources.verify_token(token, &client_id, asker).await;
+            let proved = sources.verify_token(token, &client_id, login_client).await;
             let principal = proved.map_err(|denied| denied.unwrap_or(Denied::BadCredentials))?;
             Ok(AuthProgress::Proved(Arc::new(Principal { common_name, ..principal }), None))
         })
@@ -121,9 +122,9 @@ impl Dialogue for TokenDialogue {
 }
 
 /// Dialogue that was refused before its first message.
-pub(super) struct Refused(pub(super) Denied);
+pub(super) struct RefusedDialogue(pub(super) Denied);
 
-impl Dialogue for Refused {
+impl Dialogue for RefusedDialogue {
     fn answer(&mut self, _: Bytes) -> Answering {
         Box::pin(ready(Err(self.0)))
     }

@@ -12,14 +12,14 @@ use std::{
 
 use access::passwords::Scratch;
 use broker::Account;
-use edge::door::Address;
+use edge::door::SourceAddress;
 use gateway_core::metrics::count;
 use parking_lot::{Condvar, Mutex};
 use tokio::{sync::oneshot, time::Instant};
 
 use super::{
     Denied,
-    login_queue::{Asker, LoginQueue, Ticket},
+    login_queue::{LoginClient, LoginQueue, LoginTicket},
 };
 
 /// Time that a job is supposed to take before any was done: a hash of argon2id as made here takes about as long.
@@ -31,11 +31,11 @@ const QUARTERS: u32 = 3;
 type HashJob = Box<dyn FnOnce(Option<&mut Scratch>) + Send>;
 
 /// The threads; they end when this is dropped.
-pub(super) struct Hashing(Arc<Shared>);
+pub(super) struct Hashing(Arc<HashingShared>);
 
-struct Shared {
+struct HashingShared {
     bounds: HashBounds,
-    queue: Mutex<Queue>,
+    queue: Mutex<HashQueue>,
     /// There is a job, or the end.
     ready: Condvar,
 }
@@ -51,7 +51,7 @@ pub(super) struct HashBounds {
     pub(super) patience: Duration,
 }
 
-struct Queue {
+struct HashQueue {
     jobs: LoginQueue<HashJob>,
     /// Time that a job takes, averaged over the last ones.
     mean: Duration,
@@ -64,8 +64,8 @@ impl Hashing {
     /// # Errors
     /// The system allows no more threads.
     pub(super) fn start(bounds: HashBounds) -> io::Result<Self> {
-        let queue = Queue { jobs: LoginQueue::new(), mean: FIRST_GUESS, is_closed: false };
-        let this = Self(Arc::new(Shared { bounds, queue: Mutex::new(queue), ready: Condvar::new() }));
+        let queue = HashQueue { jobs: LoginQueue::new(), mean: FIRST_GUESS, is_closed: false };
+        let this = Self(Arc::new(HashingShared { bounds, queue: Mutex::new(queue), ready: Condvar::new() }));
         for _ in 0..bounds.threads {
             let shared = Arc::clone(&this.0);
             std::thread::Builder::new().name("passwords".to_owned()).spawn(move || work(&shared))?;
@@ -74,13 +74,13 @@ impl Hashing {
     }
 
     /// Names a client by its address and the user name that it claims.
-    pub(super) fn asker(&self, address: Option<Address>, user: Option<&str>) -> Asker {
-        self.0.queue.lock().jobs.asker(address, user)
+    pub(super) fn login_client(&self, address: Option<SourceAddress>, user: Option<&str>) -> LoginClient {
+        self.0.queue.lock().jobs.login_client(address, user)
     }
 
     /// Remembers what became of a login: it decides whose jobs are done first.
-    pub(super) fn told(&self, asker: Asker, good: bool) {
-        self.0.queue.lock().jobs.told(asker, good);
+    pub(super) fn told(&self, login_client: LoginClient, good: bool) {
+        self.0.queue.lock().jobs.told(login_client, good);
     }
 
     /// Charges what is remembered of logins to this account from now on; before that nothing is.
@@ -94,14 +94,14 @@ impl Hashing {
     /// [`Denied::Busy`], if too many wait; [`Denied::Unavailable`], if the job has panicked.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        asker: Asker,
+        login_client: LoginClient,
         job: impl FnOnce(&mut Scratch) -> T + Send + 'static,
     ) -> Result<T, Denied> {
         let (done, result) = oneshot::channel();
         let job = Box::new(move |scratch: Option<&mut Scratch>| {
             let _ = done.send(scratch.map(job).ok_or(Denied::Busy));
         });
-        let _waits = Waits { shared: &self.0, ticket: self.0.push(asker, job) };
+        let _waits = HashWait { shared: &self.0, ticket: self.0.push(login_client, job) };
         result.await.unwrap_or(Err(Denied::Unavailable))
     }
 }
@@ -113,12 +113,12 @@ impl Drop for Hashing {
     }
 }
 
-impl Shared {
+impl HashingShared {
     /// Lets a job wait, and displaces others, or this one, until no more wait than may.
-    fn push(&self, asker: Asker, job: HashJob) -> Ticket {
+    fn push(&self, login_client: LoginClient, job: HashJob) -> LoginTicket {
         let mut queue = self.queue.lock();
         let most = self.bounds.most(queue.mean);
-        let (ticket, displaced) = queue.jobs.push(asker, job, most);
+        let (ticket, displaced) = queue.jobs.push(login_client, job, most);
         drop(queue);
         self.ready.notify_one();
         for job in displaced {
@@ -158,12 +158,12 @@ impl HashBounds {
 }
 
 /// A job with a client that waits for the result.
-struct Waits<'a> {
-    shared: &'a Shared,
-    ticket: Ticket,
+struct HashWait<'a> {
+    shared: &'a HashingShared,
+    ticket: LoginTicket,
 }
 
-impl Drop for Waits<'_> {
+impl Drop for HashWait<'_> {
     fn drop(&mut self) {
         let left = self.shared.queue.lock().jobs.remove(self.ticket);
         if left.is_some() {
@@ -174,7 +174,7 @@ impl Drop for Waits<'_> {
     }
 }
 
-fn work(shared: &Shared) {
+fn work(shared: &HashingShared) {
     gateway_core::give_way();
     let mut scratch = Scratch::default();
     while let Some(job) = shared.next() {
@@ -204,12 +204,12 @@ mod tests {
         Arc::new(Hashing::start(HashBounds { threads, waiting, patience: PATIENCE }).unwrap())
     }
 
-    fn asker(hashing: &Hashing, ip: &str, user: &str) -> Asker {
-        hashing.asker(Some(SocketAddr::new(ip.parse().unwrap(), 1).into()), Some(user))
+    fn login_client(hashing: &Hashing, ip: &str, user: &str) -> LoginClient {
+        hashing.login_client(Some(SocketAddr::new(ip.parse().unwrap(), 1).into()), Some(user))
     }
 
-    fn nobody(hashing: &Hashing) -> Asker {
-        hashing.asker(None, None)
+    fn nobody(hashing: &Hashing) -> LoginClient {
+        hashing.login_client(None, None)
     }
 
     /// Keeps the only thread until something is sent.
@@ -266,8 +266,8 @@ mod tests {
         let (mut waiting, mut refused) = (Vec::new(), 0);
         let logins = (0..400).map(|n| (format!("192.0.2.{}", n % 20), "guess"));
         for (ip, user) in logins.chain([("198.51.100.1".to_owned(), "right")]) {
-            let (asker, order) = (asker(&hashing, &ip, user), Arc::clone(&order));
-            let mut running = Box::pin(hashing.run(asker, move |_| order.lock().push(ip)));
+            let (login_client, order) = (login_client(&hashing, &ip, user), Arc::clone(&order));
+            let mut running = Box::pin(hashing.run(login_client, move |_| order.lock().push(ip)));
             match futures_poll(running.as_mut()).await {
                 None => waiting.push(running),
                 Some(told) => {

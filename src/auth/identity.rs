@@ -11,7 +11,7 @@ use super::{Method, Principal};
 /// Part of an authentication that is kept beside the connection's own [`Permissions`](super::Permissions), where other
 /// threads can look at it.
 #[derive(Debug)]
-pub(crate) struct Identity {
+pub(crate) struct ProvedIdentity {
     /// The proved identity.
     pub(crate) principal: Arc<Principal>,
     /// The client certificate that TLS verified, whether or not it decided who this is.
@@ -25,9 +25,9 @@ const FREE: usize = 256;
 
 /// Memory is too short for groups and claims.
 #[derive(Debug)]
-pub(crate) struct NoRoom;
+pub(crate) struct NoIdentityRoom;
 
-impl Identity {
+impl ProvedIdentity {
     /// Returns the identity as [`ConnectionInfo::identity`] takes it: `None` for an anonymous client without a
     /// certificate, since there is nothing to revoke.
     ///
@@ -37,16 +37,16 @@ impl Identity {
         principal: &Arc<Principal>,
         certificate: Option<CertificateId>,
         account: &Arc<Account>,
-    ) -> Result<Option<Arc<dyn Any + Send + Sync>>, NoRoom> {
+    ) -> Result<Option<Arc<dyn Any + Send + Sync>>, NoIdentityRoom> {
         if certificate.is_none() && principal.method == Method::Anonymous {
             return Ok(None);
         }
         let bytes = principal.bytes();
         let charge = (bytes > FREE).then(|| {
             let mut charge = Box::new(Charge::new(account, MemoryKind::Sessions));
-            charge.set(bytes).then_some(charge).ok_or(NoRoom)
+            charge.set(bytes).then_some(charge).ok_or(NoIdentityRoom)
         });
-        let charge = charge.transpose().inspect_err(|NoRoom| count(|c| c.memory_sessions.add(1)))?;
+        let charge = charge.transpose().inspect_err(|NoIdentityRoom| count(|c| c.memory_sessions.add(1)))?;
         Ok(Some(Arc::new(Self { principal: Arc::clone(principal), certificate, _charge: charge }) as _))
     }
 }
@@ -54,7 +54,7 @@ impl Identity {
 /// Returns the principal of the connection; an anonymous one if the client proved no identity. Not to be asked about a
 /// connection of an earlier process, of which nothing is known.
 pub(crate) fn principal(info: &ConnectionInfo) -> Arc<Principal> {
-    let identity = info.identity.as_ref().and_then(|identity| identity.downcast_ref::<Identity>());
+    let identity = info.identity.as_ref().and_then(|identity| identity.downcast_ref::<ProvedIdentity>());
     identity.map_or_else(Arc::default, |identity| Arc::clone(&identity.principal))
 }
 
@@ -69,16 +69,16 @@ pub(crate) struct Connected<'a> {
 
 impl Connected<'_> {
     /// Returns the proved identity; `None` for an anonymous client without a certificate.
-    pub(crate) fn identity(&self) -> Option<&Identity> {
+    pub(crate) fn identity(&self) -> Option<&ProvedIdentity> {
         self.info.identity.as_ref()?.downcast_ref()
     }
 }
 
 /// Decides whether a device may stay connected: by a revocation list, by bans.
 ///
-/// It is asked about each new connection, and about all when it has changed its mind (`net::Shared::evict`). Together
-/// nobody slips through, if the judge changes first and has everybody asked then.
-pub(crate) trait Judge: Send + Sync {
+/// It is asked about each new connection, and about all when it has changed its mind (`net::NetShared::evict`). Together
+/// nobody slips through, if the check changes first and has everybody asked then.
+pub(crate) trait ConnectionCheck: Send + Sync {
     /// Returns the reason to end this connection; `None` if the connection may stay. Neither blocks nor calls the
     /// broker.
     fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason>;

@@ -45,17 +45,17 @@ use std::{
 };
 
 use bytes::Bytes;
-use edge::door::Address;
+use edge::door::SourceAddress;
 
 pub(crate) use access::rules::Excess;
 pub use access::{Method, Principal, Subject};
 pub(crate) use asked::Asked;
-pub use authorizer::{Authorizer, Grant, Subscribing};
+pub use authorizer::{Authorizer, RuleGrant, Subscribing};
 pub(crate) use chain::{Chain, ChainError, check_files};
-pub(crate) use identity::{Connected, Identity, Judge, principal};
-pub(crate) use permissions::{Permissions, Refused};
+pub(crate) use identity::{Connected, ConnectionCheck, ProvedIdentity, principal};
+pub(crate) use permissions::{PermissionRefused, Permissions};
 pub(crate) use remembered::Remembered;
-pub(crate) use remote::{Courier, RemoteAuthorizer, Unanswered, Wish};
+pub(crate) use remote::{AuthorizationRequest, EventSender, NoDecision, RemoteAuthorizer};
 pub(crate) use rules::{Authority, open_rules};
 
 /// Credentials that a client presents.
@@ -66,7 +66,7 @@ pub struct Credentials {
     /// User name in CONNECT.
     pub username: Option<String>,
     /// Password in CONNECT. Never logged.
-    pub password: Option<Secret>,
+    pub password: Option<SecretBytes>,
     /// DER of the client's certificate, if TLS verified one.
     pub certificate: Option<Vec<u8>>,
     /// Remote address.
@@ -85,16 +85,16 @@ impl Credentials {
     }
 
     /// The remote address, unless it is that of a Unix socket.
-    fn address(&self) -> Option<Address> {
-        self.peer.parse::<SocketAddr>().ok().map(Address::from)
+    fn address(&self) -> Option<SourceAddress> {
+        self.peer.parse::<SocketAddr>().ok().map(SourceAddress::from)
     }
 }
 
 /// Bytes that do not show in logs.
 #[derive(Clone)]
-pub struct Secret(pub Bytes);
+pub struct SecretBytes(pub Bytes);
 
-impl std::fmt::Debug for Secret {
+impl std::fmt::Debug for SecretBytes {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("[redacted]")
     }

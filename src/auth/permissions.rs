@@ -4,14 +4,14 @@ use std::sync::Arc;
 
 use access::{
     Author,
-    rules::{Excess, Grant, Subscribing},
+    rules::{Excess, RuleGrant, Subscribing},
 };
 use broker::Account;
 use gateway_core::{QoS, Timestamp};
 
 use super::{
     Principal, Remembered, Subject,
-    remote::Unanswered,
+    remote::NoDecision,
     rules::{Authority, Receiving},
 };
 
@@ -26,12 +26,12 @@ pub(crate) struct Permissions {
 
 /// Refused by the rule in this line of the file; 0 if by none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Refused {
+pub(crate) struct PermissionRefused {
     pub(crate) line: u32,
     pub(crate) why: Excess,
 }
 
-impl Refused {
+impl PermissionRefused {
     /// Returns whether the request is refused only because no rule names its topic.
     pub(crate) fn is_unnamed(self) -> bool {
         self.line == 0 && self.why == Excess::Topic
@@ -87,12 +87,12 @@ impl Permissions {
     pub(crate) fn may_publish(
         authority: &Authority,
         recent: &mut Remembered,
-        decide: impl FnOnce() -> Grant,
+        decide: impl FnOnce() -> RuleGrant,
         topic: &str,
         (qos, retain, bytes): (QoS, bool, usize),
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PermissionRefused> {
         let grant = recent.find(authority, topic, decide);
-        grant.permits(qos, retain, bytes).map_err(|why| Refused { line: grant.line, why })
+        grant.permits(qos, retain, bytes).map_err(|why| PermissionRefused { line: grant.line, why })
     }
 
     /// May it subscribe to `filter`? Messages are looked at on delivery, so both ways to be granted are one.
@@ -102,10 +102,10 @@ impl Permissions {
         client_id: &str,
         listener: &str,
         filter: &str,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), PermissionRefused> {
         match authority.subscribe(&self.subject(client_id, listener), filter) {
             Subscribing::Allowed | Subscribing::OnDelivery => Ok(()),
-            Subscribing::Denied(line) => Err(Refused { line, why: Excess::Topic }),
+            Subscribing::Denied(line) => Err(PermissionRefused { line, why: Excess::Topic }),
         }
     }
 
@@ -119,7 +119,7 @@ impl Permissions {
         client_id: &str,
         listener: &str,
         filters: Vec<(String, QoS)>,
-    ) -> Result<Vec<Box<str>>, Unanswered> {
+    ) -> Result<Vec<Box<str>>, NoDecision> {
         let Some(authorizer) = authority.authorizer() else { return Ok(Vec::new()) };
         let subject = self.subject(client_id, listener);
         let mut unnamed = Vec::new();
@@ -129,7 +129,7 @@ impl Permissions {
                 tokio::task::yield_now().await;
             }
             let asked = self.may_subscribe(authority, client_id, listener, &filter);
-            if asked.is_err_and(Refused::is_unnamed) {
+            if asked.is_err_and(PermissionRefused::is_unnamed) {
                 unnamed.push((filter.into(), qos));
             }
         }

@@ -8,7 +8,7 @@
 use std::{fmt::Write as _, sync::Arc, time::Duration};
 
 use access::{
-    passwords::{Hash, Passwords},
+    passwords::{PasswordDigest, Passwords},
     remote::{Cache, CachedAnswer},
 };
 use aws_lc_rs::{error::Unspecified, hmac, rand};
@@ -61,7 +61,7 @@ impl Proofs {
             return None;
         }
         let mut line = String::new();
-        let hash: &Hash = users.get_or_decoy(user);
+        let hash: &PasswordDigest = users.get_or_decoy(user);
         let _ = write!(line, "{hash}");
         let mut digest = hmac::Context::with_key(&self.secret);
         for part in [user.as_bytes(), password, line.as_bytes()] {
@@ -113,7 +113,7 @@ mod tests {
     const HOUR: Duration = Duration::from_hours(1);
 
     fn users(password: &[u8]) -> Passwords {
-        let hash = Hash::argon2id(password, b"0123456789abcdef", &mut Scratch::default());
+        let hash = PasswordDigest::argon2id(password, b"0123456789abcdef", &mut Scratch::default());
         Passwords::parse(&format!("ann:{hash}\nbob:{hash}\n")).unwrap()
     }
 

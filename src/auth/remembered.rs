@@ -2,14 +2,14 @@
 
 use std::sync::Arc;
 
-use access::rules::{Grant, Recent};
+use access::rules::{RecentDecisions, RuleGrant};
 use broker::{Account, Charge, MemoryKind};
 
 use super::Authority;
 
 /// Decisions that one connection or session remembers. Charged with who holds it: a client chooses how long its topics are.
 pub(crate) struct Remembered {
-    recent: Recent,
+    recent: RecentDecisions,
     charge: Charge,
     /// Bytes of its holder.
     beside: usize,
@@ -20,7 +20,7 @@ impl Remembered {
     pub(crate) fn new(account: &Arc<Account>, beside: usize) -> Self {
         let beside = size_of::<Self>() + beside;
         let charge = Charge::forced(account, MemoryKind::Sessions, beside);
-        Self { recent: Recent::default(), charge, beside }
+        Self { recent: RecentDecisions::default(), charge, beside }
     }
 
     /// The decision about a topic, made by `decide` if it is not remembered.
@@ -29,8 +29,8 @@ impl Remembered {
         &mut self,
         authority: &Authority,
         topic: &str,
-        decide: impl FnOnce() -> Grant,
-    ) -> Grant {
+        decide: impl FnOnce() -> RuleGrant,
+    ) -> RuleGrant {
         let grant = self.recent.find(authority.version(), topic, decide);
         if self.beside + self.recent.bytes() != self.charge.bytes() {
             self.settle();
@@ -40,7 +40,7 @@ impl Remembered {
 
     /// Forgets all decisions; who holds it has `bytes` more or less now, and they are bounded there.
     pub(crate) fn forget(&mut self, bytes: isize) {
-        self.recent = Recent::default();
+        self.recent = RecentDecisions::default();
         self.beside = self.beside.saturating_add_signed(bytes);
         self.settle();
     }
@@ -49,7 +49,7 @@ impl Remembered {
     fn settle(&mut self) {
         if !self.charge.set(self.beside + self.recent.bytes()) {
             // Short of memory: each is made anew.
-            self.recent = Recent::default();
+            self.recent = RecentDecisions::default();
             self.charge.force(self.beside);
         }
     }
@@ -63,11 +63,11 @@ mod tests {
     struct All;
 
     impl Authorizer for All {
-        fn publish(&self, _subject: &Subject<'_>, _topic: &str) -> Grant {
-            Grant::ALLOWED
+        fn publish(&self, _subject: &Subject<'_>, _topic: &str) -> RuleGrant {
+            RuleGrant::ALLOWED
         }
-        fn receive(&self, _subject: &Subject<'_>, _topic: &str) -> Grant {
-            Grant::ALLOWED
+        fn receive(&self, _subject: &Subject<'_>, _topic: &str) -> RuleGrant {
+            RuleGrant::ALLOWED
         }
         fn subscribe(&self, _subject: &Subject<'_>, _filter: &str) -> Subscribing {
             Subscribing::Allowed
@@ -83,13 +83,13 @@ mod tests {
             let held = || account.held(MemoryKind::Sessions);
             let mut remembered = Remembered::new(&account, 100);
             let empty = held();
-            assert!(empty >= 100 + size_of::<Recent>());
+            assert!(empty >= 100 + size_of::<RecentDecisions>());
             for number in 0..20 {
                 let topic = format!("{number}/{}", "t".repeat(200));
-                assert!(remembered.find(&authority, &topic, || Grant::ALLOWED).is_allowed());
+                assert!(remembered.find(&authority, &topic, || RuleGrant::ALLOWED).is_allowed());
             }
             assert_eq!(held() > empty + 8 * 200, remembers, "{limit}: {}", held());
-            assert!(held() <= empty + Recent::MOST_BYTES, "{}", held());
+            assert!(held() <= empty + RecentDecisions::MOST_BYTES, "{}", held());
             remembered.forget(50);
             assert_eq!(held(), empty + 50);
             remembered.forget(2000);

@@ -16,7 +16,7 @@ use std::{
 
 use access::{
     Author, Principal, Subject,
-    rules::{AccessQuestion, Explanation, Grant, Rules, Subscribing},
+    rules::{AccessQuestion, Explanation, RuleGrant, Rules, Subscribing},
 };
 use arc_swap::ArcSwap;
 use broker::{Account, CloseReason};
@@ -28,8 +28,8 @@ use tokio::sync::Notify;
 use tracing::info;
 
 use super::{
-    Authorizer, Connected, Judge, Remembered, identity,
-    remote::{RemoteAuthorizer, Unanswered, Wish},
+    Authorizer, Connected, ConnectionCheck, Remembered, identity,
+    remote::{AuthorizationRequest, NoDecision, RemoteAuthorizer},
 };
 
 /// Decides what devices may do, where rules or a program are set.
@@ -106,7 +106,7 @@ impl Authority {
     }
 
     /// Returns the grant for publishing to a topic.
-    pub(crate) fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+    pub(crate) fn publish(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant {
         match &self.decides {
             Decides::Rules(file) => self.or_own(file.rules.load().publish(subject, topic), subject, topic),
             Decides::Program(program) => program.publish(subject, topic),
@@ -114,7 +114,7 @@ impl Authority {
     }
 
     /// Returns the grant for receiving messages of a topic.
-    pub(crate) fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+    pub(crate) fn receive(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant {
         match &self.decides {
             Decides::Rules(file) => self.or_own(file.rules.load().receive(subject, topic), subject, topic),
             Decides::Program(program) => program.receive(subject, topic),
@@ -133,9 +133,9 @@ impl Authority {
     }
 
     /// Allows an unnamed topic that is reserved for this device.
-    fn or_own(&self, grant: Grant, subject: &Subject<'_>, topic: &str) -> Grant {
+    fn or_own(&self, grant: RuleGrant, subject: &Subject<'_>, topic: &str) -> RuleGrant {
         match grant.is_unnamed() && self.reserved.owns(subject.client_id, topic) {
-            true => Grant::ALLOWED,
+            true => RuleGrant::ALLOWED,
             false => grant,
         }
     }
@@ -218,19 +218,19 @@ impl Authority {
         asked: &AccessQuestion<'_>,
     ) -> Option<(bool, &'static str)> {
         let authorizer = self.authorizer.as_ref()?;
-        let wish = match *asked {
+        let authorization_request = match *asked {
             AccessQuestion::Connect => return None,
             AccessQuestion::Publish { topic, qos, retain, .. } => {
-                Wish::Publish { topic: topic.into(), qos, retain }
+                AuthorizationRequest::Publish { topic: topic.into(), qos, retain }
             }
             AccessQuestion::Subscribe { filter } => {
-                Wish::Subscribe { filter: filter.into(), qos: QoS::AtMostOnce }
+                AuthorizationRequest::Subscribe { filter: filter.into(), qos: QoS::AtMostOnce }
             }
         };
-        Some(match authorizer.may(subject, &wish).await {
+        Some(match authorizer.may(subject, &authorization_request).await {
             Ok(true) => (true, "allowed: no rule names it, and the service of auth.grpc allows it"),
             Ok(false) => (false, "denied: no rule names it, and the service of auth.grpc does not allow it"),
-            Err(Unanswered) => {
+            Err(NoDecision) => {
                 (false, "denied: no rule names it, and the service of auth.grpc does not answer")
             }
         })
@@ -259,7 +259,7 @@ impl Authority {
             let grant = self.publish(&subject, &will.topic);
             // Nobody can be asked now: what the service has said when the will was left stands.
             let stands = by_service && grant.is_unnamed() && self.authorizer.is_some();
-            if stands { Grant::ALLOWED } else { grant }
+            if stands { RuleGrant::ALLOWED } else { grant }
         });
         let Some(grant) = grant else {
             info!(%client_id, topic = &*will.topic, "will not published, who left it is not known");
@@ -272,7 +272,7 @@ impl Authority {
     }
 }
 
-impl Judge for Authority {
+impl ConnectionCheck for Authority {
     /// Asked about a connection of its own process only, of which the identity is known.
     fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason> {
         let principal = identity::principal(connected.info);
@@ -430,7 +430,7 @@ impl Gate for Receiving {
         let subject = Subject { client_id, listener: listener.as_str(), principal };
         let decide = || {
             let grant = authority.receive(&subject, topic);
-            if grant.is_unnamed() && granted.covers(topic) { Grant::ALLOWED } else { grant }
+            if grant.is_unnamed() && granted.covers(topic) { RuleGrant::ALLOWED } else { grant }
         };
         recent.find(authority, topic, decide).is_allowed()
     }

@@ -12,7 +12,7 @@ use config::{AuthJwt, ConfigError, Problem};
 use edge::reload::Reload;
 use gateway_core::{Timestamp, clock};
 
-use super::remote::KeySet;
+use super::remote::RemoteKeySet;
 
 /// Keys as they were last read without fault, and the claims that tokens must have.
 pub(super) struct JwtTokens {
@@ -20,7 +20,7 @@ pub(super) struct JwtTokens {
     secret_file: Option<PathBuf>,
     keys: ArcSwap<SigningKeys>,
     /// Keys that are fetched.
-    pub(super) key_set: Option<KeySet>,
+    pub(super) key_set: Option<RemoteKeySet>,
     expected: Expected,
     /// The token is the user name, not the password.
     pub(super) in_username: bool,
@@ -32,7 +32,7 @@ impl JwtTokens {
     /// # Errors
     /// A file cannot be read, or has no key that can be used; or the URL cannot be used.
     pub(super) fn start(config: &AuthJwt) -> Result<Self, ConfigError> {
-        Ok(Self { key_set: KeySet::start(config)?, ..Self::open(config)? })
+        Ok(Self { key_set: RemoteKeySet::start(config)?, ..Self::open(config)? })
     }
 
     /// Checks that the files and the URL can be used.
@@ -41,7 +41,7 @@ impl JwtTokens {
     /// The fault, in words.
     pub(super) fn check(config: &AuthJwt) -> Result<(), ConfigError> {
         Self::open(config)?;
-        KeySet::check(config)
+        RemoteKeySet::check(config)
     }
 
     fn open(config: &AuthJwt) -> Result<Self, ConfigError> {

@@ -4,7 +4,7 @@ use std::{collections::HashMap, fs, path::Path, sync::Arc};
 
 use access::{
     Principal,
-    backends::{Grant, Hash, Role, Scope, hash},
+    backends::{Role, Scope, TokenGrant, TokenHash, hash},
     jwt::{Expected, JwtError, SigningKeys, verify},
 };
 use arc_swap::ArcSwap;
@@ -22,13 +22,13 @@ pub(super) struct Jwt {
     role: String,
     topics: String,
     devices: String,
-    keys: ArcSwap<KeySet>,
+    keys: ArcSwap<FileKeySet>,
     /// Good tokens by their hash.
-    good: Mutex<HashMap<Hash, Arc<Grant>>>,
+    good: Mutex<HashMap<TokenHash, Arc<TokenGrant>>>,
 }
 
 /// The keys of one reading of the file.
-struct KeySet {
+struct FileKeySet {
     text: Vec<u8>,
     keys: SigningKeys,
     /// Counts those with other keys than before.
@@ -53,7 +53,7 @@ impl Jwt {
             role: config.role.clone(),
             topics: config.topics.clone(),
             devices: config.devices.clone(),
-            keys: ArcSwap::from_pointee(KeySet::read(path)?),
+            keys: ArcSwap::from_pointee(FileKeySet::read(path)?),
             good: Mutex::default(),
         })
     }
@@ -63,7 +63,7 @@ impl Jwt {
     /// # Errors
     /// The faults of the file; then the old keys stay.
     pub(super) fn reload(&self, path: &Path) -> Result<bool, String> {
-        let mut new = KeySet::read(path)?;
+        let mut new = FileKeySet::read(path)?;
         let old = self.keys.load_full();
         if old.text == new.text {
             return Ok(false);
@@ -87,7 +87,7 @@ impl Jwt {
     }
 
     /// Returns the grant of a token, and the reading of the keys by which the token was checked.
-    pub(super) fn find(&self, token: &str) -> Result<(Arc<Grant>, u64), Unknown> {
+    pub(super) fn find(&self, token: &str) -> Result<(Arc<TokenGrant>, u64), Unknown> {
         let of = hash(token);
         let keys = self.keys.load_full();
         if let Some(grant) = self.good.lock().get(&of) {
@@ -114,7 +114,7 @@ impl Jwt {
     }
 
     /// Returns the grant that the claims of a good token name; `None` if they name no role, or are malformed.
-    fn grant(&self, principal: &Principal, expires: Option<u64>, hash: Hash) -> Option<Grant> {
+    fn grant(&self, principal: &Principal, expires: Option<u64>, hash: TokenHash) -> Option<TokenGrant> {
         let claim = |name: &str| principal.claims.get(name).map(|values| &**values);
         // Of several roles the one of the gateway's that comes first.
         let role = claim(&self.role)?.iter().find_map(|role| role.parse::<Role>().ok())?;
@@ -125,11 +125,11 @@ impl Jwt {
         };
         let scope = Scope::new(list(&self.topics), list(&self.devices)).ok()?;
         let id = principal.username.as_deref().unwrap_or("jwt without a name").to_owned();
-        Some(Grant { id, role, scope, created: 0, expires, note: String::new(), hash })
+        Some(TokenGrant { id, role, scope, created: 0, expires, note: String::new(), hash })
     }
 }
 
-impl KeySet {
+impl FileKeySet {
     fn read(path: &Path) -> Result<Self, String> {
         let said = |error: &dyn std::fmt::Display| format!("{}: {error}", path.display());
         let text = fs::read(path).map_err(|error| said(&error))?;

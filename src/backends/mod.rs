@@ -1,7 +1,7 @@
 //! Callers over gRPC and HTTP, and their rights: the gateway's side of [`access::backends`].
 //!
-//! [`Backends`] says who a caller is, by the bearer token or the client certificate that it shows. Callers that stay, such
-//! as streams, ask again when something has changed ([`Backends::changes`]).
+//! [`BackendAuthenticator`] says who a caller is, by the bearer token or the client certificate that it shows. Callers that stay,
+//! such as streams, ask again when something has changed ([`BackendAuthenticator::changes`]).
 
 pub(crate) mod audit;
 mod certificate;
@@ -10,7 +10,7 @@ mod jwt;
 
 use std::{net::IpAddr, path::PathBuf, sync::Arc};
 
-use access::backends::{Grant, Role, Roles, Scope, Tokens};
+use access::backends::{Role, Roles, Scope, TokenGrant, Tokens};
 use arc_swap::ArcSwap;
 use config::{self, BackendCertificate, ConfigError, Problem};
 use edge::reload::Reload;
@@ -30,7 +30,7 @@ pub(crate) struct Caller {
     /// By what it is known.
     pub how: How,
     /// Its name and what it may do.
-    pub grant: Arc<Grant>,
+    pub grant: Arc<TokenGrant>,
 }
 
 impl Caller {
@@ -106,20 +106,20 @@ impl Unknown {
 }
 
 /// Everybody who may call.
-pub(crate) struct Backends {
+pub(crate) struct BackendAuthenticator {
     on: bool,
     bearers: bool,
     tokens: ArcSwap<Tokens>,
     file: Option<PathBuf>,
     jwt: Option<(PathBuf, Jwt)>,
     /// Patterns of names and their grants.
-    certificates: Vec<(String, Grant)>,
+    certificates: Vec<(String, TokenGrant)>,
     any_certificate: Option<Role>,
     anybody: Caller,
     changed: watch::Sender<u64>,
 }
 
-impl Backends {
+impl BackendAuthenticator {
     /// Opens the backends of a valid configuration.
     ///
     /// # Errors
@@ -219,7 +219,7 @@ impl Backends {
     }
 
     fn holder(&self, names: &CertificateNames) -> Result<Caller, Unknown> {
-        let named = |(pattern, _): &&(String, Grant)| {
+        let named = |(pattern, _): &&(String, TokenGrant)| {
             names.all().any(|name| access::backends::pattern_matches(pattern, name))
         };
         let mut grant = match (self.certificates.iter().find(named), self.any_certificate) {
@@ -317,7 +317,7 @@ pub(crate) enum MetricsDenied {
     Scope,
 }
 
-impl Reload for Backends {
+impl Reload for BackendAuthenticator {
     fn name(&self) -> &'static str {
         "tokens"
     }
@@ -336,7 +336,7 @@ impl Reload for Backends {
 }
 
 /// The public keys of JSON Web Tokens, which are read again apart from the tokens of the file.
-pub(crate) struct JwtKeys(pub(crate) Arc<Backends>);
+pub(crate) struct JwtKeys(pub(crate) Arc<BackendAuthenticator>);
 
 impl Reload for JwtKeys {
     fn name(&self) -> &'static str {
@@ -356,17 +356,17 @@ impl Reload for JwtKeys {
     }
 }
 
-fn of_entry(entry: &BackendCertificate) -> (String, Grant) {
+fn of_entry(entry: &BackendCertificate) -> (String, TokenGrant) {
     let scope = Scope::new(entry.topics.clone(), entry.devices.clone());
     // Validation has seen it; nothing at all is in the scope of one that is wrong.
     let none = || Scope::new(Some(Vec::new()), Some(Vec::new())).unwrap_or_default();
-    (entry.name.clone(), Grant { scope: scope.unwrap_or_else(|_| none()), ..unlimited("", entry.role) })
+    (entry.name.clone(), TokenGrant { scope: scope.unwrap_or_else(|_| none()), ..unlimited("", entry.role) })
 }
 
 /// All that a role may do.
-fn unlimited(id: &str, role: Role) -> Grant {
+fn unlimited(id: &str, role: Role) -> TokenGrant {
     let (id, note) = (id.to_owned(), String::new());
-    Grant { id, role, scope: Scope::ALL, created: 0, expires: None, note, hash: Default::default() }
+    TokenGrant { id, role, scope: Scope::ALL, created: 0, expires: None, note, hash: Default::default() }
 }
 
 /// Seconds since 1970 on the wall clock.
@@ -381,8 +381,8 @@ mod tests {
     use super::*;
     use config::Backends as Section;
 
-    fn grant(id: &str, token: &str, expires: Option<u64>) -> Grant {
-        Grant { hash: hash(token), expires, ..unlimited(id, Role::Reader) }
+    fn grant(id: &str, token: &str, expires: Option<u64>) -> TokenGrant {
+        TokenGrant { hash: hash(token), expires, ..unlimited(id, Role::Reader) }
     }
 
     #[test]
@@ -390,12 +390,12 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("tokens");
         let section = Section { tokens: Some(path.clone()), ..Section::default() };
-        let backends = Backends::open(&section).unwrap();
+        let backends = BackendAuthenticator::open(&section).unwrap();
         let bearer = |text: &str| backends.identify(Some(text.as_bytes()), None);
         let (token, id) = mint().unwrap();
         assert_eq!(bearer(&format!("Bearer {token}")).unwrap_err(), Unknown::Wrong);
         let mut changes = backends.changes();
-        let write = |grant: &Grant| {
+        let write = |grant: &TokenGrant| {
             backends.edit(|text| Tokens::with(text, grant).map_err(|_| file::FileError::None)).unwrap();
         };
         write(&grant(&id, &token, None));
@@ -439,7 +439,7 @@ mod tests {
         };
         let named = |names: &[&str]| CertificateNames::of(names.iter().map(|name| (*name).to_owned()));
         let role = |section: &Section, names: &[&str]| {
-            let backends = Backends::open(section).unwrap();
+            let backends = BackendAuthenticator::open(section).unwrap();
             backends.identify(None, Some(&named(names))).map(|caller| caller.grant.role)
         };
         assert_eq!(role(&section, &["x.ops.example.com"]), Ok(Role::Operator));
@@ -447,7 +447,7 @@ mod tests {
         assert_eq!(role(&section, &["x.example.org"]), Err(Unknown::Nobody));
         let section = Section { certificate_role: Some(Role::Admin), ..section };
         assert_eq!(role(&section, &["x.example.org"]), Ok(Role::Admin));
-        let backends = Backends::open(&section).unwrap();
+        let backends = BackendAuthenticator::open(&section).unwrap();
         let mut over = named(&["x.ops.example.com"]);
         over.until = Some(1_000);
         assert_eq!(backends.identify(None, Some(&over)).unwrap_err(), Unknown::Expired);

@@ -16,7 +16,7 @@ use tokio::{
 use super::{
     MARK, has_mark,
     outward::{LAST, ended, pause},
-    status::{BridgeFailure, Reason, Status},
+    status::{BridgeFailure, BridgeStatus, Reason},
 };
 
 /// The other side of a bridge that leads in.
@@ -35,7 +35,7 @@ pub(super) trait In: Send {
 pub(super) async fn run<I: In>(
     mut side: I,
     config: Bridge,
-    status: Arc<Status>,
+    status: Arc<BridgeStatus>,
     mut drain: watch::Receiver<bool>,
 ) {
     let mut before = 0;
@@ -73,7 +73,7 @@ pub(super) struct InwardMessage<'a> {
 
 /// Entrance for messages.
 #[derive(Clone)]
-pub(super) struct Door {
+pub(super) struct BridgePublisher {
     pub(super) broker: Broker,
     /// The mark of this gateway.
     pub(super) mark: String,
@@ -81,7 +81,7 @@ pub(super) struct Door {
     pub(super) entry: String,
 }
 
-impl Door {
+impl BridgePublisher {
     /// Returns whether the message has already left this gateway, or entered it by a bridge.
     pub(super) fn was_here(&self, properties: Option<&Properties>) -> bool {
         has_mark(properties, &self.mark) || has_mark(properties, &self.entry)

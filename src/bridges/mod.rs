@@ -11,8 +11,8 @@
 //! webhook     a service that takes POST
 //! ```
 //!
-//! A bridge that leads out is a member of a durable group that it makes for itself: what the group keeps on the disk is its queue,
-//! with a bound of its own. Devices wait for the log as they do for any group, and never for the other side.
+//! A bridge that leads out is a member of a durable group that it makes for itself: what the group keeps on the disk is its
+//! queue, with a bound of its own. Devices wait for the log as they do for any group, and never for the other side.
 
 mod inward;
 #[cfg(feature = "kafka")]
@@ -30,17 +30,17 @@ use broker::Broker;
 #[cfg(feature = "kafka")]
 use config::KafkaBridge;
 use config::{Bridge, Config, ConfigError, Direction, Problem};
-use consumer_groups::{Groups, Info};
+use consumer_groups::{ConsumerGroups, Info};
 use gateway_core::{Properties, metrics::Row};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
 
 pub(crate) use self::status::Reachability;
 use self::{
-    inward::Door,
+    inward::BridgePublisher,
     mqtt::{Dial, MqttIn, MqttOut},
-    outward::{Out, Outward, group_of, make_group},
-    status::{BridgeReport, Status},
+    outward::{BridgeSink, Outward, group_of, make_group},
+    status::{BridgeReport, BridgeStatus},
     webhook::Webhook,
 };
 
@@ -48,13 +48,13 @@ use self::{
 const MARK: &str = gateway_core::BRIDGE_MARK;
 
 /// All bridges, before they begin.
-pub(crate) struct Bridges {
+pub(crate) struct PlannedBridges {
     all: Vec<Planned>,
 }
 
 struct Planned {
     config: Bridge,
-    status: Arc<Status>,
+    status: Arc<BridgeStatus>,
     side: Side,
 }
 
@@ -68,9 +68,9 @@ enum Side {
 
 /// The state of all bridges, to be shown.
 #[derive(Clone, Default)]
-pub(crate) struct BridgesStatus(Vec<(Direction, Arc<Status>)>);
+pub(crate) struct BridgesStatus(Vec<(Direction, Arc<BridgeStatus>)>);
 
-impl Bridges {
+impl PlannedBridges {
     /// Reads the files that bridges name.
     ///
     /// # Errors
@@ -100,7 +100,7 @@ impl Bridges {
             };
             match side {
                 Ok(side) => {
-                    let status = Arc::new(Status::new(name, kind, direction));
+                    let status = Arc::new(BridgeStatus::new(name, kind, direction));
                     all.push(Planned { config: bridge.clone(), status, side });
                 }
                 Err((key, text)) => {
@@ -119,11 +119,11 @@ impl Bridges {
         BridgesStatus(all.map(|planned| (planned.config.direction, Arc::clone(&planned.status))).collect())
     }
 
-    /// Makes the groups of those that lead out, so that nothing is missing that is published from now on, and begins. `mark` names this
-    /// gateway for ever. Each ends by itself when `drain` says so.
+    /// Makes the groups of those that lead out, so that nothing is missing that is published from now on, and begins. `mark`
+    /// names this gateway for ever. Each ends by itself when `drain` says so.
     pub(crate) async fn start(
         self,
-        groups: Option<&Arc<Groups>>,
+        groups: Option<&Arc<ConsumerGroups>>,
         broker: &Broker,
         mark: String,
         drain: &watch::Receiver<bool>,
@@ -135,7 +135,8 @@ impl Bridges {
         let number = groups.map_or(0, |groups| groups.log_id());
         for Planned { config, status, side } in self.all {
             if config.direction == Direction::In {
-                let door = Door { broker: broker.clone(), mark: mark.clone(), entry: entry(&mark) };
+                let door =
+                    BridgePublisher { broker: broker.clone(), mark: mark.clone(), entry: entry(&mark) };
                 let most = broker.limits().max_packet_size.0;
                 match side {
                     #[cfg(feature = "kafka")]
@@ -196,7 +197,7 @@ impl Bridges {
     }
 
     /// A group whose bridge is gone keeps messages that nobody takes.
-    fn tell_left(&self, groups: &Groups) {
+    fn tell_left(&self, groups: &ConsumerGroups) {
         for info in groups.list(None, usize::MAX) {
             let Some(bridge) = info.definition.labels.get("bridge") else { continue };
             let known = self
@@ -225,12 +226,12 @@ fn has_mark(properties: Option<&Properties>, mark: &str) -> bool {
     user.any(|(name, value)| name == MARK && value == mark)
 }
 
-fn run<O: Out + 'static>(tasks: &mut JoinSet<()>, outward: Outward<O>) {
+fn run<O: BridgeSink + 'static>(tasks: &mut JoinSet<()>, outward: Outward<O>) {
     tasks.spawn(outward.run());
 }
 
 /// A bridge as it is shown, with the group that is its queue.
-pub(crate) struct Shown {
+pub(crate) struct ShownBridge {
     pub(crate) seen: BridgeReport,
     pub(crate) direction: Direction,
     /// Of a bridge out whose group is there.
@@ -239,11 +240,11 @@ pub(crate) struct Shown {
 
 impl BridgesStatus {
     /// All of them, by name.
-    pub(crate) fn shown(&self, groups: Option<&Groups>) -> Vec<Shown> {
-        let shown = |(direction, status): &(Direction, Arc<Status>)| {
+    pub(crate) fn shown(&self, groups: Option<&ConsumerGroups>) -> Vec<ShownBridge> {
+        let shown = |(direction, status): &(Direction, Arc<BridgeStatus>)| {
             let group = groups.filter(|_| *direction == Direction::Out);
             let group = group.and_then(|groups| groups.get(&group_of(status.name())).ok());
-            Shown { seen: status.seen(), direction: *direction, group }
+            ShownBridge { seen: status.seen(), direction: *direction, group }
         };
         self.0.iter().map(shown).collect()
     }
@@ -255,7 +256,7 @@ impl BridgesStatus {
     }
 
     /// Writes the rows that `/metrics` shows.
-    pub(crate) fn rows(&self, groups: Option<&Groups>, rows: &mut Vec<Row>) {
+    pub(crate) fn rows(&self, groups: Option<&ConsumerGroups>, rows: &mut Vec<Row>) {
         for (direction, status) in &self.0 {
             let info = groups.and_then(|groups| groups.get(&group_of(status.name())).ok());
             let lag = info.filter(|_| *direction == Direction::Out);

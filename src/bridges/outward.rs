@@ -10,7 +10,9 @@ use std::{collections::BTreeMap, future::Future, pin::pin, sync::Arc, time::Dura
 use access::backends::Scope;
 use aws_lc_rs::rand;
 use config::{Bridge, WhenFull};
-use consumer_groups::{Definition, Filter, GroupError, Groups, Joining, KeptOrder, LiveMember, Start};
+use consumer_groups::{
+    ConsumerGroups, Definition, GroupError, GroupMessageFilter, GroupStart, Joining, KeptOrder, LiveMember,
+};
 use gateway_core::clock;
 use groups::{Credit, Nack, Room};
 use tokio::{
@@ -21,21 +23,21 @@ use tokio::{
 use tracing::warn;
 
 use super::{
-    status::{BridgeFailure, Reason, Status},
+    status::{BridgeFailure, BridgeStatus, Reason},
     work::{BridgeBatch, RefusedMessage},
 };
 
 /// The other side of a bridge that leads out.
-pub(super) trait Out: Send {
-    /// Brings open messages of `work` to the other side, in order, and says of each what became of it. Ends within the deadline of
-    /// the bridge, which a connection has for itself. Cancelled, or failed, it is followed by [`Self::reset`].
+pub(super) trait BridgeSink: Send {
+    /// Brings open messages of `work` to the other side, in order, and says of each what became of it. Ends within the deadline
+    /// of the bridge, which a connection has for itself. Cancelled, or failed, it is followed by [`Self::reset`].
     ///
     /// # Errors
     /// The other side has failed; what is open is tried again after a pause.
     fn deliver(
         &mut self,
         work: &mut BridgeBatch,
-    ) -> impl Future<Output = Result<Delivered, BridgeFailure>> + Send;
+    ) -> impl Future<Output = Result<OutboundProgress, BridgeFailure>> + Send;
 
     /// Looks after the other side while there is nothing to deliver. Returns when it is known to answer, or not to; never if
     /// nothing is to be done. Cancel safe.
@@ -47,14 +49,14 @@ pub(super) trait Out: Send {
 
 /// Progress of a batch after a delivery.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Delivered {
+pub(super) enum OutboundProgress {
     /// Nothing is open.
     All,
     /// A part of it has come to an end, or is known to need smaller parts. The rest is to go now.
     Part,
 }
 
-impl Delivered {
+impl OutboundProgress {
     /// [`Self::All`] if nothing of `work` is open.
     pub(super) fn of(work: &BridgeBatch) -> Self {
         if work.open().is_empty() { Self::All } else { Self::Part }
@@ -71,8 +73,8 @@ pub(super) const LAST: Duration = Duration::from_secs(2);
 /// See the module.
 pub(super) struct Outward<O> {
     pub(super) config: Bridge,
-    pub(super) status: Arc<Status>,
-    pub(super) groups: Arc<Groups>,
+    pub(super) status: Arc<BridgeStatus>,
+    pub(super) groups: Arc<ConsumerGroups>,
     pub(super) out: O,
     /// The gateway ends.
     pub(super) drain: watch::Receiver<bool>,
@@ -87,12 +89,12 @@ fn definition(name: &str, bridge: &Bridge) -> Definition {
     let millis = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
     Definition {
         name: group_of(name),
-        filter: Filter {
+        filter: GroupMessageFilter {
             topics: if bridge.topics.is_empty() { vec!["#".to_owned()] } else { bridge.topics.clone() },
             exclude_topics: bridge.exclude_topics.clone(),
             include_backends: bridge.include_backends,
             min_qos: bridge.least_qos() as u8,
-            ..Filter::default()
+            ..GroupMessageFilter::default()
         },
         order: KeptOrder::Device,
         ack_deadline: millis(HOLD),
@@ -103,8 +105,8 @@ fn definition(name: &str, bridge: &Bridge) -> Definition {
         retention_bytes: bridge.max_bytes.0 as u64,
         replay_age: 0,
         when_full: match bridge.when_full {
-            WhenFull::DropOldest => consumer_groups::WhenFull::DropOldest,
-            WhenFull::Refuse => consumer_groups::WhenFull::Refuse,
+            WhenFull::DropOldest => consumer_groups::RetentionPolicy::DropOldest,
+            WhenFull::Refuse => consumer_groups::RetentionPolicy::Refuse,
         },
         paused: false,
         labels: BTreeMap::from([("bridge".to_owned(), name.to_owned())]),
@@ -115,19 +117,23 @@ fn definition(name: &str, bridge: &Bridge) -> Definition {
 ///
 /// # Errors
 /// Those of the store, or [`GroupError::TooManyGroups`].
-pub(super) async fn make_group(groups: &Arc<Groups>, name: &str, bridge: &Bridge) -> Result<(), GroupError> {
+pub(super) async fn make_group(
+    groups: &Arc<ConsumerGroups>,
+    name: &str,
+    bridge: &Bridge,
+) -> Result<(), GroupError> {
     let mut wanted = definition(name, bridge);
     match groups.get(&wanted.name) {
         Ok(info) => {
             wanted.paused = info.definition.paused;
             if info.definition == wanted { Ok(()) } else { groups.update(wanted, None).await.map(drop) }
         }
-        Err(GroupError::NotFound) => groups.create(wanted, &Start::Latest).await.map(drop),
+        Err(GroupError::NotFound) => groups.create(wanted, &GroupStart::Latest).await.map(drop),
         Err(error) => Err(error),
     }
 }
 
-impl<O: Out> Outward<O> {
+impl<O: BridgeSink> Outward<O> {
     /// Runs until the gateway ends.
     pub(super) async fn run(mut self) {
         loop {
@@ -224,11 +230,11 @@ impl<O: Out> Outward<O> {
             let sent = self.attempt(member, work).await?;
             let count = self.settle(member, work)?;
             match sent {
-                Ok(Delivered::All) => {
+                Ok(OutboundProgress::All) => {
                     self.status.up();
                     return Ok(true);
                 }
-                Ok(Delivered::Part) => {
+                Ok(OutboundProgress::Part) => {
                     if count > 0 {
                         self.status.up();
                     }
@@ -268,8 +274,8 @@ impl<O: Out> Outward<O> {
         Ok(count)
     }
 
-    /// Waits until the other side is tried again. Meanwhile more messages are taken as there is room, so that the first of the batch
-    /// is not the only one to be tried. False if the gateway ends.
+    /// Waits until the other side is tried again. Meanwhile more messages are taken as there is room, so that the first of the
+    /// batch is not the only one to be tried. False if the gateway ends.
     async fn wait(
         &mut self,
         member: &mut LiveMember,
@@ -300,7 +306,7 @@ impl<O: Out> Outward<O> {
         &mut self,
         member: &mut LiveMember,
         work: &mut BridgeBatch,
-    ) -> Result<Result<Delivered, BridgeFailure>, GroupError> {
+    ) -> Result<Result<OutboundProgress, BridgeFailure>, GroupError> {
         let held = work.held();
         let mut sent = pin!(self.out.deliver(work));
         loop {

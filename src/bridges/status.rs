@@ -156,7 +156,7 @@ const UP: u8 = 1;
 const DOWN: u8 = 2;
 
 /// See the module. Written by the bridge's task, read for metrics.
-pub(super) struct Status {
+pub(super) struct BridgeStatus {
     name: String,
     kind: &'static str,
     direction: &'static str,
@@ -234,7 +234,7 @@ pub(crate) struct BridgeReport {
     pub(crate) retry: Option<Timestamp>,
 }
 
-impl Status {
+impl BridgeStatus {
     pub(super) fn new(name: &str, kind: &'static str, direction: &'static str) -> Self {
         Self {
             name: name.to_owned(),

@@ -20,7 +20,7 @@ use tokio::time::timeout;
 
 use super::{
     mqtt::read_secret,
-    outward::{Delivered, Out},
+    outward::{BridgeSink, OutboundProgress},
     search::PoisonSearch,
     status::{BridgeFailure, BridgeRefusal, Reason},
     work::{BridgeBatch, BridgeItem, Fate},
@@ -37,14 +37,14 @@ pub(super) struct Webhook {
     config: WebhookBridge,
     log: u64,
     /// Made anew, with the files read again, after a failure.
-    client: Option<Ready>,
+    client: Option<ReadyWebhook>,
     /// Time that the service has for a request.
     deadline: Duration,
     /// Chooses the messages that are posted together: fewer while one of them may be what the service does not take.
     search: PoisonSearch,
 }
 
-struct Ready {
+struct ReadyWebhook {
     client: Client,
     secret: Option<hmac::Key>,
     authorization: Option<HeaderValue>,
@@ -153,11 +153,11 @@ impl Webhook {
     }
 }
 
-impl Out for Webhook {
-    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<Delivered, BridgeFailure> {
+impl BridgeSink for Webhook {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<OutboundProgress, BridgeFailure> {
         let part = self.search.next(work);
         if part.is_empty() {
-            return Ok(Delivered::All);
+            return Ok(OutboundProgress::All);
         }
         let items: Vec<&BridgeItem> = part.iter().map(|&at| work.item(at)).collect();
         let body = self.body(&items);
@@ -180,7 +180,7 @@ impl Out for Webhook {
             }
             Err(failure) => return Err(failure),
         }
-        Ok(Delivered::of(work))
+        Ok(OutboundProgress::of(work))
     }
 
     /// There is no connection to be looked after.
@@ -193,7 +193,7 @@ impl Out for Webhook {
     }
 }
 
-fn ready(config: &WebhookBridge) -> Result<Ready, (&'static str, String)> {
+fn ready(config: &WebhookBridge) -> Result<ReadyWebhook, (&'static str, String)> {
     let tls = tls::client_config(&config.files(), false).map_err(|error| ("ca", error.to_string()))?;
     let client = Client::new(&config.url, tls).map_err(|text| ("url", text))?;
     let secret = config.secret_file.as_deref().map(|path| read_secret(path, "secret_file")).transpose()?;
@@ -204,7 +204,7 @@ fn ready(config: &WebhookBridge) -> Result<Ready, (&'static str, String)> {
         value.set_sensitive(true);
         Ok(value)
     });
-    Ok(Ready {
+    Ok(ReadyWebhook {
         client,
         secret: secret.map(|secret| hmac::Key::new(hmac::HMAC_SHA256, &secret)),
         authorization: authorization.transpose()?,

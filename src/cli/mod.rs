@@ -35,10 +35,10 @@ use tracing::{debug, info, warn};
 
 use self::commands::{Command, CommandLine};
 use crate::{
-    abuse::Bans,
+    abuse::BanRegistry,
     auth,
-    backends::Backends,
-    bridges::Bridges,
+    backends::BackendAuthenticator,
+    bridges::PlannedBridges,
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
 };
@@ -113,7 +113,7 @@ fn check(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     tls::check_files_at(config, now)?;
     let open = secret_files::check(config)?;
     config.database_password()?;
-    Backends::open(&config.backends)?;
+    BackendAuthenticator::open(&config.backends)?;
     let certificates = TlsStore::new();
     for (name, files) in config.tls_uses() {
         // The files were just read without fault.
@@ -122,8 +122,8 @@ fn check(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     let notices = certificates.notices(now).into_iter().map(|notice| notice.text);
     auth::check_files(config)?;
     auth::open_rules(config, None, config.reserved_topics())?;
-    Bridges::open(config)?;
-    Bans::open(&config.bans, None)?;
+    PlannedBridges::open(config)?;
+    BanRegistry::open(&config.bans, None)?;
     for warning in config.anonymous_warning().into_iter().chain(config.warnings()).chain(open).chain(notices)
     {
         let _ = writeln!(std::io::stderr(), "mqtt-server: warning: {warning}");

@@ -9,7 +9,7 @@ use std::{
 };
 
 use access::{
-    passwords::{self, Hash, Passwords, SALT_LEN, Scratch},
+    passwords::{self, PasswordDigest, Passwords, SALT_LEN, Scratch},
     scram,
 };
 use edge::replace::replace;
@@ -38,9 +38,9 @@ fn add(file: &Path, user: &str, for_scram: bool) -> Result<ExitCode, Box<dyn Err
     let mut salt = [0; SALT_LEN];
     aws_lc_rs::rand::fill(&mut salt).map_err(|_| "the system gives no random numbers")?;
     let hash = if for_scram {
-        Hash::Scram(scram::ScramKeys::new(password.as_bytes(), &salt, scram::ITERATIONS))
+        PasswordDigest::Scram(scram::ScramKeys::new(password.as_bytes(), &salt, scram::ITERATIONS))
     } else {
-        Hash::argon2id(password.as_bytes(), &salt, &mut Scratch::default())
+        PasswordDigest::argon2id(password.as_bytes(), &salt, &mut Scratch::default())
     };
     replace(file, &passwords::with_user(&text, user, &hash))?;
     writeln!(stdout(), "{user} is in {}", file.display())?;

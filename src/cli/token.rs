@@ -2,7 +2,7 @@
 
 use std::{error::Error, io::Write as _, path::Path, process::ExitCode};
 
-use access::backends::{Grant, LineError, Scope, Tokens, format_time, hash, mint, parse_span};
+use access::backends::{Scope, TokenGrant, TokenLineError, Tokens, format_time, hash, mint, parse_span};
 
 use super::commands::TokenCommand;
 use crate::backends::{
@@ -23,7 +23,7 @@ pub(crate) fn run(command: &TokenCommand) -> Result<ExitCode, Box<dyn Error>> {
             let (token, id) = mint()?;
             let scope = Scope::new(topics.clone(), devices.clone())?;
             let (note, hash) = (note.clone(), hash(&token));
-            let grant = Grant { id, role: *role, scope, created, expires, note, hash };
+            let grant = TokenGrant { id, role: *role, scope, created, expires, note, hash };
             file::edit(file, |text| {
                 Tokens::with(text, &grant).map_err(|errors| FileError::Lines(lines(file, errors)))
             })?;
@@ -56,11 +56,11 @@ pub(crate) fn run(command: &TokenCommand) -> Result<ExitCode, Box<dyn Error>> {
     Ok(ExitCode::SUCCESS)
 }
 
-fn lines(file: &Path, errors: Vec<LineError>) -> Vec<String> {
+fn lines(file: &Path, errors: Vec<TokenLineError>) -> Vec<String> {
     errors.into_iter().map(|error| format!("{}: {error}", file.display())).collect()
 }
 
-fn about(grant: &Grant) -> String {
+fn about(grant: &TokenGrant) -> String {
     let list = |name: &str, list: Option<&[Box<str>]>| match list {
         Some(list) => format!("{name} {}", list.join(",")),
         None => format!("all {name}"),

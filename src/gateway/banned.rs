@@ -5,7 +5,7 @@ use std::{sync::Arc, time::Duration};
 use gateway_core::clock;
 use tracing::info;
 
-use crate::{abuse::Bans, net};
+use crate::{abuse::BanRegistry, net};
 
 /// The shortest time between two walks over all connections, however often bans are made.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -14,7 +14,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 const SHARE: u32 = 10;
 
 /// Looks at every connection when there is a new ban. Never ends; cancel it by dropping.
-pub(super) async fn watch(bans: Arc<Bans>, shared: Arc<net::Shared>) {
+pub(super) async fn watch(bans: Arc<BanRegistry>, shared: Arc<net::NetShared>) {
     loop {
         bans.changed.notified().await;
         let begun = clock::now();

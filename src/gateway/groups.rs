@@ -5,7 +5,8 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use broker::{Broker, EventKinds, GroupFilter, GroupLog, MemoryKind, Selector};
 use config::Config;
 use consumer_groups::{
-    Filter, GroupError, GroupStatus as Status, Groups, GroupsOptions, Intake, Marker, MessageFilter,
+    ConsumerGroups, GroupError, GroupMessageFilter, GroupStatus as Status, GroupsOptions, Intake, Marker,
+    MessageFilter,
 };
 use disk::{DurableOptions, EmbeddedGroupState, EmbeddedLog, LogOptions};
 use gateway_core::{
@@ -40,7 +41,11 @@ const UPKEEP: Duration = Duration::from_secs(1);
 
 impl OpenedGroups {
     /// Brings the groups back, so that from now on messages are appended for them.
-    pub(super) async fn start(&self, config: &Config, broker: &Broker) -> Result<Arc<Groups>, StartError> {
+    pub(super) async fn start(
+        &self,
+        config: &Config,
+        broker: &Broker,
+    ) -> Result<Arc<ConsumerGroups>, StartError> {
         let options = GroupsOptions {
             max_groups: config.groups.max_groups,
             max_dead_letters: config.groups.max_dead_letters,
@@ -50,7 +55,8 @@ impl OpenedGroups {
             clock: clock::now,
         };
         let marker = Arc::new(Marking(broker.clone()));
-        let loaded = Groups::load(Arc::clone(&self.log) as _, Arc::clone(&self.state) as _, marker, options);
+        let loaded =
+            ConsumerGroups::load(Arc::clone(&self.log) as _, Arc::clone(&self.state) as _, marker, options);
         loaded.await.map_err(|error| match error {
             GroupError::Store(error) => error.into(),
             error => StartError::Store(StoreError::Damaged(error.to_string())),
@@ -82,7 +88,7 @@ impl OpenedGroups {
 struct Marking(Broker);
 
 impl Marker for Marking {
-    fn keep_for(&self, group: GroupId, filter: &Filter) {
+    fn keep_for(&self, group: GroupId, filter: &GroupMessageFilter) {
         self.0.keep_for(group, Arc::new(build(filter)));
     }
 
@@ -95,7 +101,7 @@ impl Marker for Marking {
         self.0.set_skipped(group, intake == Intake::Skips);
     }
 
-    fn matcher(&self, filter: &Filter) -> Arc<MessageFilter> {
+    fn matcher(&self, filter: &GroupMessageFilter) -> Arc<MessageFilter> {
         let filter = build(filter);
         Arc::new(move |message| filter.matches(message))
     }
@@ -110,7 +116,7 @@ impl Marker for Marking {
 }
 
 /// A filter as the broker wants it.
-fn build(filter: &Filter) -> GroupFilter {
+fn build(filter: &GroupMessageFilter) -> GroupFilter {
     let selector = Selector::new(!filter.include_backends)
         .devices(filter.devices.clone(), filter.device_prefixes.clone())
         .exclude(filter.exclude_devices.clone(), filter.exclude_topics.clone());
@@ -140,7 +146,7 @@ const OF_GROUPS: [OfGroup; 8] = [
 
 impl OpenedGroups {
     /// The log, and each group: as many as groups.max_groups allows.
-    pub(super) fn figures(&self, groups: &Groups) -> Vec<Row> {
+    pub(super) fn figures(&self, groups: &ConsumerGroups) -> Vec<Row> {
         let memory = self.log.memory();
         let mut all = vec![
             figures::LOG_BYTES.is(self.log.bytes() as f64),

@@ -7,8 +7,8 @@ use std::{
 };
 
 use broker::Broker;
-use commands::Book;
-use consumer_groups::Groups;
+use commands::CommandRegistry;
+use consumer_groups::ConsumerGroups;
 use disk::{EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions};
 use edge::tls::TlsStore;
 use gateway_core::{
@@ -17,19 +17,19 @@ use gateway_core::{
 };
 use store::{PublisherStore as _, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth};
 use tokio::sync::watch;
-use values::{Condition, History};
+use values::{History, StoreCondition};
 
 use super::{groups, history, shadows};
-use crate::{abuse::Bans, bridges::BridgesStatus};
+use crate::{abuse::BanRegistry, bridges::BridgesStatus};
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {
-    pub(super) durable: Option<Durable>,
+    pub(super) durable: Option<DurableStores>,
     /// The engines of consumer groups, and the groups once they have begun.
     pub(super) engines: Option<groups::OpenedGroups>,
-    pub(super) groups: OnceLock<Arc<Groups>>,
+    pub(super) groups: OnceLock<Arc<ConsumerGroups>>,
     /// Stored commands, once there are any.
-    pub(super) book: OnceLock<Arc<Book>>,
+    pub(super) registry: OnceLock<Arc<CommandRegistry>>,
     pub(super) shadows: Option<shadows::OpenedShadows>,
     /// History of the topics that have one.
     pub(super) history: Option<Arc<History>>,
@@ -37,20 +37,20 @@ pub(super) struct StoreWatch {
     pub(super) latest: Option<Arc<EmbeddedLatest>>,
     pub(super) set_aside: Vec<PathBuf>,
     /// Latest values, if they are kept in a database.
-    pub(super) database: Option<watch::Receiver<Condition>>,
+    pub(super) database: Option<watch::Receiver<StoreCondition>>,
     pub(super) tls: Arc<TlsStore>,
-    pub(super) bans: Arc<Bans>,
+    pub(super) bans: Arc<BanRegistry>,
     pub(super) bridges: BridgesStatus,
 }
 
-pub(super) struct Durable {
+pub(super) struct DurableStores {
     pub(super) sessions: Arc<EmbeddedSessions>,
     pub(super) queues: Arc<EmbeddedQueues>,
     pub(super) retained: Arc<EmbeddedRetained>,
     pub(super) publisher: Arc<EmbeddedPublisher>,
 }
 
-impl Durable {
+impl DurableStores {
     fn health(&self) -> [(&'static str, StoreHealth); 4] {
         [
             ("sessions", self.sessions.health()),
@@ -94,7 +94,7 @@ impl StoreWatch {
 
     /// The health of all stores on this disk that others wait for, by name.
     fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
-        let durable = self.durable.as_ref().map(Durable::health).into_iter().flatten();
+        let durable = self.durable.as_ref().map(DurableStores::health).into_iter().flatten();
         let groups = self.engines.as_ref().map(groups::OpenedGroups::health).into_iter().flatten();
         durable.chain(groups).chain(self.shadows.as_ref().and_then(shadows::OpenedShadows::health))
     }
@@ -112,7 +112,7 @@ impl StoreWatch {
         let Some(shadows) = &self.shadows else { return false };
         match (shadows.health(), &self.database) {
             (Some((_, health)), _) => health != StoreHealth::Damaged,
-            (None, Some(database)) => *database.borrow() == Condition::Up,
+            (None, Some(database)) => *database.borrow() == StoreCondition::Up,
             (None, None) => true,
         }
     }
@@ -160,8 +160,8 @@ impl StoreWatch {
         if let (Some(engines), Some(groups)) = (&self.engines, self.groups.get()) {
             all.extend(engines.figures(groups));
         }
-        if let Some(book) = self.book.get() {
-            all.push(figures::COMMANDS_ACTIVE.is(book.active() as f64));
+        if let Some(registry) = self.registry.get() {
+            all.push(figures::COMMANDS_ACTIVE.is(registry.active() as f64));
         }
         if let Some(stored) = self.shadows.as_ref().and_then(shadows::OpenedShadows::stored_bytes) {
             all.push(figures::SHADOW_STORED_BYTES.is(stored as f64));

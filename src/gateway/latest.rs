@@ -2,13 +2,13 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cassandra::{ScyllaLatest, ScyllaOptions, ScyllaShadows, TtlRule};
+use cassandra::{ScyllaLatest, ScyllaOptions, ScyllaShadows, ScyllaTtlRule};
 use config::Config;
 use disk::{EmbeddedLatest, EmbeddedOptions};
 use edge::tls;
 use store::{DataDir, SpillStore, VersionMark, server_id, version_offset};
 use tracing::info;
-use values::{History, Latest, LatestOptions};
+use values::{History, LatestCache, LatestOptions};
 
 use super::{StartError, history};
 
@@ -17,7 +17,7 @@ const PROBE: Duration = Duration::from_secs(2);
 
 /// Latest values, not yet running.
 pub(super) struct OpenedLatest {
-    pub(super) latest: Arc<Latest>,
+    pub(super) latest: Arc<LatestCache>,
     /// History of the topics that have one.
     pub(super) history: Option<Arc<History>>,
     /// Shadows in the same database.
@@ -40,7 +40,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedLa
     match config.contact_points() {
         none if none.is_empty() => {
             let store = embedded(config, directory)?;
-            let latest = Latest::new(Arc::clone(&store) as _, options);
+            let latest = LatestCache::new(Arc::clone(&store) as _, options);
             Ok(OpenedLatest { latest, history: None, shadows: None, on_disk: Some(store) })
         }
         contact_points => open_database(config, directory, contact_points, options),
@@ -83,7 +83,7 @@ fn open_database(
     let history = history::open(config, &store, &options);
     let shadows = Some(Arc::new(ScyllaShadows::new(&store)));
     Ok(OpenedLatest {
-        latest: Latest::with_spill(Arc::new(store), spill, options),
+        latest: LatestCache::with_spill(Arc::new(store), spill, options),
         history,
         shadows,
         on_disk,
@@ -118,7 +118,7 @@ fn database_options(
         compression: database.compression,
         concurrency: database.concurrency,
         topics_per_device: config.latest.topics_per_device,
-        ttl: ttl.map(|rule| TtlRule { filter: rule.filter.clone(), ttl: rule.ttl.0 }).collect(),
+        ttl: ttl.map(|rule| ScyllaTtlRule { filter: rule.filter.clone(), ttl: rule.ttl.0 }).collect(),
         server_id,
     })
 }

@@ -35,7 +35,7 @@ use telemetry::ReadRows;
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::{Instrument as _, debug, error, info, info_span, warn};
-use values::Latest;
+use values::LatestCache;
 
 use health::StoreWatch;
 
@@ -177,14 +177,14 @@ impl Builder {
 /// A running gateway.
 pub struct Gateway {
     broker: Broker,
-    shared: Arc<net::Shared>,
+    shared: Arc<net::NetShared>,
     /// The shards.
     threads: Vec<std::thread::JoinHandle<()>>,
     pulses: Vec<net::Pulse>,
     config: Arc<Config>,
     addresses: Vec<(String, Address)>,
     reloads: Arc<Reloads>,
-    latest: Option<Arc<Latest>>,
+    latest: Option<Arc<LatestCache>>,
     clock_mark: Option<Arc<ClockMark>>,
     watch: Arc<StoreWatch>,
     /// No new connections; streams end.

@@ -8,7 +8,10 @@ use std::{
 };
 
 use broker::{Broker, BrokerConfig, JudgeWill, Turn};
-use commands::{self, Book, BookOptions, CommandTopics, Commands, CommandsOptions, Desk};
+use commands::{
+    self, CommandRegistry, CommandRegistryOptions, CommandService, CommandTopics, CommandsOptions,
+    ReplyDispatcher,
+};
 use config::{Address, Config, DEV_CERTS_DIR, DeniedPublish, ListenerKind};
 use edge::{
     reload::Reloads,
@@ -20,23 +23,23 @@ use store::{ClockMark, DataDir, MemoryPublisher, PublisherStore, Recorder, Verif
 use telemetry::trace_clients;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::{error, warn};
-use values::Latest;
+use values::LatestCache;
 
 use super::{
     Builder, Gateway, StartError, banned, groups,
     health::{StoreWatch, retained_problem},
     latest,
     revoked::{self, RevokedCertificates},
-    service::{self, Sys},
+    service::{self, SysPublisher},
     shadows, stores,
 };
 use crate::{
-    abuse::{AbuseGuard, Bans},
-    auth::{self, Authenticator, Authority, Chain, Courier},
-    backends::{Backends, JwtKeys},
-    bridges::Bridges,
+    abuse::{AbuseGuard, BanRegistry},
+    auth::{self, Authenticator, Authority, Chain, EventSender},
+    backends::{BackendAuthenticator, JwtKeys},
+    bridges::PlannedBridges,
     grpc, http,
-    net::{self, BoundListener, Shared, probe_silent_peers},
+    net::{self, BoundListener, NetShared, probe_silent_peers},
 };
 
 /// Interval at which files that can be read again are looked at.
@@ -96,7 +99,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             authority
         }
     };
-    let backends = Arc::new(Backends::open(&config.backends)?);
+    let backends = Arc::new(BackendAuthenticator::open(&config.backends)?);
     reloads.add(Arc::clone(&backends) as _);
     if config.backends.jwt.key_file.is_some() {
         reloads.add(Arc::new(JwtKeys(Arc::clone(&backends))));
@@ -108,12 +111,12 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
             (Arc::clone(&chain) as Arc<dyn Authenticator>, Some(chain))
         }
     };
-    let courier = Courier::new(&config.auth.grpc)?;
+    let courier = EventSender::new(&config.auth.grpc)?;
     if let Some(courier) = &courier {
         reloads.add(courier.reloads());
     }
 
-    let bridges = Bridges::open(&config)?;
+    let bridges = PlannedBridges::open(&config)?;
 
     // A bridge without a store has its mark there.
     let directory = match config.latest.enabled || config.store.enabled || !config.bridges.is_empty() {
@@ -125,7 +128,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     };
     let mark = directory.as_deref().map(server_id).transpose()?.unwrap_or_default();
     // Before anybody is let in.
-    let bans = Arc::new(Bans::open(&config.bans, directory.clone())?);
+    let bans = Arc::new(BanRegistry::open(&config.bans, directory.clone())?);
     reloads.add(Arc::clone(&bans) as _);
     // Before the first deadline is made or read.
     let clock_mark = directory.as_ref().map(|directory| Arc::new(ClockMark::resume(directory)));
@@ -163,7 +166,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         durable,
         engines: engines.clone(),
         groups: OnceLock::new(),
-        book: OnceLock::new(),
+        registry: OnceLock::new(),
         shadows: shadows.clone().ok(),
         history: history.clone(),
         latest: on_disk,
@@ -185,7 +188,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         false => None,
     };
 
-    let desk = config.commands.enabled.then(|| Desk::new(command_options(&config)));
+    let dispatcher = config.commands.enabled.then(|| ReplyDispatcher::new(command_options(&config)));
     let broker = Broker::new(BrokerConfig {
         limits: Arc::new(config.limits.clone()),
         non_broker: config.non_broker,
@@ -195,7 +198,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         history: history.clone().map(|history| history as Arc<dyn Recorder>),
         stores: stores.as_ref().map(|opened| opened.stores.clone()),
         log: engines.as_ref().map(groups::OpenedGroups::for_broker),
-        reserved: desk
+        reserved: dispatcher
             .iter()
             .map(commands::reserved)
             .chain(shadows.iter().map(shadows::OpenedShadows::reserved))
@@ -206,13 +209,13 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     });
     // Before anything can happen.
     let courier = courier.map(|courier| (courier, broker.events()));
-    let sys = config.sys.enabled.then(|| Sys::start(broker.clone()));
+    let sys = config.sys.enabled.then(|| SysPublisher::start(broker.clone()));
     let guard = AbuseGuard::new(&config.bans, Arc::clone(&bans));
     if let Some(chain) = chain {
         chain.charge_to(broker.account());
     }
     let pattern = config.response_pattern();
-    let shared = Shared::new(broker.clone(), auth, authority.clone(), guard, pattern, mark.clone());
+    let shared = NetShared::new(broker.clone(), auth, authority.clone(), guard, pattern, mark.clone());
     if let Some(stores) = stores {
         stores.restore(&broker, &shared)?;
     }
@@ -235,12 +238,12 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let mut tasks = JoinSet::new();
     let pulses = shards.iter().map(net::ShardHandle::pulse).collect();
     tasks.spawn(net::tick_shards(shards.clone()));
-    let commands = match desk {
-        Some(desk) => {
+    let commands = match dispatcher {
+        Some(dispatcher) => {
             let store = records.clone().unwrap_or_else(|| Arc::new(MemoryPublisher));
-            let book = Book::open(book_options(&config), store, broker.account())?;
-            let _ = watch.book.set(Arc::clone(&book));
-            let commands = Commands::new(broker.clone(), desk, book);
+            let registry = CommandRegistry::open(book_options(&config), store, broker.account())?;
+            let _ = watch.registry.set(Arc::clone(&registry));
+            let commands = CommandService::new(broker.clone(), dispatcher, registry);
             tasks.spawn(Arc::clone(&commands).run(drain.clone()));
             Ok(commands)
         }
@@ -273,7 +276,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         stores: stores_answer(&watch),
         operated: Arc::new(operated(&config, &tls, &broker, latest.as_ref(), &watch)),
     };
-    let api = grpc::Api::open(broker.clone(), grpc_config(&config), hooks, drain.clone()).await?;
+    let api = grpc::GrpcApi::open(broker.clone(), grpc_config(&config), hooks, drain.clone()).await?;
     let json = config.http.api.then(|| json(&config, &api, &broker));
     let page = config.http.page.then(|| api.local());
     let grpc_task = Some(tokio::spawn(service::run_grpc(grpc_socket, grpc_tls, api)));
@@ -302,14 +305,14 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         tasks.spawn(sys.run(config.sys.interval.0));
     }
     if let Some(revoked) = revoked {
-        shared.add_judge(Arc::new(revoked));
+        shared.add_connection_check(Arc::new(revoked));
         tasks.spawn(revoked::watch(tls.revocations_changed(), Arc::clone(&shared)));
     }
     if let Some(authority) = authority.filter(|_| config.authorization.rules.is_some()) {
-        shared.add_judge(Arc::clone(&authority) as _);
+        shared.add_connection_check(Arc::clone(&authority) as _);
         tasks.spawn(super::unnamed::watch(authority, Arc::clone(&shared)));
     }
-    shared.add_judge(Arc::clone(&bans) as _);
+    shared.add_connection_check(Arc::clone(&bans) as _);
     tasks.spawn(banned::watch(bans, Arc::clone(&shared)));
     tasks.spawn(tls.watch_dates(CERTIFICATE_AGE_LOOK));
     tasks.spawn(Arc::clone(&reloads).watch(RELOAD_LOOK));
@@ -463,13 +466,13 @@ fn take_or_bind(
     Ok(socket)
 }
 
-fn json(config: &Config, api: &grpc::Api, broker: &Broker) -> http::Json {
+fn json(config: &Config, api: &grpc::GrpcApi, broker: &Broker) -> http::JsonApi {
     let options = http::JsonOptions {
         max_body: config.http.max_body.0,
         body_timeout: config.http.body_timeout.0,
         cors_origins: config.http.cors_origins.clone(),
     };
-    http::Json::new(api.local(), Arc::clone(broker.account()), options)
+    http::JsonApi::new(api.local(), Arc::clone(broker.account()), options)
 }
 
 /// Returns the health of the stores on which services depend.
@@ -486,7 +489,7 @@ fn operated(
     config: &Arc<Config>,
     tls: &Arc<TlsStore>,
     broker: &Broker,
-    latest: Option<&Arc<Latest>>,
+    latest: Option<&Arc<LatestCache>>,
     watch: &Arc<StoreWatch>,
 ) -> grpc::Operated {
     let (broker, latest, watched, watch) =
@@ -516,9 +519,9 @@ fn command_options(config: &Config) -> CommandsOptions {
     }
 }
 
-fn book_options(config: &Config) -> BookOptions {
+fn book_options(config: &Config) -> CommandRegistryOptions {
     let commands = &config.commands;
-    BookOptions {
+    CommandRegistryOptions {
         max_outstanding: commands.max_outstanding,
         max_outstanding_per_device: commands.max_outstanding_per_device,
         max_active: commands.max_active,

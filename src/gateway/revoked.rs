@@ -9,7 +9,7 @@ use tracing::info;
 
 use super::parts::tls_use;
 use crate::{
-    auth::{Connected, Judge},
+    auth::{Connected, ConnectionCheck},
     net,
 };
 
@@ -25,7 +25,7 @@ impl RevokedCertificates {
     }
 }
 
-impl Judge for RevokedCertificates {
+impl ConnectionCheck for RevokedCertificates {
     fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason> {
         let certificate = connected.identity()?.certificate.as_ref()?;
         let revocations = self.0.get(connected.info.listener.as_str())?;
@@ -34,7 +34,7 @@ impl Judge for RevokedCertificates {
 }
 
 /// Looks at every connection when a list has changed. Never ends; cancel it by dropping.
-pub(super) async fn watch(mut changed: watch::Receiver<()>, shared: Arc<net::Shared>) {
+pub(super) async fn watch(mut changed: watch::Receiver<()>, shared: Arc<net::NetShared>) {
     while changed.changed().await.is_ok() {
         let evicted = shared.evict().await;
         info!(evicted, "revocation lists have changed, devices with a revoked certificate were disconnected");

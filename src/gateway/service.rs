@@ -17,20 +17,20 @@ use store::ClockMark;
 use telemetry::{ProcessStats, render, rows};
 use tokio::sync::watch;
 use tracing::{error, info, warn};
-use values::Latest;
+use values::LatestCache;
 
 use super::{
     health::StoreWatch,
     sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
-    abuse::Bans,
-    backends::{Backends, MetricsDenied},
+    abuse::BanRegistry,
+    backends::{BackendAuthenticator, MetricsDenied},
     grpc,
-    http::{self, Denied, HttpLimits, Pages, Site},
+    http::{self, HttpLimits, MonitoringPages, PageDenied, Site},
 };
 
-pub(super) async fn run_grpc(socket: std::net::TcpListener, tls: Option<grpc::GrpcTls>, api: grpc::Api) {
+pub(super) async fn run_grpc(socket: std::net::TcpListener, tls: Option<grpc::GrpcTls>, api: grpc::GrpcApi) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
     if let Err(error) = api.serve(socket, tls).await {
         error!(%error, "gRPC ended");
@@ -42,12 +42,12 @@ pub(super) async fn run_http(
     socket: std::net::TcpListener,
     tls: Option<TlsHandle>,
     broker: Broker,
-    latest: Option<Arc<Latest>>,
+    latest: Option<Arc<LatestCache>>,
     watch: Arc<StoreWatch>,
     config: Arc<Config>,
-    backends: Arc<Backends>,
-    json: Option<http::Json>,
-    page: Option<grpc::Local>,
+    backends: Arc<BackendAuthenticator>,
+    json: Option<http::JsonApi>,
+    page: Option<grpc::LocalChannel>,
     drain: watch::Receiver<bool>,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -56,11 +56,11 @@ pub(super) async fn run_http(
     let account = Arc::clone(broker.account());
     let body_timeout = config.http.body_timeout.0;
     let page = page.map(|local| http::page::router(local, &account, asks, body_timeout, drain.clone()));
-    let pages = Pages {
+    let pages = MonitoringPages {
         authorize: Arc::new(move |authorization, peer| {
             backends.may_read_metrics(authorization, peer).map_err(|denied| match denied {
-                MetricsDenied::Unknown => Denied::Unknown,
-                MetricsDenied::Scope => Denied::Forbidden,
+                MetricsDenied::Unknown => PageDenied::Unknown,
+                MetricsDenied::Scope => PageDenied::Forbidden,
             })
         }),
         render: {
@@ -89,7 +89,7 @@ pub(super) async fn run_http(
         header_timeout: config.http.header_timeout.0,
         write_timeout: config.http.write_timeout.0,
     };
-    let json = json.iter().map(http::Json::router);
+    let json = json.iter().map(http::JsonApi::router);
     let site = Site { pages, more: json.chain(page).collect() };
     http::serve(socket, tls, site, limits, account, async move {
         let _ = stop.wait_for(|stop| *stop).await;
@@ -118,7 +118,7 @@ pub(super) async fn keep_clock(mark: &Arc<ClockMark>) {
 }
 
 /// Timers of the broker, once a second, and a look at the wall clock.
-pub(super) async fn run_ticks(broker: Broker, bans: Arc<Bans>, mark: Option<Arc<ClockMark>>) {
+pub(super) async fn run_ticks(broker: Broker, bans: Arc<BanRegistry>, mark: Option<Arc<ClockMark>>) {
     let mut kept = None;
     let mut ticks = 0u32;
     let mut second = tokio::time::interval(Duration::from_secs(1));
@@ -154,12 +154,12 @@ pub(super) async fn run_ticks(broker: Broker, bans: Arc<Bans>, mark: Option<Arc<
 
 /// Publishes `$SYS`, retained so that a subscriber is answered at once. The time and the version are only kept, so that
 /// a subscriber is answered once; the time is that of the last interval.
-pub(super) struct Sys {
+pub(super) struct SysPublisher {
     broker: Broker,
     stats: SysStats,
 }
 
-impl Sys {
+impl SysPublisher {
     /// Publishes for the first time: before anybody can subscribe, as a value that is only kept is never sent later.
     pub(super) fn start(broker: Broker) -> Self {
         let mut sys = Self { broker, stats: SysStats::new(since_epoch()) };
@@ -198,7 +198,7 @@ impl Sys {
 }
 
 /// Returns the figures that `/metrics` and OTLP show.
-pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWatch) -> Vec<Row> {
+pub(super) fn metrics(broker: &Broker, latest: Option<&LatestCache>, watch: &StoreWatch) -> Vec<Row> {
     let mut read = figures(broker, latest);
     read.extend(watch.figures());
     let mut rows = rows(&totals(), read, &ProcessStats::read());
@@ -209,7 +209,7 @@ pub(super) fn metrics(broker: &Broker, latest: Option<&Latest>, watch: &StoreWat
     rows
 }
 
-fn figures(broker: &Broker, latest: Option<&Latest>) -> Vec<Row> {
+fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<Row> {
     let (now, queues) = (broker.gauges(), broker.queues());
     let account = broker.account();
     let mut all = vec![

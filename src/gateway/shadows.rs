@@ -5,7 +5,7 @@ use std::{path::PathBuf, sync::Arc, time::Duration};
 use broker::Reserved;
 use cassandra::ScyllaShadows;
 use config::Config;
-use device_shadows::{DeviceShadows, ShadowOptions, Shadows};
+use device_shadows::{DeviceShadows, ShadowOptions, ShadowService};
 use disk::{DurableOptions, EmbeddedShadows};
 use store::{DataDir, ShadowStore, StoreHealth};
 
@@ -14,7 +14,7 @@ use super::StartError;
 /// The shadows, and the store of those that are on this disk.
 #[derive(Clone)]
 pub(super) struct OpenedShadows {
-    pub(super) shadows: Arc<Shadows>,
+    pub(super) shadows: Arc<ShadowService>,
     on_disk: Option<Arc<EmbeddedShadows>>,
 }
 
@@ -25,14 +25,14 @@ pub(super) fn open(
     database: Option<Arc<ScyllaShadows>>,
 ) -> Result<OpenedShadows, StartError> {
     if let Some(store) = database {
-        return Ok(OpenedShadows { shadows: Shadows::new(store, options_of(config)), on_disk: None });
+        return Ok(OpenedShadows { shadows: ShadowService::new(store, options_of(config)), on_disk: None });
     }
     // Waiting shadows are on the memory account before they come here.
     let options = DurableOptions { map_size: 64 << 20, ..DurableOptions::default() };
     let on_disk =
         Arc::new(EmbeddedShadows::open(directory, &options, config.shadow.max_total_bytes.0 as u64)?);
     let store: Arc<dyn ShadowStore> = Arc::clone(&on_disk) as _;
-    Ok(OpenedShadows { shadows: Shadows::new(store, options_of(config)), on_disk: Some(on_disk) })
+    Ok(OpenedShadows { shadows: ShadowService::new(store, options_of(config)), on_disk: Some(on_disk) })
 }
 
 /// Longest time that a request may wait for earlier ones.
@@ -42,7 +42,7 @@ fn options_of(config: &Config) -> ShadowOptions {
     let shadow = &config.shadow;
     ShadowOptions {
         topics: ::shadow::ShadowTopics::new(&shadow.topic_prefix).expect("the configuration was validated"),
-        limits: ::shadow::Limits { bytes: shadow.max_bytes.0, depth: shadow.max_depth },
+        limits: ::shadow::DocumentLimits { bytes: shadow.max_bytes.0, depth: shadow.max_depth },
         max_names: shadow.max_named,
         max_requests: shadow.max_requests,
         max_wait: MAX_WAIT,

@@ -13,8 +13,8 @@ use store::DataDir;
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
-use super::{StartError, health::Durable};
-use crate::net::{self, Shared};
+use super::{StartError, health::DurableStores};
+use crate::net::{self, NetShared};
 
 /// The stores, not yet read.
 pub(super) struct OpenedStores {
@@ -67,8 +67,8 @@ pub(super) fn rules(config: &Config) -> DurabilityRules {
 
 impl OpenedStores {
     /// The stores as those who look after them need them.
-    pub(super) fn watched(&self) -> Durable {
-        Durable {
+    pub(super) fn watched(&self) -> DurableStores {
+        DurableStores {
             sessions: Arc::clone(&self.sessions),
             queues: Arc::clone(&self.queues),
             retained: Arc::clone(&self.retained),
@@ -89,7 +89,7 @@ impl OpenedStores {
 
     /// Brings back what earlier processes left. Blocks on the disk.
     #[expect(clippy::disallowed_methods, reason = "the time it took is logged")]
-    pub(super) fn restore(self, broker: &Broker, shared: &Arc<Shared>) -> Result<(), StartError> {
+    pub(super) fn restore(self, broker: &Broker, shared: &Arc<NetShared>) -> Result<(), StartError> {
         let begin = Instant::now();
         let moved = self.queues.regroup()?;
         let Restored {

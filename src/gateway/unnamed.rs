@@ -7,7 +7,7 @@ use tracing::info;
 use crate::{auth::Authority, net};
 
 /// Looks at every connection when the rules were replaced. Never ends; cancel it by dropping.
-pub(super) async fn watch(authority: Arc<Authority>, shared: Arc<net::Shared>) {
+pub(super) async fn watch(authority: Arc<Authority>, shared: Arc<net::NetShared>) {
     loop {
         authority.replaced().await;
         let evicted = shared.evict().await;

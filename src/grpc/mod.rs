@@ -21,9 +21,9 @@ mod stream;
 use std::{pin::pin, sync::Arc, time::Duration};
 
 use broker::{Account, Broker};
-use commands::Commands;
-use consumer_groups::Groups;
-use device_shadows::Shadows;
+use commands::CommandService;
+use consumer_groups::ConsumerGroups;
+use device_shadows::ShadowService;
 use edge::reload::Reloads;
 use gateway_core::{clock::now, metrics::count};
 use store::{PublisherStore, StoreError};
@@ -42,7 +42,7 @@ use tonic_health::{
 use tower_layer::Layer as _;
 use values::History;
 
-use crate::{abuse::Bans, auth::Authority};
+use crate::{abuse::BanRegistry, auth::Authority};
 
 use self::{
     proto::{
@@ -61,7 +61,7 @@ use self::{
         devices::DevicesService,
         events::EventsService,
         groups::GroupsService,
-        health::{Answers, Health, Needs},
+        health::{Needs, ServiceHealth, StoreProbe},
         operations::OperationsService,
         precedent::PrecedentService,
         publisher::{
@@ -74,17 +74,17 @@ use self::{
         state::StateService,
         subscriber::SubscriberService,
     },
-    stream::Streams,
+    stream::OpenStreams,
 };
 
-use crate::backends::Backends;
+use crate::backends::BackendAuthenticator;
 
 pub use self::messages::convert::fuzz_convert;
 pub(crate) use self::{
     server::{
         accept::GrpcTls,
-        callers::{CallerKey, NoPlace, Places},
-        local::Local,
+        callers::{CallerKey, CallerPlaces, NoPlace},
+        local::LocalChannel,
     },
     services::{operations::Operated, state::LatestValues},
 };
@@ -155,13 +155,13 @@ pub(crate) struct GrpcConfig {
 
 impl GrpcConfig {
     /// Calls at once.
-    fn calls(&self) -> Places {
-        Places { most: self.max_calls as usize, per_caller: self.max_calls_per_caller }
+    fn calls(&self) -> CallerPlaces {
+        CallerPlaces { most: self.max_calls as usize, per_caller: self.max_calls_per_caller }
     }
 
     /// Streams at once.
-    fn streams(&self) -> Places {
-        Places { most: self.max_streams, per_caller: self.max_streams_per_caller }
+    fn streams(&self) -> CallerPlaces {
+        CallerPlaces { most: self.max_streams, per_caller: self.max_streams_per_caller }
     }
 }
 
@@ -201,21 +201,21 @@ pub(crate) struct Hooks {
     /// History of the topics that have one; `None` if it is switched off.
     pub history: Option<Arc<History>>,
     /// Callers and their rights.
-    pub backends: Arc<Backends>,
+    pub backends: Arc<BackendAuthenticator>,
     /// Files that can be read again.
     pub reloads: Arc<Reloads>,
     /// Rules for devices; `None` if everything is allowed.
     pub authority: Option<Arc<Authority>>,
     /// Bans on devices and addresses.
-    pub bans: Arc<Bans>,
+    pub bans: Arc<BanRegistry>,
     /// The Publisher's memory on disk; `None` without a data directory.
     pub store: Option<Arc<dyn PublisherStore>>,
     /// Consumer groups, or the key of the configuration that switches them off.
-    pub groups: Result<Arc<Groups>, &'static str>,
+    pub groups: Result<Arc<ConsumerGroups>, &'static str>,
     /// Commands, likewise.
-    pub commands: Result<Arc<Commands>, &'static str>,
+    pub commands: Result<Arc<CommandService>, &'static str>,
     /// Device shadows, or the key of the configuration that switches them off.
-    pub shadows: Result<Arc<Shadows>, &'static str>,
+    pub shadows: Result<Arc<ShadowService>, &'static str>,
     /// Probes of the stores of groups and shadows.
     pub stores: StoresAnswer,
     /// State of the process that operators may see.
@@ -226,9 +226,9 @@ pub(crate) struct Hooks {
 #[derive(Clone)]
 pub(crate) struct StoresAnswer {
     /// Of consumer groups.
-    pub groups: Answers,
+    pub groups: StoreProbe,
     /// Of device shadows.
-    pub shadows: Answers,
+    pub shadows: StoreProbe,
 }
 
 /// Why the gRPC server stopped.
@@ -251,7 +251,7 @@ struct Context {
     broker: Broker,
     config: GrpcConfig,
     hooks: Hooks,
-    streams: Arc<Streams>,
+    streams: Arc<OpenStreams>,
     keys: Arc<RequestKeys>,
     schedule: Arc<Schedule>,
     /// Permit to walk over all sessions: one task at a time has it.
@@ -260,18 +260,18 @@ struct Context {
 }
 
 /// The services and what stands around every call, for connections and for clients inside the process.
-pub(crate) struct Api {
+pub(crate) struct GrpcApi {
     config: GrpcConfig,
     account: Arc<Account>,
     limit: CallLimit,
     access: Access,
     routes: Routes,
-    health: Health,
-    streams: Arc<Streams>,
+    health: ServiceHealth,
+    streams: Arc<OpenStreams>,
     shutdown: watch::Receiver<bool>,
 }
 
-impl Api {
+impl GrpcApi {
     /// Reads what the Publisher remembers, and publishes from then on what is due. Calls are served until `shutdown` holds
     /// true, or its sender is gone.
     pub(crate) async fn open(
@@ -282,7 +282,7 @@ impl Api {
     ) -> Result<Self, GrpcError> {
         let keys = open_keys(&config, &hooks, &broker, &shutdown).await?;
         let schedule = open_schedule(&config, &hooks, &broker, &shutdown).await?;
-        let streams = Arc::new(Streams::new(config.streams(), Arc::clone(broker.account())));
+        let streams = Arc::new(OpenStreams::new(config.streams(), Arc::clone(broker.account())));
         let walk = Arc::new(Semaphore::new(1));
         let context =
             Context { broker, keys, schedule, walk, config, hooks, streams, shutdown: shutdown.clone() };
@@ -297,7 +297,7 @@ impl Api {
             account,
             access: Access::new(Arc::clone(&hooks.backends), config.calls()),
             routes,
-            health: Health::new(reporter, needs(&hooks)),
+            health: ServiceHealth::new(reporter, needs(&hooks)),
             streams,
             shutdown,
             config,
@@ -305,8 +305,8 @@ impl Api {
     }
 
     /// The services for clients inside the process.
-    pub(crate) fn local(&self) -> Local {
-        Local::new(self.limit.layer(self.access.layer(self.routes.clone())))
+    pub(crate) fn local(&self) -> LocalChannel {
+        LocalChannel::new(self.limit.layer(self.access.layer(self.routes.clone())))
     }
 
     /// Serves connections until `shutdown`: then health says NOT_SERVING, streams end with UNAVAILABLE, and calls under way
@@ -318,7 +318,7 @@ impl Api {
         let (ready, incoming) = mpsc::channel(ACCEPT_QUEUE);
         let door = server::accept::door(&config);
         // However this ends, no connection outlives it.
-        let _closing = Closing(Arc::clone(&door));
+        let _closing = CloseOnDrop(Arc::clone(&door));
         let windows = windows(&config, &account);
         tokio::spawn(server::accept::accept(listener, tls, config, account, door, ready));
         let router = server(&config, windows).layer(limit).layer(access).add_routes(routes);
@@ -352,7 +352,7 @@ impl Api {
 
 /// Returns the conditions under which services can answer.
 fn needs(hooks: &Hooks) -> Needs {
-    let if_on = |is_on: bool, answers: &Answers| is_on.then(|| Arc::clone(answers));
+    let if_on = |is_on: bool, answers: &StoreProbe| is_on.then(|| Arc::clone(answers));
     Needs {
         latest: hooks.latest.as_ref().map(|latest| latest.condition()),
         groups: if_on(hooks.groups.is_ok(), &hooks.stores.groups),
@@ -401,9 +401,9 @@ async fn open_schedule(
 }
 
 /// Ends every connection on drop.
-struct Closing(Arc<edge::door::Door>);
+struct CloseOnDrop(Arc<edge::door::Door>);
 
-impl Drop for Closing {
+impl Drop for CloseOnDrop {
     fn drop(&mut self) {
         self.0.close();
     }

@@ -3,7 +3,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use ::commands::{CancelError, CommandState, NoReply, SendStage, StartError};
+use ::commands::{CancelError, CommandStartError, CommandState, NoReply, SendStage};
 use access::backends::Role;
 use consumer_groups::{GroupError, MemberEnd};
 use gateway_core::{DropReason, ReceiptState, metrics::count};
@@ -33,7 +33,7 @@ pub(super) enum Error {
     BanNotFound,
     #[error("this ban is in the file that bans.file names, remove it there")]
     BanInFile,
-    #[error("there are as many bans as bans.max allows")]
+    #[error("there are as many bans.max allows")]
     TooManyBans,
     #[error("device is offline")]
     DeviceOffline,
@@ -101,7 +101,7 @@ pub(super) enum Error {
     GroupOfBridge,
     #[error("there is a group of this name with another configuration")]
     GroupExists,
-    #[error("there are as many groups as groups.max_groups allows")]
+    #[error("there are as many groups.max_groups allows")]
     TooManyGroups,
     #[error("the group has changed since this etag")]
     EtagMismatch,
@@ -435,14 +435,14 @@ impl From<GroupError> for Error {
     }
 }
 
-impl From<StartError> for Error {
-    fn from(error: StartError) -> Self {
+impl From<CommandStartError> for Error {
+    fn from(error: CommandStartError) -> Self {
         match error {
-            StartError::Exists => Self::CommandExists,
-            StartError::TooMany(key) => Self::TooManyCommands(key),
-            StartError::Memory => Self::MemoryBudget,
-            StartError::Store => Self::StoreRefused,
-            StartError::Random => Self::Internal,
+            CommandStartError::Exists => Self::CommandExists,
+            CommandStartError::TooMany(key) => Self::TooManyCommands(key),
+            CommandStartError::Memory => Self::MemoryBudget,
+            CommandStartError::Store => Self::StoreRefused,
+            CommandStartError::Random => Self::Internal,
         }
     }
 }

@@ -3,8 +3,8 @@
 //!
 //! Messages are encoded once, under the buffer's lock, straight into the batch that goes out. Invariants: a
 //! stream never blocks or slows a publisher; its buffer never exceeds its cap in bytes and is charged, with what
-//! the stream was asked for, to the process-wide memory budget; every message it loses is counted and, in the stream, a `Gap` stands where it
-//! would have been.
+//! the stream was asked for, to the process-wide memory budget; every message it loses is counted and, in the stream, a `Gap`
+//! stands where it would have been.
 
 mod buffer;
 mod open;
@@ -28,7 +28,7 @@ use tonic::Status;
 
 use super::{messages::encode, now, status::Error};
 
-pub(super) use open::{Backlog, OpenStream, StreamSlot, Streams, size_of_filters, size_of_names};
+pub(super) use open::{OpenStream, OpenStreams, StreamBacklog, StreamSlot, size_of_filters, size_of_names};
 pub(super) use queue::{ResponseQueue, ResponseSender, StreamEnd, responses};
 pub(super) use target::{SlowPolicy, StreamOptions, StreamTake, StreamTarget};
 
@@ -148,7 +148,7 @@ impl Gathering {
 
 /// Timers of a [`Subscription`].
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Pace {
+pub(super) struct StreamTimers {
     pub(super) linger: Linger,
     /// Interval of heartbeats.
     pub(super) heartbeat: Option<Duration>,
@@ -161,14 +161,19 @@ impl Subscription {
         slot: StreamSlot,
         target: Arc<StreamTarget>,
         filters: &[String],
-        pace: Pace,
+        pace: StreamTimers,
     ) -> Self {
         slot.feeds(&target, filters);
         let handle = broker.attach_stream(target.clone(), filters);
         Self::new(target, Some(handle), slot, pace)
     }
 
-    fn new(target: Arc<StreamTarget>, handle: Option<StreamHandle>, slot: StreamSlot, pace: Pace) -> Self {
+    fn new(
+        target: Arc<StreamTarget>,
+        handle: Option<StreamHandle>,
+        slot: StreamSlot,
+        pace: StreamTimers,
+    ) -> Self {
         let timer = |span: Duration| (span, Box::pin(sleep_until(Instant::now() + span)));
         Self {
             target,

@@ -14,7 +14,7 @@ use tonic_health::pb::{
     HealthCheckRequest, health_check_response::ServingStatus as Answer, health_client::HealthClient,
 };
 use tonic_types::StatusExt as _;
-use values::Condition;
+use values::StoreCondition;
 
 use super::{services::health::SERVICES, *};
 
@@ -28,14 +28,14 @@ struct Running {
 }
 
 /// All that services need is there.
-fn met(latest: Option<watch::Receiver<Condition>>) -> Needs {
-    let there: Answers = Arc::new(|| true);
+fn met(latest: Option<watch::Receiver<StoreCondition>>) -> Needs {
+    let there: StoreProbe = Arc::new(|| true);
     Needs { latest: Some(latest), groups: Some(Arc::clone(&there)), shadows: Some(there), commands: Some(()) }
 }
 
 /// One stream at once.
-fn streams(account: &Arc<Account>) -> Arc<Streams> {
-    Arc::new(Streams::new(Places { most: 1, per_caller: 1 }, Arc::clone(account)))
+fn streams(account: &Arc<Account>) -> Arc<OpenStreams> {
+    Arc::new(OpenStreams::new(CallerPlaces { most: 1, per_caller: 1 }, Arc::clone(account)))
 }
 
 async fn start(tls: Option<server::accept::SharedTls>, config: GrpcConfig) -> Running {
@@ -45,7 +45,7 @@ async fn start(tls: Option<server::accept::SharedTls>, config: GrpcConfig) -> Ru
 async fn start_with(
     tls: Option<server::accept::SharedTls>,
     config: GrpcConfig,
-    latest: Option<watch::Receiver<Condition>>,
+    latest: Option<watch::Receiver<StoreCondition>>,
 ) -> Running {
     start_for(&Default::default(), tls, config, latest).await
 }
@@ -54,14 +54,14 @@ async fn start_for(
     backends: &config::Backends,
     tls: Option<server::accept::SharedTls>,
     config: GrpcConfig,
-    latest: Option<watch::Receiver<Condition>>,
+    latest: Option<watch::Receiver<StoreCondition>>,
 ) -> Running {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let port = listener.local_addr().unwrap().port();
     let (stop, shutdown) = watch::channel(false);
     let health = HealthReporter::new();
     let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
-    let health = Health::new(health, met(latest));
+    let health = ServiceHealth::new(health, met(latest));
     let account = Arc::new(Account::new(64 << 20));
     let streams = streams(&account);
     let bounds = RequestBounds {
@@ -71,9 +71,9 @@ async fn start_for(
     };
     let limit = call_limit(&config, &account, bounds);
     let tls = tls.map(|settings| GrpcTls { settings, revocations: None });
-    let access = Access::new(Arc::new(Backends::open(backends).unwrap()), config.calls());
+    let access = Access::new(Arc::new(BackendAuthenticator::open(backends).unwrap()), config.calls());
     let known = Arc::clone(&account);
-    let api = Api { config, account, limit, access, routes, health, streams, shutdown };
+    let api = GrpcApi { config, account, limit, access, routes, health, streams, shutdown };
     let server = tokio::spawn(api.serve(listener, tls));
     Running { port, account: known, stop, server }
 }
@@ -341,14 +341,14 @@ fn reflection_knows_every_service_and_every_item_has_a_comment() {
 
 #[tokio::test]
 async fn state_is_healthy_only_with_its_store_and_the_server_always() {
-    let (condition, latest) = watch::channel(Condition::Unknown);
+    let (condition, latest) = watch::channel(StoreCondition::Unknown);
     let running = start_with(None, GrpcConfig::default(), Some(latest)).await;
     let endpoint = Endpoint::try_from(format!("http://127.0.0.1:{}", running.port)).unwrap();
     let channel = endpoint.connect().await.unwrap();
-    let down = Condition::Down { reason: "away".into(), since: tokio::time::Instant::now() };
+    let down = StoreCondition::Down { reason: "away".into(), since: tokio::time::Instant::now() };
     for (now, answer) in [
-        (Condition::Unknown, Answer::NotServing),
-        (Condition::Up, Answer::Serving),
+        (StoreCondition::Unknown, Answer::NotServing),
+        (StoreCondition::Up, Answer::Serving),
         (down, Answer::NotServing),
     ] {
         condition.send_replace(now);
@@ -371,14 +371,17 @@ async fn a_call_inside_the_process_is_let_in_by_the_same_layers() {
     let routes = Routes::new(HealthServer::new(HealthService::from_health_reporter(health.clone())));
     let account = Arc::new(Account::new(64 << 20));
     let bounds = RequestBounds { message: 1 << 20, body: usize::MAX, timeout: Duration::from_secs(30) };
-    let api = Api {
+    let api = GrpcApi {
         config: GrpcConfig::default(),
         limit: CallLimit::new(1, 1, Arc::clone(&account), bounds),
         streams: streams(&account),
         account,
-        access: Access::new(Arc::new(Backends::open(&config).unwrap()), GrpcConfig::default().calls()),
+        access: Access::new(
+            Arc::new(BackendAuthenticator::open(&config).unwrap()),
+            GrpcConfig::default().calls(),
+        ),
         routes,
-        health: Health::new(health, met(None)),
+        health: ServiceHealth::new(health, met(None)),
         shutdown: watch::channel(false).1,
     };
     let local = api.local().on_behalf_of(([127, 0, 0, 1], 1).into());

@@ -10,7 +10,7 @@ use std::{
 };
 
 use broker::{Account, Charge, MemoryKind};
-use edge::door::Guest;
+use edge::door::PendingConnection;
 use gateway_core::metrics::count;
 use hyper::http::Extensions;
 use parking_lot::Mutex;
@@ -81,7 +81,7 @@ pub(super) enum NoSeat {
 
 /// The client of a connection; among the extensions of its requests.
 pub(super) struct HttpClient {
-    guest: Guest,
+    pending: PendingConnection,
     peer: SocketAddr,
     cost: usize,
     account: Arc<Account>,
@@ -100,18 +100,23 @@ struct ClientHolding {
 
 impl HttpClient {
     /// A stranger at `peer`, who holds `charge` of the memory account.
-    pub(super) fn new(guest: Guest, peer: SocketAddr, account: Arc<Account>, charge: StrangerCharge) -> Self {
+    pub(super) fn new(
+        pending: PendingConnection,
+        peer: SocketAddr,
+        account: Arc<Account>,
+        charge: StrangerCharge,
+    ) -> Self {
         let cost = charge.cost;
         let held = Mutex::new(ClientHolding { charge: Some(charge), known: None, seat: None });
-        Self { guest, peer, cost, account, leave: Arc::default(), held }
+        Self { pending, peer, cost, account, leave: Arc::default(), held }
     }
 
     pub(super) fn peer(&self) -> SocketAddr {
         self.peer
     }
 
-    pub(super) fn guest(&self) -> &Guest {
-        &self.guest
+    pub(super) fn pending(&self) -> &PendingConnection {
+        &self.pending
     }
 
     /// Takes a seat for the next request, in place of the one for the request before; false if there is none.
@@ -165,7 +170,7 @@ impl HttpClient {
         }
         held.charge = None;
         drop(held);
-        self.guest.heard();
+        self.pending.heard();
         Ok(())
     }
 

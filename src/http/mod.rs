@@ -24,14 +24,14 @@ mod write_timeout;
 
 use axum::Router;
 
-pub(crate) use json::{Json, JsonOptions};
-pub(crate) use pages::{Denied, Pages};
+pub(crate) use json::{JsonApi, JsonOptions};
+pub(crate) use pages::{MonitoringPages, PageDenied};
 pub(crate) use server::{HttpLimits, serve};
 
 /// All that the listener answers.
 pub(crate) struct Site {
     /// Pages that are always there.
-    pub pages: Pages,
+    pub pages: MonitoringPages,
     /// The parts that are switched on, each with paths of its own.
     pub more: Vec<Router>,
 }

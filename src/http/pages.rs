@@ -18,7 +18,7 @@ const PROMETHEUS: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Reason to show no page.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Denied {
+pub(crate) enum PageDenied {
     /// The caller is not known.
     Unknown,
     /// The caller may not see it.
@@ -26,11 +26,11 @@ pub(crate) enum Denied {
 }
 
 /// Decides whether the sender of this value of `authorization` at this address may see a page.
-pub(crate) type Authorize = Arc<dyn Fn(Option<&[u8]>, IpAddr) -> Result<(), Denied> + Send + Sync>;
+pub(crate) type Authorize = Arc<dyn Fn(Option<&[u8]>, IpAddr) -> Result<(), PageDenied> + Send + Sync>;
 
 /// Contents of the pages.
 #[derive(Clone)]
-pub(crate) struct Pages {
+pub(crate) struct MonitoringPages {
     /// Decides who may see them, health aside, which everybody may.
     pub authorize: Authorize,
     /// Text of `/metrics`.
@@ -39,7 +39,7 @@ pub(crate) struct Pages {
     pub ready: Arc<dyn Fn() -> Result<String, String> + Send + Sync>,
 }
 
-impl Pages {
+impl MonitoringPages {
     pub(super) fn router(self) -> Router {
         Router::new()
             .route("/metrics", get(metrics))
@@ -57,11 +57,11 @@ impl Pages {
     }
 }
 
-async fn metrics(State(pages): State<Pages>) -> impl IntoResponse {
+async fn metrics(State(pages): State<MonitoringPages>) -> impl IntoResponse {
     ([(CONTENT_TYPE, PROMETHEUS)], (pages.render)())
 }
 
-async fn readyz(State(pages): State<Pages>) -> (StatusCode, String) {
+async fn readyz(State(pages): State<MonitoringPages>) -> (StatusCode, String) {
     match (pages.ready)() {
         Ok(state) => (StatusCode::OK, state),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),

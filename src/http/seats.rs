@@ -8,12 +8,12 @@ use std::{
     sync::Arc,
 };
 
-use edge::door::Address;
+use edge::door::SourceAddress;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
 use super::server::HttpLimits;
-use crate::grpc::{CallerKey, NoPlace, Places};
+use crate::grpc::{CallerKey, CallerPlaces, NoPlace};
 
 /// Kind of a request, by the load it may put on others. The path tells the kind, before anything of the request is worked on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -61,7 +61,7 @@ pub(super) struct Seats {
 impl Seats {
     pub(super) fn new(limits: &HttpLimits) -> Self {
         let seats = |most: usize, per_caller: usize| {
-            let places = Places { most: most.max(1), per_caller };
+            let places = CallerPlaces { most: most.max(1), per_caller };
             Arc::new(SeatsOfKind { places, taken: Mutex::default() })
         };
         let few = || seats(limits.max_connections, usize::MAX);
@@ -83,7 +83,12 @@ impl Seats {
 
     /// Takes a seat of `kind` for a stranger at `address`; `leave` is notified once the seat is needed for another.
     /// `None` if all seats are kept by their callers.
-    pub(super) fn take(&self, kind: RequestKind, address: Address, leave: &Arc<Notify>) -> Option<TakenSeat> {
+    pub(super) fn take(
+        &self,
+        kind: RequestKind,
+        address: SourceAddress,
+        leave: &Arc<Notify>,
+    ) -> Option<TakenSeat> {
         let of = match kind {
             RequestKind::Health => &self.health,
             RequestKind::Page => &self.pages,
@@ -98,7 +103,7 @@ impl Seats {
 }
 
 struct SeatsOfKind {
-    places: Places,
+    places: CallerPlaces,
     taken: Mutex<TakenSeats>,
 }
 
@@ -114,12 +119,12 @@ struct TakenSeats {
 }
 
 struct Stranger {
-    address: Address,
+    address: SourceAddress,
     leave: Arc<Notify>,
 }
 
 impl TakenSeats {
-    fn enter(&mut self, most: usize, address: Address, leave: &Arc<Notify>) -> Option<u64> {
+    fn enter(&mut self, most: usize, address: SourceAddress, leave: &Arc<Notify>) -> Option<u64> {
         if self.strangers.len() + self.kept >= most {
             let oldest = self.oldest_of_many()?;
             if let Some(gone) = self.strangers.remove(&oldest) {
@@ -134,7 +139,7 @@ impl TakenSeats {
 
     /// The oldest stranger of the address that has most; of several such addresses the one whose stranger is oldest.
     fn oldest_of_many(&self) -> Option<u64> {
-        let mut by_address: HashMap<Address, (usize, u64)> = HashMap::new();
+        let mut by_address: HashMap<SourceAddress, (usize, u64)> = HashMap::new();
         for (id, stranger) in &self.strangers {
             by_address.entry(stranger.address).or_insert((0, *id)).0 += 1;
         }
@@ -210,7 +215,7 @@ mod tests {
 
     use super::*;
 
-    fn address(host: u32) -> Address {
+    fn address(host: u32) -> SourceAddress {
         SocketAddr::new(Ipv4Addr::from_bits(host).into(), 1).into()
     }
 

@@ -22,7 +22,7 @@ use axum::{
 };
 use broker::Account;
 use edge::{
-    door::{Door, DoorBounds, Guest, Lobby, Seat, is_this_machine},
+    door::{AcceptQueue, ConnectionPermit, Door, DoorBounds, PendingConnection, is_this_machine},
     tls::{self, TlsHandle},
 };
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
@@ -49,7 +49,7 @@ use super::{
     Site,
     client::{ENCRYPTED, HttpClient, NoSeat, PLAIN, StrangerCharge, Strangers},
     json,
-    pages::{Authorize, Denied},
+    pages::{Authorize, PageDenied},
     seats::{RequestKind, Seats},
     write_timeout::WriteTimeout,
 };
@@ -97,7 +97,7 @@ const STRANGERS: usize = 256;
 
 /// Address of the sender, among a request's extensions.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Peer(pub(super) SocketAddr);
+pub(super) struct SenderAddress(pub(super) SocketAddr);
 
 /// Among the extensions of a request that came through TLS of this listener.
 #[derive(Debug, Clone, Copy)]
@@ -141,7 +141,7 @@ pub(crate) async fn serve(
         Strangers::new(Arc::clone(&server.account), if tls.is_some() { ENCRYPTED } else { PLAIN });
     let patience = PATIENCE.min(limits.header_timeout / 2);
     let door = Door::alone(DoorBounds { handshakes: places, patience, ..DoorBounds::default() });
-    let mut lobby = Lobby::new(places.saturating_mul(LOBBY));
+    let mut lobby = AcceptQueue::new(places.saturating_mul(LOBBY));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     loop {
@@ -172,9 +172,9 @@ pub(crate) async fn serve(
             door.enter(address)
         };
         while let Some(((stream, peer), entered)) = lobby.next(enter) {
-            if let Ok((seat, guest)) = entered {
+            if let Ok((seat, pending)) = entered {
                 let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.load_full()));
-                let entrant = Entrant { peer, seat, guest, charge: strangers.enter() };
+                let entrant = Entrant { peer, seat, pending, charge: strangers.enter() };
                 connections.spawn(open(Arc::clone(&server), stream, tls, entrant));
             }
         }
@@ -188,8 +188,8 @@ pub(crate) async fn serve(
 /// Client that has come through the door, with its holdings.
 struct Entrant {
     peer: SocketAddr,
-    seat: Seat,
-    guest: Guest,
+    seat: ConnectionPermit,
+    pending: PendingConnection,
     charge: StrangerCharge,
 }
 
@@ -198,7 +198,7 @@ async fn open(server: Arc<Server>, stream: TcpStream, tls: Option<TlsAcceptor>, 
     let stream = WriteTimeout::new(stream, server.limits.write_timeout);
     let Some(acceptor) = tls else { return run(&server, stream, false, entrant).await };
     let handshake = pin!(timeout(server.limits.header_timeout, acceptor.accept(stream)));
-    let shaken = entrant.guest.attend(handshake).await;
+    let shaken = entrant.pending.attend(handshake).await;
     count(|c| match &shaken {
         Some(Ok(Ok(_))) => c.handshake_tls_ok.add(1),
         Some(_) => c.handshake_tls_failed.add(1),
@@ -223,14 +223,14 @@ async fn run(
     server: &Server,
     stream: impl AsyncRead + AsyncWrite + Unpin,
     encrypted: bool,
-    Entrant { peer, seat, guest, charge }: Entrant,
+    Entrant { peer, seat, pending, charge }: Entrant,
 ) {
-    let client = Arc::new(HttpClient::new(guest, peer, Arc::clone(&server.account), charge));
+    let client = Arc::new(HttpClient::new(pending, peer, Arc::clone(&server.account), charge));
     let service =
         service_fn(async |mut request: Request<Incoming>| match server.refusal(&request, &client) {
             Some(refusal) => Ok(refusal),
             None => {
-                request.extensions_mut().insert(Peer(peer));
+                request.extensions_mut().insert(SenderAddress(peer));
                 if encrypted {
                     request.extensions_mut().insert(Encrypted);
                 }
@@ -263,7 +263,7 @@ async fn run(
     });
     let ended = tokio::select! {
         biased;
-        ended = client.guest().attend(served) => ended,
+        ended = client.pending().attend(served) => ended,
         () = client.lost() => None,
     };
     match ended {
@@ -294,12 +294,12 @@ impl Server {
         if kind == RequestKind::Page {
             match self.authorized(request, client.peer().ip()) {
                 Ok(()) => {}
-                Err(Denied::Unknown) => {
+                Err(PageDenied::Unknown) => {
                     let headers = [(CONNECTION, "close"), (WWW_AUTHENTICATE, "Bearer")];
                     let why = "send 'Authorization: Bearer TOKEN' with a token that 'mqtt-server token create' made\n";
                     return Some((StatusCode::UNAUTHORIZED, headers, why).into_response());
                 }
-                Err(Denied::Forbidden) => {
+                Err(PageDenied::Forbidden) => {
                     return refuse(StatusCode::FORBIDDEN, "this needs a scope of all devices\n");
                 }
             }
@@ -327,7 +327,7 @@ impl Server {
 
 impl Server {
     /// Returns whether the sender may see more than health. A request with two identities may not.
-    fn authorized<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), Denied> {
+    fn authorized<B>(&self, request: &Request<B>, peer: IpAddr) -> Result<(), PageDenied> {
         let mut values = request.headers().get_all(AUTHORIZATION).iter();
         let value = values.next().map(|value| value.as_bytes());
         let value = if values.next().is_some() { Some(&b""[..]) } else { value };
@@ -357,7 +357,7 @@ mod tests {
     };
 
     use super::*;
-    use crate::http::Pages;
+    use crate::http::MonitoringPages;
 
     struct Server {
         addr: SocketAddr,
@@ -371,10 +371,10 @@ mod tests {
         let addr = listener.local_addr().unwrap();
         let ready = Arc::new(AtomicBool::new(true));
         let flag = Arc::clone(&ready);
-        let pages = Pages {
+        let pages = MonitoringPages {
             authorize: Arc::new(|value, _| match value {
-                Some(b"Bearer small") => Err(Denied::Forbidden),
-                Some(b"Bearer wrong" | b"") => Err(Denied::Unknown),
+                Some(b"Bearer small") => Err(PageDenied::Forbidden),
+                Some(b"Bearer wrong" | b"") => Err(PageDenied::Unknown),
                 _ => Ok(()),
             }),
             render: Arc::new(|| "x 1\n".to_owned()),

@@ -6,30 +6,32 @@ use arc_swap::ArcSwap;
 use broker::{CloseReason, Session};
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 
-use super::Shared;
-use crate::auth::{Connected, Judge};
+use super::NetShared;
+use crate::auth::{Connected, ConnectionCheck};
 
-/// Judges that decide whether a connection may stay. Without any, a CONNECT pays one atomic load.
+/// Checks that decide whether a connection may stay. Without any, a CONNECT pays one atomic load.
 #[derive(Default)]
-pub(super) struct Judges(ArcSwap<Vec<Arc<dyn Judge>>>);
+pub(super) struct ConnectionChecks(ArcSwap<Vec<Arc<dyn ConnectionCheck>>>);
 
-impl Judges {
+impl ConnectionChecks {
     fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason> {
-        self.0.load().iter().find_map(|judge| judge.verdict(connected))
+        self.0.load().iter().find_map(|connection_check| connection_check.verdict(connected))
     }
 }
 
-impl Shared {
-    /// Has `judge` asked about every connection that opens from now on. Open connections are asked about by
+impl NetShared {
+    /// Has `connection_check` asked about every connection that opens from now on. Open connections are asked about by
     /// [`Self::evict`].
-    pub(crate) fn add_judge(&self, judge: Arc<dyn Judge>) {
-        self.judges.0.rcu(|judges| [judges.as_slice(), &[Arc::clone(&judge)]].concat());
+    pub(crate) fn add_connection_check(&self, connection_check: Arc<dyn ConnectionCheck>) {
+        self.connection_checks.0.rcu(|connection_checks| {
+            [connection_checks.as_slice(), &[Arc::clone(&connection_check)]].concat()
+        });
     }
 
-    /// Ends each connection that a judge does not let stay; returns their number. To be called when a judge has changed
+    /// Ends each connection that a check does not let stay; returns their number. To be called when a check has changed
     /// its mind. Cancel safe: then some may be left.
     pub(crate) async fn evict(&self) -> usize {
-        self.evict_if(|connected| self.judges.verdict(connected)).await
+        self.evict_if(|connected| self.connection_checks.verdict(connected)).await
     }
 
     /// Ends each connection for which `verdict` has a reason, and which was open when this was called; returns their
@@ -50,9 +52,9 @@ impl Shared {
 
     /// Has the judges asked about a connection that has just been opened, and closes it if it may not stay: what they
     /// changed since it was let in did not reach it.
-    pub(super) fn judge(&self, session: &dyn Session, epoch: u32) {
-        if !self.judges.0.load().is_empty() {
-            evict_one(session, epoch, |connected| self.judges.verdict(connected));
+    pub(super) fn check_connection(&self, session: &dyn Session, epoch: u32) {
+        if !self.connection_checks.0.load().is_empty() {
+            evict_one(session, epoch, |connected| self.connection_checks.verdict(connected));
         }
     }
 }
@@ -99,7 +101,7 @@ mod tests {
         in_force: AtomicBool,
     }
 
-    impl Judge for Ban {
+    impl ConnectionCheck for Ban {
         fn verdict(&self, connected: &Connected<'_>) -> Option<CloseReason> {
             let banned = self.in_force.load(Relaxed) && connected.client_id == self.name;
             banned.then_some(CloseReason::Banned)
@@ -110,10 +112,10 @@ mod tests {
     async fn a_judge_ends_those_it_names_of_many_and_nobody_else() {
         let shared = shared();
         let devices: Vec<_> = (0..600).map(|n| open_as(&shared, &format!("c{n}"), true)).collect();
-        let judge = Arc::new(Ban { name: "c515", in_force: AtomicBool::new(false) });
-        shared.add_judge(Arc::clone(&judge) as _);
+        let connection_check = Arc::new(Ban { name: "c515", in_force: AtomicBool::new(false) });
+        shared.add_connection_check(Arc::clone(&connection_check) as _);
         assert_eq!(shared.evict().await, 0);
-        judge.in_force.store(true, Relaxed);
+        connection_check.in_force.store(true, Relaxed);
         assert_eq!(shared.evict().await, 1);
         assert_eq!(shared.evict().await, 0, "it was asked to close before, and is not counted again");
         for (device, epoch) in &devices {
@@ -127,11 +129,11 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_opens_after_the_walk_is_judged_by_itself() {
         let shared = shared();
-        let judge = Arc::new(Ban { name: "late", in_force: AtomicBool::new(true) });
-        shared.add_judge(judge as _);
+        let connection_check = Arc::new(Ban { name: "late", in_force: AtomicBool::new(true) });
+        shared.add_connection_check(connection_check as _);
         assert_eq!(shared.evict().await, 0);
         let (device, epoch) = open_as(&shared, "late", true);
-        shared.judge(&*device, epoch);
+        shared.check_connection(&*device, epoch);
         assert_eq!(device.asked_to_close(epoch), Some(CloseReason::Banned));
     }
 }

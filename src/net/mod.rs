@@ -6,7 +6,7 @@
 //! device       a session as all threads see it: out-buffer and link behind one lock; flush writes
 //! layers       TLS and WebSocket, and the socket below them
 //! quic         what is in the place of a socket for MQTT over QUIC
-//! errands      what connections do for subscriptions that they have not asked for
+//! replay_work  what connections do for subscriptions that they have not asked for
 //! evict        ends connections that may no longer be
 //! shard        threads with their runtimes and buffers; timers, wheel (keep alive), shared (what all connections share)
 //! ```
@@ -18,11 +18,11 @@
 mod accept;
 mod connection;
 mod device;
-mod errands;
 mod evict;
 mod layers;
 #[cfg(feature = "quic")]
 mod quic;
+mod replay_work;
 mod shard;
 mod shared;
 mod timers;
@@ -33,4 +33,4 @@ pub(crate) use accept::listener::{BoundListener, accept_loop, listen, probe_sile
 #[cfg(feature = "quic")]
 pub(crate) use quic::ALPN;
 pub(crate) use shard::{Pulse, ShardHandle, start_shards, tick_shards};
-pub(crate) use shared::{Shared, session_maker};
+pub(crate) use shared::{NetShared, session_maker};

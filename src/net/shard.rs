@@ -15,21 +15,21 @@ use std::{
 };
 
 use broker::Turn;
-use edge::door::{Guest, Seat};
+use edge::door::{ConnectionPermit, PendingConnection};
 use gateway_core::{Effort, Peer, Timestamp, clock};
 use session::trim_buffers;
 use tokio::{sync::mpsc, time::MissedTickBehavior};
 
 use super::{
     accept::{
-        listener::Listener,
-        serving::{Load, Serving},
+        listener::ListenerContext,
+        serving::{Serving, ShardLoad},
     },
     connection::started,
-    timers::{self, Timers},
+    timers::{self, TimerRuntime},
     wheel,
 };
-use crate::net::Shared;
+use crate::net::NetShared;
 #[cfg(feature = "quic")]
 use crate::net::quic::FirstPacket;
 
@@ -143,14 +143,14 @@ pub(super) enum Arrived {
 pub(super) struct IncomingSocket {
     pub(super) stream: Arrived,
     pub(super) peer: Peer,
-    pub(super) listener: Arc<Listener>,
-    pub(super) seat: Seat,
-    pub(super) guest: Guest,
+    pub(super) listener: Arc<ListenerContext>,
+    pub(super) permit: ConnectionPermit,
+    pub(super) pending: PendingConnection,
 }
 
 /// Order to a shard.
 enum ShardOrder {
-    Serve(IncomingSocket, Load),
+    Serve(IncomingSocket, ShardLoad),
     /// The time of [`wheel::TICK`] has passed: shards have no timers, see [`timers`].
     Tick,
 }
@@ -191,7 +191,7 @@ impl ShardHandle {
 
     pub(super) async fn send(&self, incoming: IncomingSocket) {
         // An error means that the shard has ended: the socket is closed by dropping it.
-        let _ = self.sender.send(ShardOrder::Serve(incoming, Load::on(&self.connections))).await;
+        let _ = self.sender.send(ShardOrder::Serve(incoming, ShardLoad::on(&self.connections))).await;
     }
 }
 
@@ -208,15 +208,15 @@ pub(crate) async fn tick_shards(shards: Vec<ShardHandle>) {
     }
 }
 
-/// Starts `count` shard threads. They end at [`Shared::end`], or when every handle is dropped and their connections have
+/// Starts `count` shard threads. They end at [`NetShared::end`], or when every handle is dropped and their connections have
 /// ended.
 pub(crate) fn start_shards(
     count: usize,
-    shared: &Arc<Shared>,
+    shared: &Arc<NetShared>,
 ) -> io::Result<(Vec<ShardHandle>, Vec<JoinHandle<()>>)> {
     let mut handles = Vec::with_capacity(count);
     let mut threads = Vec::with_capacity(count);
-    let timers = Timers::start()?;
+    let timers = TimerRuntime::start()?;
     for index in 0..count {
         let (sender, receiver) = mpsc::channel(HANDOVER);
         let connections = Arc::new(AtomicUsize::new(0));
@@ -247,7 +247,7 @@ pub(crate) fn start_shards(
 
 async fn run(
     mut orders: mpsc::Receiver<ShardOrder>,
-    shared: Arc<Shared>,
+    shared: Arc<NetShared>,
     connections: Arc<AtomicUsize>,
     pulse: Pulse,
 ) {

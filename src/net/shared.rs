@@ -13,19 +13,22 @@ use std::{
 
 use broker::{Broker, Session, SessionCore};
 use config::Limits;
-use edge::door::House;
+use edge::door::ConnectionLimit;
 use gateway_core::{QueueId, Timestamp};
 use session::{Disk, Env};
 use tokio::sync::watch;
 
-use super::{accept::unauthenticated::Unauthenticated, device::Device, errands::Errands, evict::Judges};
+use super::{
+    accept::unauthenticated::Unauthenticated, device::Device, evict::ConnectionChecks,
+    replay_work::PendingReplayWork,
+};
 use crate::{
     abuse::AbuseGuard,
     auth::{Authenticator, Authority},
 };
 
 /// Shared state of all listeners and shards.
-pub(crate) struct Shared {
+pub(crate) struct NetShared {
     /// Routing.
     pub broker: Broker,
     /// Bounds.
@@ -41,11 +44,11 @@ pub(crate) struct Shared {
     /// The mark of this gateway, for bridges of other gateways.
     pub bridge_mark: String,
     /// Connections in all, handshakes included.
-    pub house: Arc<House>,
+    pub connection_limit: Arc<ConnectionLimit>,
     /// Requests of backends to connections.
-    pub(super) errands: Errands,
-    /// Judges that decide whether a connection may stay.
-    pub(super) judges: Judges,
+    pub(super) waiting_work: PendingReplayWork,
+    /// Checks that decide whether a connection may stay.
+    pub(super) connection_checks: ConnectionChecks,
     /// Clients that have not authenticated.
     pub(super) unauthenticated: Arc<Unauthenticated>,
     /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
@@ -69,7 +72,7 @@ impl Drop for Entering<'_> {
     }
 }
 
-impl Shared {
+impl NetShared {
     /// For a new gateway.
     pub(crate) fn new(
         broker: Broker,
@@ -80,7 +83,7 @@ impl Shared {
         bridge_mark: String,
     ) -> Arc<Self> {
         let limits = Arc::clone(broker.limits());
-        let house = House::new(limits.max_connections);
+        let connection_limit = ConnectionLimit::new(limits.max_connections);
         let door = AtomicUsize::new(0);
         let (shut, ended) = (watch::Sender::new(false), watch::Sender::new(false));
         let unauthenticated = Unauthenticated::new(broker.account());
@@ -92,9 +95,9 @@ impl Shared {
             guard,
             response_information,
             bridge_mark,
-            house,
-            errands: Errands::default(),
-            judges: Judges::default(),
+            connection_limit,
+            waiting_work: PendingReplayWork::default(),
+            connection_checks: ConnectionChecks::default(),
             unauthenticated,
             door,
             shut,
@@ -146,7 +149,7 @@ impl Shared {
 }
 
 /// Builds session objects, for the broker to restore sessions of an earlier process.
-pub(crate) fn session_maker(shared: &Arc<Shared>) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
+pub(crate) fn session_maker(shared: &Arc<NetShared>) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
     let shared = Arc::clone(shared);
     move |core| Arc::new(Device::new(core, Arc::clone(&shared))) as Arc<dyn Session>
 }
@@ -162,8 +165,14 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_stop_waits_for_who_is_being_accepted_and_lets_nobody_in_after() {
         let broker = Broker::new(BrokerConfig::default());
-        let shared =
-            Shared::new(broker, Arc::new(AllowAll), None, AbuseGuard::idle(), String::new(), String::new());
+        let shared = NetShared::new(
+            broker,
+            Arc::new(AllowAll),
+            None,
+            AbuseGuard::idle(),
+            String::new(),
+            String::new(),
+        );
         drop(shared.enter().expect("an open door"));
         let entering = shared.enter().expect("an open door");
         let long = Duration::from_millis(100);

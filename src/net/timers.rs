@@ -23,7 +23,7 @@ thread_local! {
 
 /// The runtime of the timers. Every shard's thread has a clone; it ends with the last.
 #[derive(Clone)]
-pub(super) struct Timers(Arc<Running>);
+pub(super) struct TimerRuntime(Arc<Running>);
 
 struct Running {
     handle: Handle,
@@ -39,7 +39,7 @@ impl Drop for Running {
     }
 }
 
-impl Timers {
+impl TimerRuntime {
     /// Starts its thread.
     pub(super) fn start() -> io::Result<Self> {
         let runtime =
@@ -83,7 +83,7 @@ mod tests {
     /// An authenticator may use Tokio as anywhere else; a shard's runtime alone would panic.
     #[test]
     fn a_thread_without_timers_can_wait_and_serve_foreign_futures() {
-        let timers = Timers::start().expect("start");
+        let timers = TimerRuntime::start().expect("start");
         let shard = Builder::new_current_thread().enable_io().build().expect("a runtime");
         timers.serve_this_thread();
         shard.block_on(async {

@@ -3,7 +3,7 @@
 use broker::Session as _;
 use codec::{Frame, Packet};
 use gateway_core::{Protocol, clock};
-use telemetry::{ClientTrace, TracedPacket, TracedPublish, Watch, trace_clients};
+use telemetry::{ClientTrace, PacketWatch, TracedPacket, TracedPublish, trace_clients};
 
 use super::device::Device;
 
@@ -76,7 +76,7 @@ fn cut(text: &str) -> String {
 }
 
 /// Returns the details of a packet that are shown besides its type and size.
-fn told(packet: &Packet<'_>, watch: &Watch) -> TracedPacket {
+fn told(packet: &Packet<'_>, watch: &PacketWatch) -> TracedPacket {
     let plain = TracedPacket::default();
     let listed = |codes: &[u8]| codes.iter().take(LISTED).copied().collect();
     match packet {

@@ -8,7 +8,7 @@ use std::{
 
 use access::scram;
 use bytes::Bytes;
-use codec::{Auth, Connect, ConnectWill, Packet};
+use codec::{AuthPacket, Connect, ConnectWill, Packet};
 use gateway_core::{Protocol, QoS};
 use serde_json::json;
 
@@ -49,7 +49,12 @@ pub(crate) fn open(server: &Server, connect: Connect) -> Client {
 
 pub(crate) fn auth(code: u8, method: &str, data: &[u8]) -> Packet<'static> {
     let data = Some(Bytes::copy_from_slice(data));
-    Packet::Auth(Box::new(Auth { code, method: Some(method.to_owned()), data, ..Auth::default() }))
+    Packet::Auth(Box::new(AuthPacket {
+        code,
+        method: Some(method.to_owned()),
+        data,
+        ..AuthPacket::default()
+    }))
 }
 
 /// The next packet; each that belongs to an authentication has to name the method [MQTT-4.12.0-5].

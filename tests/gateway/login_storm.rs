@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use access::passwords::{Hash, Scratch, with_user};
+use access::passwords::{PasswordDigest, Scratch, with_user};
 use bytes::Bytes;
 use codec::{Connect, Packet};
 use gateway_core::Protocol;
@@ -23,7 +23,7 @@ const SECRET: &str = "correct-horse-7";
 /// waits longer than it takes to connect, however busy the machine.
 fn file(dir: &Path, users: &[String]) -> String {
     let path = dir.join("passwords");
-    let hash = Hash::argon2id(SECRET.as_bytes(), b"0123456789abcdef", &mut Scratch::default());
+    let hash = PasswordDigest::argon2id(SECRET.as_bytes(), b"0123456789abcdef", &mut Scratch::default());
     let slow = format!("slow:{hash}\n").replace("t=2", "t=12");
     let text: String = users.iter().map(|user| format!("{user}:{hash}\n")).chain([slow]).collect();
     std::fs::write(&path, text).expect("write the users");
@@ -116,7 +116,7 @@ fn devices_that_come_back_together_need_no_hashes() {
     // A new password counts at once, and nobody is let in by what was right before.
     let path = dir.path().join("passwords");
     let text = std::fs::read_to_string(&path).expect("read the users");
-    let hash = Hash::argon2id(b"another", b"0123456789abcdef", &mut Scratch::default());
+    let hash = PasswordDigest::argon2id(b"another", b"0123456789abcdef", &mut Scratch::default());
     std::fs::write(&path, with_user(&text, "u0", &hash)).expect("write the users");
     server.signal("HUP");
     until(|| answer(server.ports.tcp, right("u0", "u0")) == Got::ConnAck(0x86));

@@ -3,7 +3,7 @@
 
 use std::{fs, path::Path, process::Command, thread, time::Duration};
 
-use access::backends::{Grant, Role, Scope, Tokens, hash, mint};
+use access::backends::{Role, Scope, TokenGrant, Tokens, hash, mint};
 use codec::Connect;
 use gateway_core::Protocol;
 
@@ -17,7 +17,7 @@ const LIMIT: Duration = Duration::from_secs(420);
 /// Adds a token to the file, and returns its secret.
 pub(crate) fn token(file: &Path, role: Role) -> String {
     let (secret, _) = mint().expect("a token");
-    let grant = Grant {
+    let grant = TokenGrant {
         id: role.as_str().to_owned(),
         role,
         scope: Scope::ALL,

@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use access::backends::{Grant, Role, Scope, Tokens, hash, mint};
+use access::backends::{Role, Scope, TokenGrant, Tokens, hash, mint};
 use codec::{AckKind, encode_ack};
 use gateway_core::Protocol;
 use mqtt_server::proto::gateway::v1::{
@@ -352,7 +352,7 @@ pub(crate) fn add_token(file: &Path, name: &str, token: &Value) -> String {
         Role::ALL.into_iter().find(|role| Some(role.as_str()) == token["role"].as_str()).expect("a role");
     let scope = Scope::new(list("topics"), list("devices")).expect("a scope");
     let (secret, _) = mint().expect("a token");
-    let grant = Grant {
+    let grant = TokenGrant {
         id: name.to_owned(),
         role,
         scope,

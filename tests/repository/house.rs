@@ -1,6 +1,9 @@
-//! The size of each crate, and the English of the comments.
+//! The size of each crate, the names of types, and the English of the comments.
 
-use std::{collections::BTreeMap, fs};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs,
+};
 
 use super::{
     layers::{gateway_sources, is_tests},
@@ -72,4 +75,46 @@ fn openings(text: &str) -> Vec<&str> {
 fn openings_are_those_of_blocks() {
     let text = "//! What is it\n//! It is\n\n/// A noun\nfn f() {} // What\n    // Who\n    // They\n";
     assert_eq!(openings(text), ["What is it", "A noun", "Who"]);
+}
+
+/// Most type names that more than one file defines, tests, suites and fuzz code left out.
+const MOST_SHARED_NAMES: usize = 10;
+
+/// The failure: a reader meets `Queue` or `Status`, and has to look for the one that is meant.
+#[test]
+fn a_type_name_has_one_meaning() {
+    let mut files = BTreeMap::<String, BTreeSet<String>>::new();
+    for source in gateway_sources().iter().filter(|source| !is_tests(&source.path)) {
+        if source.path.contains("/fuzz/") {
+            continue;
+        }
+        for name in source.code.lines().filter_map(type_name) {
+            files.entry(name.to_owned()).or_default().insert(source.path.clone());
+        }
+    }
+    assert!(files.len() > 1_000, "only {} types were found", files.len());
+    let shared: Vec<_> = files.iter().filter(|(_, files)| files.len() > 1).collect();
+    assert!(shared.len() <= MOST_SHARED_NAMES, "{} names have several meanings: {shared:#?}", shared.len());
+}
+
+/// The name of the type that a line begins to define. Aliases count in the first column only: further in they are those of traits.
+fn type_name(line: &str) -> Option<&str> {
+    let code = line.trim_start();
+    let code = code.strip_prefix("pub").map_or(code, |rest| {
+        let scope = rest.strip_prefix('(').and_then(|rest| rest.split_once(')'));
+        scope.map_or(rest, |(_, rest)| rest).trim_start()
+    });
+    let code = code.strip_prefix("unsafe ").unwrap_or(code);
+    let (kind, rest) = code.split_once(' ')?;
+    let defines = matches!(kind, "struct" | "enum" | "trait") || kind == "type" && !line.starts_with(' ');
+    let name = rest.split(|c: char| !c.is_alphanumeric() && c != '_').next()?;
+    (defines && !name.is_empty()).then_some(name)
+}
+
+#[test]
+fn names_are_those_of_definitions() {
+    assert_eq!(type_name("pub(in crate::net) struct Link<'a> {"), Some("Link"));
+    assert_eq!(type_name("    pub(super) enum Kind {"), Some("Kind"));
+    assert_eq!(type_name("type Alias = u8;"), Some("Alias"));
+    assert_eq!((type_name("    type Item = u8;"), type_name("let enum_of = 1;")), (None, None));
 }

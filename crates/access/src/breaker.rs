@@ -1,8 +1,8 @@
 //! The circuit breaker of a remote service: while nobody is answered, few are asked. Time is an argument.
 //!
 //! A failure can be the fault of one question: a client chooses its names, and a service may answer an odd one with a status, or
-//! not at all. So failures open the breaker only if nobody else was answered meanwhile, one answer closes it, and while it is open
-//! some questions go on: first those that the service has allowed before.
+//! not at all. So failures open the breaker only if nobody else was answered meanwhile, one answer closes it, and while it is
+//! open some questions go on: first those that the service has allowed before.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ pub enum QuestionFailure {
 
 /// Earlier answers of the service about a question. Later variants go first while the breaker is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Standing {
+pub enum QuestionHistory {
     /// Nothing.
     Unknown,
     /// Somebody of the same name was allowed lately.
@@ -45,7 +45,7 @@ pub struct BreakerRule {
 /// [`Breaker::undecided`].
 #[derive(Debug, Clone, Copy)]
 #[must_use = "the breaker waits for the outcome"]
-pub struct Permit {
+pub struct QuestionPermit {
     asked: Timestamp,
     is_try: bool,
 }
@@ -86,7 +86,7 @@ const PRICE: u32 = 10;
 /// Credit at the moment of opening: less than an unknown question needs.
 const FIRST_CREDIT: u32 = 2 * PRICE;
 
-impl Standing {
+impl QuestionHistory {
     /// Credit that must be there: whatever others leave alone is for those who are known.
     const fn needs(self) -> u32 {
         match self {
@@ -104,20 +104,20 @@ impl Breaker {
     }
 
     /// Tells whether to ask now: always while it is closed; while it is open one question in ten, and one after each pause.
-    pub fn may_ask(&mut self, standing: Standing, now: Timestamp) -> Option<Permit> {
+    pub fn may_ask(&mut self, history: QuestionHistory, now: Timestamp) -> Option<QuestionPermit> {
         let BreakerState::Open { until, is_trying, credit, .. } = &mut self.state else {
-            return Some(Permit { asked: now, is_try: false });
+            return Some(QuestionPermit { asked: now, is_try: false });
         };
         *credit += 1;
         if !*is_trying && now >= *until {
             *is_trying = true;
-            return Some(Permit { asked: now, is_try: true });
+            return Some(QuestionPermit { asked: now, is_try: true });
         }
-        if *credit < standing.needs() {
+        if *credit < history.needs() {
             return None;
         }
         *credit -= PRICE;
-        Some(Permit { asked: now, is_try: false })
+        Some(QuestionPermit { asked: now, is_try: false })
     }
 
     /// Notes an answer. Returns whether it was open until now.
@@ -129,14 +129,14 @@ impl Breaker {
     }
 
     /// Notes an answer that says nothing about the service: to a try, the next question is another.
-    pub fn undecided(&mut self, permit: Permit) {
+    pub fn undecided(&mut self, permit: QuestionPermit) {
         if let BreakerState::Open { is_trying, .. } = &mut self.state {
             *is_trying &= !permit.is_try;
         }
     }
 
     /// Notes that there was none. Returns whether it has opened by this, or stays open after a try.
-    pub fn failed(&mut self, permit: Permit, failure: QuestionFailure, now: Timestamp) -> bool {
+    pub fn failed(&mut self, permit: QuestionPermit, failure: QuestionFailure, now: Timestamp) -> bool {
         let rule = self.rule;
         let pause = match &mut self.state {
             BreakerState::Closed(run) => {
@@ -167,7 +167,7 @@ impl Run {
     /// One failure more. Returns whether the service counts as away now.
     fn adds(
         &mut self,
-        permit: Permit,
+        permit: QuestionPermit,
         failure: QuestionFailure,
         answered: Option<Timestamp>,
         rule: BreakerRule,
@@ -198,7 +198,7 @@ fn millis(time: Duration) -> u64 {
 mod tests {
     use super::{
         QuestionFailure::{Unreachable, Unusable},
-        Standing::{Named, Proved, Unknown},
+        QuestionHistory::{Named, Proved, Unknown},
         *,
     };
 
@@ -212,7 +212,7 @@ mod tests {
         Timestamp(1_000 * seconds)
     }
 
-    fn asked(breaker: &mut Breaker, now: Timestamp) -> Permit {
+    fn asked(breaker: &mut Breaker, now: Timestamp) -> QuestionPermit {
         breaker.may_ask(Unknown, now).expect("a permit")
     }
 
@@ -292,8 +292,8 @@ mod tests {
     #[test]
     fn one_question_in_ten_goes_on_and_those_that_are_known_go_first() {
         let mut breaker = opened(at(0));
-        let allowed = |breaker: &mut Breaker, standing, count: usize| {
-            (0..count).filter(|_| breaker.may_ask(standing, at(0)).is_some()).count()
+        let allowed = |breaker: &mut Breaker, history, count: usize| {
+            (0..count).filter(|_| breaker.may_ask(history, at(0)).is_some()).count()
         };
         assert_eq!(allowed(&mut breaker, Unknown, 1_000), 100);
         // However many strangers come, there is one question for who is known, and another for the same with proof.

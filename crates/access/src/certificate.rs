@@ -57,7 +57,7 @@ pub enum BadTemplate {
 
 /// Text with names in braces, such as `device-{cn}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template(Vec<NamePart>);
+pub struct NameTemplate(Vec<NamePart>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum NamePart {
@@ -65,7 +65,7 @@ enum NamePart {
     Name(&'static str),
 }
 
-impl Template {
+impl NameTemplate {
     /// Reads a template.
     ///
     /// # Errors
@@ -117,7 +117,7 @@ mod tests {
             o: Some("a\0b".into()),
             ..CertificateFields::default()
         };
-        let fill = |text: &str| Template::parse(text).unwrap().fill(&fields);
+        let fill = |text: &str| NameTemplate::parse(text).unwrap().fill(&fields);
         assert_eq!(fill("{cn}").as_deref(), Some("d7"));
         assert_eq!(fill("plant-{cn}/x").as_deref(), Some("plant-d7/x"));
         assert_eq!(fill("fixed").as_deref(), Some("fixed"));
@@ -127,11 +127,11 @@ mod tests {
 
     #[test]
     fn a_template_names_only_what_a_certificate_has() {
-        assert_eq!(Template::parse("{cn"), Err(BadTemplate::Brace));
-        assert_eq!(Template::parse("cn}"), Err(BadTemplate::Brace));
-        assert_eq!(Template::parse("{CN}"), Err(BadTemplate::Name("CN".to_owned())));
+        assert_eq!(NameTemplate::parse("{cn"), Err(BadTemplate::Brace));
+        assert_eq!(NameTemplate::parse("cn}"), Err(BadTemplate::Brace));
+        assert_eq!(NameTemplate::parse("{CN}"), Err(BadTemplate::Name("CN".to_owned())));
         for name in NAMES {
-            assert!(Template::parse(&format!("{{{name}}}")).is_ok(), "{name}");
+            assert!(NameTemplate::parse(&format!("{{{name}}}")).is_ok(), "{name}");
         }
     }
 }

@@ -5,7 +5,7 @@ use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 
 use crate::{
     jwt::{self, Expected, SigningKeys},
-    passwords::{self, Hash, Passwords},
+    passwords::{self, PasswordDigest, Passwords},
     scram,
 };
 
@@ -17,13 +17,13 @@ pub fn fuzz_passwords(data: &[u8]) {
     let Ok(text) = std::str::from_utf8(data) else { return };
     for line in text.lines() {
         let hash = line.split_once(':').map_or(line, |(_, hash)| hash);
-        if let Ok(hash) = Hash::parse(hash) {
-            let again = Hash::parse(&hash.to_string());
+        if let Ok(hash) = PasswordDigest::parse(hash) {
+            let again = PasswordDigest::parse(&hash.to_string());
             assert_eq!(again.as_ref(), Ok(&hash));
         }
     }
     let Ok(users) = Passwords::parse(text) else { return };
-    let keys = Hash::Scram(scram::ScramKeys::new(b"p", b"s", 1));
+    let keys = PasswordDigest::Scram(scram::ScramKeys::new(b"p", b"s", 1));
     let user = "somebody new";
     if users.get(user).is_some() {
         return;

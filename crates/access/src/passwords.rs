@@ -67,7 +67,7 @@ pub enum BadLine {
 /// A line that cannot be used, counted from 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("line {line}: {problem}")]
-pub struct LineError {
+pub struct PasswordLineError {
     /// Number of the line.
     pub line: usize,
     /// Mistake in it.
@@ -107,7 +107,7 @@ impl fmt::Debug for Scratch {
 
 /// A hash as a line has it.
 #[derive(Clone, PartialEq, Eq)]
-pub enum Hash {
+pub enum PasswordDigest {
     /// Argon2id, version 19.
     Argon2id {
         /// Memory, KiB.
@@ -134,7 +134,7 @@ pub enum Hash {
     Scram(scram::ScramKeys),
 }
 
-impl fmt::Debug for Hash {
+impl fmt::Debug for PasswordDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Argon2id { .. } => "argon2id",
@@ -144,7 +144,7 @@ impl fmt::Debug for Hash {
     }
 }
 
-impl Hash {
+impl PasswordDigest {
     /// Reads what stands after the colon.
     ///
     /// # Errors
@@ -249,7 +249,7 @@ impl Hash {
     }
 }
 
-impl fmt::Display for Hash {
+impl fmt::Display for PasswordDigest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Argon2id { memory, passes, lanes, salt, hash } => {
@@ -287,11 +287,11 @@ const MOST_KINDS: usize = 8;
 /// The users of a file.
 #[derive(Debug, Clone)]
 pub struct Passwords {
-    users: HashMap<Box<str>, Hash>,
+    users: HashMap<Box<str>, PasswordDigest>,
     /// A hash of each kind in the file, or of one kind if it is empty, that no password fits.
-    decoys: Box<[Hash]>,
+    decoys: Box<[PasswordDigest]>,
     kinds: usize,
-    scram_shapes: Box<[(scram::Shape, usize)]>,
+    scram_shapes: Box<[(scram::ScramParameters, usize)]>,
     secret: [u8; 32],
 }
 
@@ -306,7 +306,7 @@ impl Passwords {
     ///
     /// # Errors
     /// Every line that cannot be used.
-    pub fn parse(text: &str) -> Result<Self, Vec<LineError>> {
+    pub fn parse(text: &str) -> Result<Self, Vec<PasswordLineError>> {
         let (mut users, mut errors) = (HashMap::new(), Vec::new());
         for (number, line) in text.lines().enumerate() {
             let read = match read_line(line) {
@@ -316,28 +316,28 @@ impl Passwords {
             };
             match read {
                 Ok((user, hash)) => drop(users.insert(user.into(), hash)),
-                Err(problem) => errors.push(LineError { line: number + 1, problem }),
+                Err(problem) => errors.push(PasswordLineError { line: number + 1, problem }),
             }
         }
         if errors.is_empty() { Ok(Self::new(users)) } else { Err(errors) }
     }
 
-    fn new(users: HashMap<Box<str>, Hash>) -> Self {
-        let mut costs: HashMap<_, (usize, &Hash)> = HashMap::new();
-        let mut shapes: HashMap<scram::Shape, usize> = HashMap::new();
+    fn new(users: HashMap<Box<str>, PasswordDigest>) -> Self {
+        let mut costs: HashMap<_, (usize, &PasswordDigest)> = HashMap::new();
+        let mut shapes: HashMap<scram::ScramParameters, usize> = HashMap::new();
         for hash in users.values() {
             costs.entry(hash.cost()).or_insert((0, hash)).0 += 1;
-            if let Hash::Scram(keys) = hash {
+            if let PasswordDigest::Scram(keys) = hash {
                 *shapes.entry(keys.shape()).or_insert(0) += 1;
             }
         }
         let kinds = costs.len();
         let mut costs: Vec<_> = costs.into_iter().collect();
         costs.sort_unstable_by_key(|(cost, (users, _))| std::cmp::Reverse((*users, *cost)));
-        let mut decoys: Vec<Hash> =
+        let mut decoys: Vec<PasswordDigest> =
             costs.iter().take(MOST_KINDS).map(|(_, (_, hash))| hash.decoy()).collect();
         if decoys.is_empty() {
-            decoys.push(Hash::Argon2id {
+            decoys.push(PasswordDigest::Argon2id {
                 memory: MEMORY_KIB,
                 passes: PASSES,
                 lanes: 1,
@@ -352,7 +352,7 @@ impl Passwords {
     }
 
     /// The hash of a user.
-    pub fn get(&self, user: &str) -> Option<&Hash> {
+    pub fn get(&self, user: &str) -> Option<&PasswordDigest> {
         self.users.get(user)
     }
 
@@ -364,7 +364,7 @@ impl Passwords {
         if known.is_some_and(|hash| hash.verify(password, scratch)) {
             return Some(true);
         }
-        let own = known.map(Hash::cost);
+        let own = known.map(PasswordDigest::cost);
         for decoy in self.decoys.iter().filter(|decoy| Some(decoy.cost()) != own) {
             std::hint::black_box(decoy.verify(password, scratch));
         }
@@ -372,7 +372,7 @@ impl Passwords {
     }
 
     /// The hash of a user, or one that no password fits.
-    pub fn get_or_decoy(&self, user: &str) -> &Hash {
+    pub fn get_or_decoy(&self, user: &str) -> &PasswordDigest {
         self.get(user).unwrap_or(&self.decoys[0])
     }
 
@@ -383,7 +383,7 @@ impl Passwords {
     }
 
     /// Parameters of the keys for SCRAM with the number of users that have them, in order. Empty if no user has such keys.
-    pub fn scram_shapes(&self) -> &[(scram::Shape, usize)] {
+    pub fn scram_shapes(&self) -> &[(scram::ScramParameters, usize)] {
         &self.scram_shapes
     }
 
@@ -405,7 +405,7 @@ impl Passwords {
 }
 
 /// Made of the lines of a few users that a digest of their names chooses: a change of another user changes nothing.
-fn secret_of(users: &HashMap<Box<str>, Hash>) -> [u8; 32] {
+fn secret_of(users: &HashMap<Box<str>, PasswordDigest>) -> [u8; 32] {
     const CHOSEN: usize = 8;
     let mut chosen: Vec<([u8; 32], &str)> =
         users.keys().map(|name| (sha256(name.as_bytes()), &**name)).collect();
@@ -425,7 +425,7 @@ fn sha256(bytes: &[u8]) -> [u8; 32] {
 }
 
 /// User and hash of a line; `None` if it has none to begin with.
-fn read_line(line: &str) -> Option<Result<(&str, Hash), BadLine>> {
+fn read_line(line: &str) -> Option<Result<(&str, PasswordDigest), BadLine>> {
     let line = line.trim_end();
     if line.is_empty() || line.starts_with('#') {
         return None;
@@ -434,7 +434,7 @@ fn read_line(line: &str) -> Option<Result<(&str, Hash), BadLine>> {
     if !is_user(user) {
         return Some(Err(BadLine::User));
     }
-    Some(Hash::parse(hash).map(|hash| (user, hash)))
+    Some(PasswordDigest::parse(hash).map(|hash| (user, hash)))
 }
 
 /// Returns whether a line can have this user name.
@@ -445,7 +445,7 @@ pub fn is_user(user: &str) -> bool {
 }
 
 /// The file's text with this hash for the user, in the line that the user has or a new one; the others stay as they are.
-pub fn with_user(text: &str, user: &str, hash: &Hash) -> String {
+pub fn with_user(text: &str, user: &str, hash: &PasswordDigest) -> String {
     let new = format!("{user}:{hash}\n");
     let mut found = false;
     let mut out = String::with_capacity(text.len() + new.len());
@@ -493,8 +493,9 @@ mod tests {
     #[test]
     fn lines_of_every_kind_take_the_right_password_only() {
         let mut scratch = Scratch::default();
-        let ours = Hash::argon2id(b"secret", b"0123456789abcdef", &mut scratch).to_string();
-        let scram = Hash::Scram(scram::ScramKeys::new(b"secret", b"0123456789abcdef", 4096)).to_string();
+        let ours = PasswordDigest::argon2id(b"secret", b"0123456789abcdef", &mut scratch).to_string();
+        let scram =
+            PasswordDigest::Scram(scram::ScramKeys::new(b"secret", b"0123456789abcdef", 4096)).to_string();
         let text = format!("# users\nalice:{ours}\n\nbob:{}\r\ncarol:{scram}\n", mosquitto(b"secret"));
         let passwords = Passwords::parse(&text).unwrap();
         assert_eq!(passwords.len(), 3);
@@ -503,7 +504,7 @@ mod tests {
             assert!(hash.verify(b"secret", &mut scratch), "{user}");
             assert!(!hash.verify(b"Secret", &mut scratch), "{user}");
             assert!(!hash.verify(b"", &mut scratch), "{user}");
-            assert_eq!(&Hash::parse(&hash.to_string()).unwrap(), hash, "{user}");
+            assert_eq!(&PasswordDigest::parse(&hash.to_string()).unwrap(), hash, "{user}");
         }
         assert!(passwords.get("dave").is_none());
     }
@@ -534,10 +535,13 @@ mod tests {
     fn a_wrong_password_costs_the_same_for_every_user_there_or_not() {
         let mut scratch = Scratch::default();
         let scram = |name: &str| {
-            format!("{name}:{}\n", Hash::Scram(scram::ScramKeys::new(b"x", b"0123456789abcdef", 4096)))
+            format!(
+                "{name}:{}\n",
+                PasswordDigest::Scram(scram::ScramKeys::new(b"x", b"0123456789abcdef", 4096))
+            )
         };
         let text = format!("a:{0}\nb:{0}\nc:{1}\n", mosquitto(b"x"), {
-            Hash::argon2id(b"x", b"0123456789abcdef", &mut scratch)
+            PasswordDigest::argon2id(b"x", b"0123456789abcdef", &mut scratch)
         }) + &scram("d");
         let passwords = Passwords::parse(&text).unwrap();
         let work = |user: &str, password: &[u8], expected: Option<bool>| {
@@ -580,7 +584,7 @@ mod tests {
     fn many_kinds_of_hashes_do_not_multiply_the_work_of_a_guess() {
         let line = |n: u32| {
             let keys = scram::ScramKeys::new(b"x", b"0123456789abcdef", n);
-            format!("user-{n}:{}\n", Hash::Scram(keys))
+            format!("user-{n}:{}\n", PasswordDigest::Scram(keys))
         };
         let text: String = (1..=100).map(line).collect();
         let passwords = Passwords::parse(&text).unwrap();
@@ -592,7 +596,7 @@ mod tests {
 
     #[test]
     fn a_user_is_changed_or_removed_and_the_rest_stays() {
-        let hash = Hash::parse(&mosquitto(b"x")).unwrap();
+        let hash = PasswordDigest::parse(&mosquitto(b"x")).unwrap();
         let text = "# kept\na:old\nb:other\n";
         assert_eq!(with_user(text, "a", &hash), format!("# kept\na:{hash}\nb:other\n"));
         assert_eq!(with_user(text, "c", &hash), format!("{text}c:{hash}\n"));

@@ -81,8 +81,8 @@ impl ScramKeys {
         constant_time::verify_slices_are_equal(stored.as_ref(), &self.stored).is_ok()
     }
 
-    pub(crate) fn shape(&self) -> Shape {
-        Shape { iterations: self.iterations, salt: self.salt.len() }
+    pub(crate) fn shape(&self) -> ScramParameters {
+        ScramParameters { iterations: self.iterations, salt: self.salt.len() }
     }
 
     pub(crate) fn erase(&mut self) {
@@ -112,17 +112,17 @@ pub struct Pretence<'a> {
     /// parameters of keys that are made here.
     ///
     /// [`Passwords::scram_shapes`]: crate::passwords::Passwords::scram_shapes
-    pub shapes: &'a [(Shape, usize)],
+    pub shapes: &'a [(ScramParameters, usize)],
 }
 
 /// Parameters with which keys were made, which every client that asks can see.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Shape {
+pub struct ScramParameters {
     pub(crate) iterations: NonZeroU32,
     pub(crate) salt: usize,
 }
 
-impl Default for Shape {
+impl Default for ScramParameters {
     /// Returns the shape of keys that are made here.
     fn default() -> Self {
         let iterations = NonZeroU32::new(ITERATIONS).unwrap_or(NonZeroU32::MIN);
@@ -146,7 +146,7 @@ impl Pretence<'_> {
 
     /// A shape that is as frequent among users that are not there as among those that are. Where few users have a shape, it
     /// would show otherwise that they exist.
-    fn shape(&self, user: &str) -> Shape {
+    fn shape(&self, user: &str) -> ScramParameters {
         let chance = mac(self.secret, &[b"shape", user.as_bytes()].concat());
         let chance = chance.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte));
         let users: u64 = self.shapes.iter().map(|(_, users)| *users as u64).sum();
@@ -158,7 +158,7 @@ impl Pretence<'_> {
                 None => return *shape,
             }
         }
-        Shape::default()
+        ScramParameters::default()
     }
 }
 

@@ -9,7 +9,9 @@ use gateway_core::{
 
 use store::Recorder;
 
-use super::{ConnectionInfo, DurabilityRules, Parties, QueueInfo, RetainedCursor, Session, Stores, Will};
+use super::{
+    ConnectionInfo, DurabilityRules, QueueInfo, QuotaHolders, RetainedCursor, Session, Stores, Will,
+};
 
 /// Start parameters. The default is a broker in memory, with nothing switched on.
 #[derive(Default)]
@@ -65,8 +67,8 @@ pub struct OpenRequest {
     pub will: Option<Will>,
     /// Connection details.
     pub info: ConnectionInfo,
-    /// Parties whose quotas the session counts for: see [`super::Broker::parties`].
-    pub parties: Parties,
+    /// Quota holders whose quotas the session counts for: see [`super::Broker::quota_holders`].
+    pub quota_holders: QuotaHolders,
     /// Time.
     pub now: Timestamp,
 }
@@ -80,7 +82,7 @@ pub struct OpenedSession {
     /// Commit that CONNACK waits for: the record of a new persistent session, or the removal of a discarded one.
     pub commit: Option<Arc<Commit>>,
     /// Work left to do for the replaced session or connection, if there is too much of it for one turn.
-    pub aftermath: Option<Box<super::Aftermath>>,
+    pub cleanup: Option<Box<super::SessionCleanup>>,
     /// True if the session had a connection, which ends now.
     pub took_over: bool,
     /// Number of the session's connection, from 1. The connection owns the session until there is a higher one.
@@ -254,7 +256,7 @@ pub enum RetainError {
     /// The memory budget, or the share of it that retained messages may take, is used up.
     Memory,
     /// A quota of the publisher's identity or tenant; counted already.
-    Party,
+    QuotaHolder,
     /// Switched off.
     Unavailable,
 }

@@ -12,11 +12,11 @@
 //! levels     how operators write those after the client id
 //! retained   the last message of each topic, and its replay to new subscriptions
 //! durable    what outlives the process: restore it, and move messages between queues on disk
-//! parties    quotas that several connections share: those of identities and of tenants
+//! quota_holders  quotas that several connections share: those of identities and of tenants
 //! memory     the account of what peers make the process hold, and shedding when it is short
 //! ```
 //!
-//! The folders use each other through `Inner`, which holds one part of each: a subscription concerns a session, a group,
+//! The folders use each other through `BrokerInner`, which holds one part of each: a subscription concerns a session, a group,
 //! the index and the disk at once. Inside a folder, files import what they need from beside them, and only `mod.rs` says
 //! what others may use. `api` has the arguments and results of calls, `target` the receivers' side, `events` what
 //! happens to devices, `drops` what was dropped of theirs.
@@ -32,7 +32,7 @@ mod events;
 mod half_hash;
 mod log;
 mod memory;
-mod parties;
+mod quota_holders;
 mod reserved;
 mod retained;
 mod routing;
@@ -60,9 +60,9 @@ use tokio::sync::broadcast;
 use drops::Drops;
 use durable::Durable;
 use events::EVENT_CAPACITY;
-use retained::Retained;
+use retained::RetainedMessages;
 use routing::Index;
-use sessions::{ClientLock, Registry, Slots, Timers};
+use sessions::{ClientLock, SessionRegistry, SessionTimers, Slots};
 pub use store::{QueueStore, QueueSummary};
 
 pub use api::*;
@@ -70,22 +70,22 @@ pub use durable::{DurabilityRules, Restored, Stores};
 pub use events::{Event, EventKind, EventOrGap, EventPlace, EventReader};
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
-pub(crate) use parties::PartyKind;
-pub use parties::{Counted, Parties, Party, QuotaExceeded};
+pub(crate) use quota_holders::QuotaHolderKind;
+pub use quota_holders::{Counted, QuotaExceeded, QuotaHolder, QuotaHolders};
 pub use reserved::{Reserved, ReservedOutcome};
 pub use retained::{RetainedCursor, RetainedPage};
 pub(crate) use routing::MatchCache;
 pub use routing::{Routing, Spread, StreamHandle};
-pub use sessions::{Aftermath, SessionCore};
+pub use sessions::{SessionCleanup, SessionCore};
 pub use target::*;
 
 /// The routing core; cheap to clone, callable from any thread.
 #[derive(Clone)]
 pub struct Broker {
-    inner: Arc<Inner>,
+    inner: Arc<BrokerInner>,
 }
 
-struct Inner {
+struct BrokerInner {
     limits: Arc<Limits>,
     non_broker: bool,
     namespace: String,
@@ -103,15 +103,15 @@ struct Inner {
     /// Parts of the gateway that own topics.
     reserved: Option<reserved::Parts>,
     slots: Slots,
-    registry: Registry,
+    registry: SessionRegistry,
     /// The slot where the next look for large holders of memory begins.
     shed_from: AtomicU32,
-    timers: Timers,
-    retained: Retained,
+    timers: SessionTimers,
+    retained: RetainedMessages,
     account: Arc<Account>,
-    parties: parties::Book,
+    quota_holders: quota_holders::QuotaRegistry,
     events: broadcast::Sender<Event>,
-    recent: Arc<events::Recent>,
+    recent: Arc<events::RecentEvents>,
     drops: Drops,
     online: AtomicUsize,
     online_peak: AtomicUsize,
@@ -121,7 +121,7 @@ struct Inner {
     streams: AtomicUsize,
 }
 
-impl Inner {
+impl BrokerInner {
     /// Locks a client id in the registry.
     fn lock_client(&self, client_id: &str) -> ClientLock<'_> {
         self.registry.lock(client_id, &self.slots)
@@ -165,7 +165,7 @@ impl Broker {
             judge_will,
             tenants,
         } = config;
-        let parties = parties::Book::new(&limits.identity, &tenants);
+        let quota_holders = quota_holders::QuotaRegistry::new(&limits.identity, &tenants);
         let hasher = RandomState::new();
         let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
         // Set aside for what waits to be written: the stores bound it themselves.
@@ -174,7 +174,7 @@ impl Broker {
         let for_history = if history.is_some() { limits.waiting_history().0 } else { 0 };
         let set_aside = for_disk + for_latest + for_history;
         let account = Arc::new(Account::new(limits.budget().0 - set_aside));
-        let retained = Retained::new(
+        let retained = RetainedMessages::new(
             limits.retained_messages,
             limits.retained_bytes.0,
             limits.retain_available,
@@ -188,7 +188,7 @@ impl Broker {
             slots.set(slot, Arc::clone(&target) as Arc<dyn Target>);
             target
         });
-        let inner = Arc::new_cyclic(|inner| Inner {
+        let inner = Arc::new_cyclic(|inner| BrokerInner {
             non_broker,
             namespace,
             listener_strategies,
@@ -201,13 +201,13 @@ impl Broker {
             log,
             reserved: reserved::Parts::new(reserved),
             slots,
-            registry: Registry::new(hasher.clone()),
+            registry: SessionRegistry::new(hasher.clone()),
             shed_from: AtomicU32::new(0),
-            timers: Timers::default(),
+            timers: SessionTimers::default(),
             retained,
-            recent: events::Recent::new(&account),
+            recent: events::RecentEvents::new(&account),
             account,
-            parties,
+            quota_holders,
             events: broadcast::Sender::new(EVENT_CAPACITY),
             drops: Drops::default(),
             online: AtomicUsize::new(0),
@@ -226,14 +226,14 @@ impl Broker {
         &self.inner.account
     }
 
-    /// The parties of a device with this user name, if it was proved, this client id and this tenant.
-    pub fn parties(&self, user: Option<&str>, client_id: &str, tenant: &str) -> Parties {
-        self.inner.parties.of(user, client_id, tenant)
+    /// The quota holders of a device with this user name, if it was proved, this client id and this tenant.
+    pub fn quota_holders(&self, user: Option<&str>, client_id: &str, tenant: &str) -> QuotaHolders {
+        self.inner.quota_holders.of(user, client_id, tenant)
     }
 
     /// The tenants that are configured by name.
-    pub fn tenants(&self) -> impl Iterator<Item = &Arc<Party>> {
-        self.inner.parties.tenants()
+    pub fn tenants(&self) -> impl Iterator<Item = &Arc<QuotaHolder>> {
+        self.inner.quota_holders.tenants()
     }
 
     /// Bounds in force.

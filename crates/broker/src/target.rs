@@ -118,8 +118,8 @@ pub trait Session: Target {
     ///
     /// # Errors
     /// There is no connection, or it has too much to do; gives back what is not done.
-    fn take_errand(&self, errand: Errand) -> Result<(), Errand> {
-        Err(errand)
+    fn take_replay_work(&self, replay_work: ReplayWork) -> Result<(), ReplayWork> {
+        Err(replay_work)
     }
 
     /// Lets the session get what is allowed it by somebody whom its rules do not know. Whether that is new; `None` if it can
@@ -133,7 +133,7 @@ pub trait Session: Target {
 }
 
 /// Work of a connection for a subscription that its client has not asked for.
-pub enum Errand {
+pub enum ReplayWork {
     /// A subscription was made: these retained messages are sent, as the connection has room for them.
     Replay(RetainedCursor),
     /// The subscription to this filter was removed: no more retained messages are sent for it.

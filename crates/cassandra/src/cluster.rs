@@ -26,8 +26,8 @@ use tokio::{
 use super::{
     ScyllaOptions, StoreError,
     errors::{self, ErrorKind},
-    history::Statements,
-    limit::{Limit, Permit},
+    history::HistoryStatements,
+    limit::{Limit, RequestPermit},
     options, row,
     schema::{self, TableIds},
     shadows,
@@ -85,8 +85,8 @@ pub(super) struct ClusterSession {
     pub(super) get_by_topic: PreparedStatement,
     pub(super) list: PreparedStatement,
     pub(super) topics: PreparedStatement,
-    pub(super) history: Statements,
-    pub(super) shadows: shadows::Statements,
+    pub(super) history: HistoryStatements,
+    pub(super) shadows: shadows::ShadowStatements,
 }
 
 impl Cluster {
@@ -156,7 +156,7 @@ impl Cluster {
     pub(super) fn answered<T>(
         &self,
         connection: &Arc<ClusterSession>,
-        permit: Permit<'_>,
+        permit: RequestPermit<'_>,
         answer: &Result<T, ExecutionError>,
     ) {
         match answer.as_ref().err().map(errors::kind) {
@@ -267,8 +267,8 @@ impl ClusterSession {
             list: prepare(&session, of_device(columns, "device = ? AND topic > ?"), read).await?,
             topics: prepare(&session, of_device("topic, version, server", "device = ? LIMIT ?"), read)
                 .await?,
-            history: Statements::prepare(&session, options).await?,
-            shadows: shadows::Statements::prepare(&session, options).await?,
+            history: HistoryStatements::prepare(&session, options).await?,
+            shadows: shadows::ShadowStatements::prepare(&session, options).await?,
             session,
             tables,
         })

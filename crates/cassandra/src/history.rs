@@ -24,9 +24,9 @@ use super::{
     options::life,
     read::{self, next_rows},
     row::{self, LatestRow},
-    write::{self, BATCH_BYTES, Plan, Put},
+    write::{self, BATCH_BYTES, Plan, WriteKind},
 };
-use store::{BoxFuture, HistoryEntry, HistoryPage, HistoryQuery, HistoryStore, Removal, StoreError};
+use store::{BoxFuture, HistoryEntry, HistoryPage, HistoryQuery, HistoryRemoval, HistoryStore, StoreError};
 use store::{BucketPart, Walk, bucket};
 
 /// A [`HistoryStore`] in a Cassandra or Scylla cluster.
@@ -90,7 +90,7 @@ impl ScyllaHistory {
         state: PagingState,
     ) -> Result<(QueryRowsResult, PagingStateResponse), StoreError> {
         let BucketPart { bucket, low, high } = part;
-        let Statements { newest_first, oldest_first, .. } = &connection.history;
+        let HistoryStatements { newest_first, oldest_first, .. } = &connection.history;
         let mut statement = if query.oldest_first { oldest_first.clone() } else { newest_first.clone() };
         statement.set_page_size(i32::try_from(rows).unwrap_or(i32::MAX));
         let [bucket, from, from_version, to, to_version] =
@@ -112,14 +112,14 @@ impl HistoryStore for ScyllaHistory {
         Box::pin(self.read(query))
     }
 
-    fn remove(&self, removal: Removal) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn remove(&self, removal: HistoryRemoval) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             let connection = self.cluster.connection().await?;
             let partitions: Vec<_> =
                 removal.partitions().map(|(topic, bucket)| (Arc::clone(topic), bucket)).collect();
             let mut plan = Plan::new(partitions.len());
             (0..partitions.len()).for_each(|number| plan.add((), &[number]));
-            let Removal { device, version, .. } = removal;
+            let HistoryRemoval { device, version, .. } = removal;
             let options = Arc::clone(&self.cluster.options);
             let partitions = Arc::new(Partitions { device, partitions, version, options });
             write::all(&self.cluster, &connection, partitions, plan).await
@@ -135,7 +135,7 @@ struct Partitions {
     options: Arc<ScyllaOptions>,
 }
 
-impl Put for Partitions {
+impl WriteKind for Partitions {
     type Table = ();
 
     async fn put(
@@ -160,14 +160,14 @@ impl Put for Partitions {
 }
 
 /// Prepared statements of the history.
-pub(super) struct Statements {
+pub(super) struct HistoryStatements {
     append: PreparedStatement,
     remove: PreparedStatement,
     newest_first: PreparedStatement,
     oldest_first: PreparedStatement,
 }
 
-impl Statements {
+impl HistoryStatements {
     pub(super) async fn prepare(session: &Session, options: &ScyllaOptions) -> Result<Self, StoreError> {
         let keyspace = &options.keyspace;
         let (columns, marks) = (row::COLUMNS, row::MARKS);
@@ -198,7 +198,7 @@ struct Entries {
     options: Arc<ScyllaOptions>,
 }
 
-impl Put for Entries {
+impl WriteKind for Entries {
     type Table = ();
 
     async fn put(

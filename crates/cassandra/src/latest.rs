@@ -14,8 +14,8 @@ use super::{
     ScyllaOptions, StoreError,
     cluster::{Cluster, ClusterSession},
     read, row,
-    topics::{Admitted, KnownTopics, Stored},
-    write::{self, BATCH_BYTES, Plan, Put},
+    topics::{KnownTopics, Stored, TopicAdmission},
+    write::{self, BATCH_BYTES, Plan, WriteKind},
 };
 use store::LatestValue;
 
@@ -47,7 +47,7 @@ pub(super) async fn upsert(cluster: &Arc<Cluster>, batch: Arc<[LatestValue]>) ->
             plan.add(LatestTable::ByTopic, std::slice::from_ref(number));
         }
     }
-    let values = Arc::new(Values { batch: Arc::clone(&batch), options: Arc::clone(&cluster.options) });
+    let values = Arc::new(LatestBatch { batch: Arc::clone(&batch), options: Arc::clone(&cluster.options) });
     let written = write::all(cluster, &connection, values, plan).await;
     if matches!(written, Ok(()) | Err(StoreError::Partly { .. })) {
         admission.dropped.count();
@@ -93,12 +93,12 @@ pub(super) enum LatestTable {
     ByTopic,
 }
 
-pub(super) struct Values {
+pub(super) struct LatestBatch {
     pub(super) batch: Arc<[LatestValue]>,
     pub(super) options: Arc<ScyllaOptions>,
 }
 
-impl Put for Values {
+impl WriteKind for LatestBatch {
     type Table = LatestTable;
 
     async fn put(
@@ -191,7 +191,7 @@ async fn admit(
         }
     }
     let mut admitted = Vec::with_capacity(batch.len());
-    let mut take = |device: &str, numbers: &[usize], found: Admitted| {
+    let mut take = |device: &str, numbers: &[usize], found: TopicAdmission| {
         if found.fresh {
             admission.fresh.push(device.to_owned());
         }

@@ -1,8 +1,8 @@
 //! Latest values and history in Cassandra or Scylla.
 //!
 //! One driver session per process, made when it is first needed: the gateway starts while the database is away, and
-//! every write tries again. Writes, but for those of shadows, are idempotent upserts of every column with the value's version as write
-//! timestamp, so the database itself keeps the newest, whatever is repeated or comes late.
+//! every write tries again. Writes, but for those of shadows, are idempotent upserts of every column with the value's version as
+//! write timestamp, so the database itself keeps the newest, whatever is repeated or comes late.
 //!
 //! ```text
 //! options           settings
@@ -34,7 +34,7 @@ use std::sync::Arc;
 
 use self::cluster::Cluster;
 pub use self::history::ScyllaHistory;
-pub use self::options::{ScyllaOptions, TtlRule};
+pub use self::options::{ScyllaOptions, ScyllaTtlRule};
 pub use self::shadows::ScyllaShadows;
 use store::{BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, StoreError};
 

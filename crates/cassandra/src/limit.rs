@@ -8,10 +8,10 @@ use tokio::sync::{Semaphore, SemaphorePermit};
 pub(super) struct Limit {
     semaphore: Semaphore,
     most: usize,
-    state: Mutex<Allowance>,
+    state: Mutex<RequestAllowance>,
 }
 
-struct Allowance {
+struct RequestAllowance {
     allowed: usize,
     /// Permits to withdraw as they come back.
     debt: usize,
@@ -22,7 +22,7 @@ struct Allowance {
 }
 
 /// Leave for one request; given back when dropped.
-pub(super) struct Permit<'a> {
+pub(super) struct RequestPermit<'a> {
     limit: &'a Limit,
     held: Option<SemaphorePermit<'a>>,
     halvings: u64,
@@ -31,15 +31,15 @@ pub(super) struct Permit<'a> {
 impl Limit {
     pub(super) fn new(most: usize) -> Self {
         let most = most.clamp(1, Semaphore::MAX_PERMITS);
-        let state = Allowance { allowed: most, debt: 0, good: 0, halvings: 0 };
+        let state = RequestAllowance { allowed: most, debt: 0, good: 0, halvings: 0 };
         Self { semaphore: Semaphore::new(most), most, state: Mutex::new(state) }
     }
 
     /// Waits until one more request may start. Cancel safe.
-    pub(super) async fn permit(&self) -> Permit<'_> {
+    pub(super) async fn permit(&self) -> RequestPermit<'_> {
         // Never closed.
         let held = self.semaphore.acquire().await.ok();
-        Permit { limit: self, held, halvings: self.state.lock().halvings }
+        RequestPermit { limit: self, held, halvings: self.state.lock().halvings }
     }
 
     #[cfg(test)]
@@ -48,7 +48,7 @@ impl Limit {
     }
 }
 
-impl Permit<'_> {
+impl RequestPermit<'_> {
     /// The request was answered in time.
     pub(super) fn good(self) {
         let limit = self.limit;
@@ -79,7 +79,7 @@ impl Permit<'_> {
     }
 }
 
-impl Drop for Permit<'_> {
+impl Drop for RequestPermit<'_> {
     fn drop(&mut self) {
         let mut state = self.limit.state.lock();
         if state.debt > 0
@@ -106,7 +106,7 @@ mod tests {
         for _ in 0..8 {
             permits.push(limit.permit().await);
         }
-        permits.into_iter().for_each(Permit::overloaded);
+        permits.into_iter().for_each(RequestPermit::overloaded);
         assert_eq!((limit.allowed(), free(&limit)), (4, 4));
         limit.permit().await.overloaded();
         assert_eq!((limit.allowed(), free(&limit)), (2, 2));

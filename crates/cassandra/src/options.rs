@@ -62,14 +62,14 @@ pub struct ScyllaOptions {
     /// Topics kept per device. Gateways that share the tables may exceed it together.
     pub topics_per_device: usize,
     /// Lifetimes of values. The first rule whose filter matches the topic counts; without one they stay.
-    pub ttl: Vec<TtlRule>,
+    pub ttl: Vec<ScyllaTtlRule>,
     /// Name of this gateway, written with each value.
     pub server_id: String,
 }
 
 /// Lifetime of the values of topics that match an MQTT filter.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TtlRule {
+pub struct ScyllaTtlRule {
     /// The filter, valid.
     pub filter: String,
     /// From the write on, in whole seconds; zero is for ever. Databases take at most 20 years, and some nothing past

@@ -35,7 +35,7 @@ pub struct ScyllaShadows {
 }
 
 /// Prepared statements of the shadows.
-pub(super) struct Statements {
+pub(super) struct ShadowStatements {
     insert: PreparedStatement,
     update: PreparedStatement,
     forget: PreparedStatement,
@@ -44,7 +44,7 @@ pub(super) struct Statements {
     list: [[PreparedStatement; 2]; 2],
 }
 
-impl Statements {
+impl ShadowStatements {
     pub(super) async fn prepare(session: &Session, options: &ScyllaOptions) -> Result<Self, StoreError> {
         let keyspace = &options.keyspace;
         let (write, read) = (options.write_consistency, options.read_consistency);

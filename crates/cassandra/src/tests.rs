@@ -21,7 +21,7 @@ use store::{
 
 use super::{
     cluster::ClusterSession,
-    write::{Plan, Put},
+    write::{Plan, WriteKind},
     *,
 };
 
@@ -143,7 +143,8 @@ async fn a_dropped_schema_is_made_again_by_the_next_write_without_loss() {
 #[tokio::test(flavor = "multi_thread")]
 async fn values_expire_as_their_topics_rule_says_and_tell_their_gateway() {
     let Some(mut options) = options("time to live") else { return };
-    let rule = |filter: &str, secs| TtlRule { filter: filter.to_owned(), ttl: Duration::from_secs(secs) };
+    let rule =
+        |filter: &str, secs| ScyllaTtlRule { filter: filter.to_owned(), ttl: Duration::from_secs(secs) };
     options.ttl = vec![rule("a/+/keep", 0), rule("a/#", 3600), rule("b", u64::MAX)];
     options.server_id = "one".to_owned();
     let store = with(&options, |_| {});
@@ -235,7 +236,7 @@ impl Answers {
     }
 }
 
-impl Put for Answers {
+impl WriteKind for Answers {
     type Table = ();
 
     async fn put(&self, _: &ClusterSession, (): (), written: &[usize]) -> Result<(), ExecutionError> {
@@ -305,7 +306,7 @@ async fn a_key_that_the_server_refuses_is_dropped_alone() {
     let values = [suite::value("d", "t", 1), suite::value("d", &"x".repeat(65_536), 1)];
     let connection = store.cluster.connection().await.unwrap();
     let options = Arc::clone(&store.cluster.options);
-    let put = Arc::new(latest::Values { batch: values.clone().into(), options });
+    let put = Arc::new(latest::LatestBatch { batch: values.clone().into(), options });
     let mut plan = Plan::new(2);
     plan.add(latest::LatestTable::ByDevice, &[0, 1]);
     let dropped = totals().latest_dropped_rejected;
@@ -342,14 +343,14 @@ async fn values_that_lose_against_one_of_the_future_are_counted() {
 
 /// Somebody drops the keyspace in the middle of a write.
 struct Dropping {
-    values: latest::Values,
+    values: latest::LatestBatch,
     keyspace: String,
     /// Makes the tables again soon after, as another gateway would.
     other: Option<ScyllaLatest>,
     requests: AtomicUsize,
 }
 
-impl Put for Dropping {
+impl WriteKind for Dropping {
     type Table = latest::LatestTable;
 
     async fn put(
@@ -392,7 +393,7 @@ async fn a_keyspace_dropped_during_a_write_leaves_no_value_in_one_table_only() {
 
         let connection = store.cluster.connection().await.unwrap();
         let put = Dropping {
-            values: latest::Values {
+            values: latest::LatestBatch {
                 batch: Arc::clone(&values),
                 options: Arc::clone(&store.cluster.options),
             },

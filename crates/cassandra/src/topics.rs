@@ -23,18 +23,18 @@ pub(super) struct KnownTopics {
     bound: usize,
     most: usize,
     hashing: RandomState,
-    state: Mutex<Devices>,
+    state: Mutex<KnownDevices>,
     /// True once a value of the future was read.
     any_ahead: AtomicBool,
 }
 
 #[derive(Default)]
-struct Devices {
-    devices: HashMap<String, Device, RandomState>,
+struct KnownDevices {
+    devices: HashMap<String, KnownDevice, RandomState>,
     known: usize,
 }
 
-struct Device {
+struct KnownDevice {
     topics: TopicHashes,
     ahead: FutureVersions,
     read: Instant,
@@ -57,7 +57,7 @@ pub(super) struct Stored {
 }
 
 /// Answer of [`KnownTopics::admit`] for some topics of a device.
-pub(super) struct Admitted {
+pub(super) struct TopicAdmission {
     /// For each topic whether it may be written.
     pub(super) may: Vec<bool>,
     /// True if one of the topics is new.
@@ -84,7 +84,7 @@ impl KnownTopics {
         &self,
         device: &str,
         topics: impl IntoIterator<Item = &'a str>,
-    ) -> Option<Admitted> {
+    ) -> Option<TopicAdmission> {
         let hashes = self.hashes(topics);
         self.state.lock().admit(device, &hashes, self.bound)
     }
@@ -95,7 +95,7 @@ impl KnownTopics {
         device: &str,
         stored: Stored,
         topics: impl IntoIterator<Item = &'a str>,
-    ) -> Admitted {
+    ) -> TopicAdmission {
         let hashes = self.hashes(topics);
         let Stored { topics: stored, ahead, .. } = stored;
         if !ahead.is_empty() {
@@ -107,8 +107,8 @@ impl KnownTopics {
             state.shrink(self.most / 4 + stored.len());
         }
         state.known += stored.len() + 1;
-        state.devices.insert(device.to_owned(), Device { topics: stored, ahead, read: Instant::now() });
-        let none = || Admitted { may: vec![false; hashes.len()], fresh: false };
+        state.devices.insert(device.to_owned(), KnownDevice { topics: stored, ahead, read: Instant::now() });
+        let none = || TopicAdmission { may: vec![false; hashes.len()], fresh: false };
         state.admit(device, &hashes, self.bound).unwrap_or_else(none)
     }
 
@@ -139,12 +139,12 @@ impl KnownTopics {
     }
 
     pub(super) fn clear(&self) {
-        *self.state.lock() = Devices::default();
+        *self.state.lock() = KnownDevices::default();
     }
 }
 
-impl Devices {
-    fn admit(&mut self, device: &str, hashes: &[u64], bound: usize) -> Option<Admitted> {
+impl KnownDevices {
+    fn admit(&mut self, device: &str, hashes: &[u64], bound: usize) -> Option<TopicAdmission> {
         let known = self.devices.get_mut(device)?;
         let before = known.topics.len();
         if known.read.elapsed() >= STALE {
@@ -160,7 +160,7 @@ impl Devices {
         let may = may.collect();
         let added = known.topics.len() - before;
         self.known += added;
-        Some(Admitted { may, fresh: added > 0 })
+        Some(TopicAdmission { may, fresh: added > 0 })
     }
 
     /// Forgets devices with `excess` topics in all, or all of them.
@@ -188,7 +188,7 @@ impl Devices {
 mod tests {
     use super::*;
 
-    fn may(admitted: Option<Admitted>) -> Option<Vec<bool>> {
+    fn may(admitted: Option<TopicAdmission>) -> Option<Vec<bool>> {
         admitted.map(|admitted| admitted.may)
     }
 

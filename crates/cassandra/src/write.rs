@@ -52,7 +52,7 @@ pub(super) struct Plan<T> {
 /// Values that one request writes: to one partition.
 #[derive(Clone)]
 struct RequestGroup<T> {
-    /// Destination of the values; [`Put`] knows.
+    /// Destination of the values; [`WriteKind`] knows.
     table: T,
     /// Range of their numbers in [`Plan::order`].
     places: Range<usize>,
@@ -81,7 +81,7 @@ impl<T> RequestGroup<T> {
 }
 
 /// Knows how values of a kind become a request.
-pub(super) trait Put: Send + Sync + 'static {
+pub(super) trait WriteKind: Send + Sync + 'static {
     /// Names a table.
     type Table: Copy + Send + 'static;
 
@@ -102,7 +102,7 @@ pub(super) trait Put: Send + Sync + 'static {
 /// # Errors
 /// [`StoreError::Partly`] if some values are written, else what is wrong. [`StoreError::Unavailable`] also if tables were
 /// dropped twice meanwhile: none of the values counts as written then.
-pub(super) async fn all<P: Put>(
+pub(super) async fn all<P: WriteKind>(
     cluster: &Arc<Cluster>,
     connection: &Arc<ClusterSession>,
     put: Arc<P>,
@@ -123,7 +123,7 @@ pub(super) async fn all<P: Put>(
 
 /// State shared by the tasks of a write: each takes a group, asks the database and takes the next. A task for each request costs
 /// twice as much: the driver's futures are large, and are made in place here.
-struct Round<P: Put> {
+struct Round<P: WriteKind> {
     cluster: Arc<Cluster>,
     put: Arc<P>,
     /// Of the [`Plan`].
@@ -142,7 +142,7 @@ struct BatchProgress<T> {
     bad: usize,
 }
 
-impl<P: Put> Round<P> {
+impl<P: WriteKind> Round<P> {
     /// Writes all groups, then once more, alone, what was refused. False if tables were dropped and made anew
     /// meanwhile: what was written before is gone and what came after is not, so the two tables differ until all is
     /// written again. `connection` becomes one for the present tables.

@@ -4,7 +4,7 @@ use bytes::Bytes;
 use gateway_core::{Protocol, QoS, TopicFilter, parse_shared};
 
 use super::{
-    Ack, AckKind, Auth, ConnAck, DecodeError, Disconnect, Frame, Packet, Publish, SubAck, Subscribe,
+    Ack, AckKind, AuthPacket, ConnAck, DecodeError, Disconnect, Frame, Packet, Publish, SubAck, Subscribe,
     SubscribeFilter, Unsubscribe,
     connect::decode_connect,
     primitive::Reader,
@@ -395,8 +395,8 @@ fn disconnect(reader: &mut Reader<'_>, protocol: Protocol) -> Result<Disconnect,
 }
 
 /// Section 3.15.
-fn auth(reader: &mut Reader<'_>) -> Result<Auth, DecodeError> {
-    let mut auth = Auth::default();
+fn auth(reader: &mut Reader<'_>) -> Result<AuthPacket, DecodeError> {
+    let mut auth = AuthPacket::default();
     if reader.is_empty() {
         return Ok(auth);
     }

@@ -3,8 +3,8 @@
 use gateway_core::Protocol;
 
 use super::{
-    Ack, Auth, ConnAck, Disconnect, MAX_FRAME_LEN, Packet, PublishFrame, SubAck, Subscribe, SubscribeFilter,
-    Unsubscribe,
+    Ack, AuthPacket, ConnAck, Disconnect, MAX_FRAME_LEN, Packet, PublishFrame, SubAck, Subscribe,
+    SubscribeFilter, Unsubscribe,
     connect::put_connect,
     primitive::{put_sized, put_str},
     property::{id, put_byte, put_data, put_subscription_id, put_text, put_u16, put_u32, put_user},
@@ -246,8 +246,8 @@ fn put_disconnect(disconnect: &Disconnect, protocol: Protocol, with_reason: bool
     }
 }
 
-fn put_auth(auth: &Auth, with_reason: bool, out: &mut Vec<u8>) {
-    if *auth == Auth::default() {
+fn put_auth(auth: &AuthPacket, with_reason: bool, out: &mut Vec<u8>) {
+    if *auth == AuthPacket::default() {
         return;
     }
     out.push(auth.code);

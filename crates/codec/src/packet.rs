@@ -38,7 +38,7 @@ pub enum Packet<'a> {
     /// DISCONNECT
     Disconnect(Box<Disconnect>),
     /// AUTH (v5)
-    Auth(Box<Auth>),
+    Auth(Box<AuthPacket>),
 }
 
 /// CONNECT.
@@ -275,7 +275,7 @@ pub struct Disconnect {
 
 /// AUTH.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Auth {
+pub struct AuthPacket {
     /// Reason code: 0x00, 0x18 or 0x19.
     pub code: u8,
     /// Authentication Method.

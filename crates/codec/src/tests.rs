@@ -147,7 +147,8 @@ fn every_explanation_gives_way_to_the_maximum_packet_size() {
     let connack = ConnAck { code: 0x87, reason_string: text(), user: user(), ..ConnAck::default() };
     let disconnect = Disconnect { code: 0x87, reason_string: text(), user: user(), ..Disconnect::default() };
     let method = Some("m".to_owned());
-    let auth = Auth { code: 0x18, method, reason_string: text(), user: user(), ..Auth::default() };
+    let auth =
+        AuthPacket { code: 0x18, method, reason_string: text(), user: user(), ..AuthPacket::default() };
     for (packet, statements) in [
         (Packet::ConnAck(connack.into()), "MQTT-3.2.2-19, MQTT-3.2.2-20"),
         (Packet::PubRec(ack(0x87)), "MQTT-3.5.2-2, MQTT-3.5.2-3"),

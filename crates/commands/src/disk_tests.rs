@@ -3,16 +3,16 @@
 use std::{collections::BTreeMap, task::Waker};
 
 use broker::{Account, ReservedOutcome};
-use gateway_core::{ClientId, Commit, OriginKind, ReceiptState, Refused, clock};
+use gateway_core::{ClientId, Commit, CommitRefused, OriginKind, ReceiptState, clock};
 use parking_lot::Mutex;
 use store::{PublisherChange, PublisherStore, PublisherTable, StoreError, StoreHealth};
 
-use super::{topics::Address, *};
+use super::{topics::ReplyAddress, *};
 
 /// Changes that the disk has been given, with the part of the commit that waits for them.
 type SubmittedChanges = (Vec<PublisherChange>, Option<Arc<Commit>>);
 
-/// A store whose disk does what the test says. Records stay when a book is gone.
+/// A store whose disk does what the test says. Records stay when a registry is gone.
 #[derive(Default)]
 struct Disk {
     records: Mutex<BTreeMap<Bytes, Bytes>>,
@@ -80,7 +80,7 @@ impl PublisherStore for Disk {
 struct World {
     disk: Arc<Disk>,
     account: Arc<Account>,
-    book: Arc<Book>,
+    registry: Arc<CommandRegistry>,
 }
 
 const ACKED: ReceiptState =
@@ -101,7 +101,7 @@ impl World {
     }
 
     fn on(disk: Arc<Disk>) -> Self {
-        let options = BookOptions {
+        let options = CommandRegistryOptions {
             max_outstanding: 10,
             max_outstanding_per_device: 1,
             max_active: 10,
@@ -111,8 +111,8 @@ impl World {
             max_kept: 10,
         };
         let account = Arc::new(Account::new(64 << 20));
-        let book = Book::open(options, Arc::clone(&disk) as _, &account).unwrap();
-        Self { disk, account, book }
+        let registry = CommandRegistry::open(options, Arc::clone(&disk) as _, &account).unwrap();
+        Self { disk, account, registry }
     }
 
     /// As the next process finds it after a crash now: what waits for the disk is lost.
@@ -121,7 +121,7 @@ impl World {
         Self::on(self.disk)
     }
 
-    async fn start(&self, id: &str) -> Result<Arc<CommandRecord>, StartError> {
+    async fn start(&self, id: &str) -> Result<Arc<CommandRecord>, CommandStartError> {
         let spec = Spec {
             device: "d".into(),
             name: "reboot".to_owned(),
@@ -129,21 +129,21 @@ impl World {
             properties: None,
             qos: QoS::AtLeastOnce,
         };
-        self.book.start(Some(id.to_owned()), spec, times(), Digest::default()).await
+        self.registry.start(Some(id.to_owned()), spec, times(), CommandDigest::default()).await
     }
 
     /// Begins an attempt at the only command that may go out; its number and the attempt's.
     fn send(&self, now: Timestamp) -> Option<(u64, u32)> {
-        self.book.tick(now, 100);
-        let parcel = self.book.next_parcels()?.into_iter().next()?;
-        Some((parcel.number, self.book.begin(parcel.number)?))
+        self.registry.tick(now, 100);
+        let parcel = self.registry.next_parcels()?.into_iter().next()?;
+        Some((parcel.number, self.registry.begin(parcel.number)?))
     }
 
     /// A command that its device has acknowledged.
     async fn delivered(&self, id: &str) {
         self.start(id).await.unwrap();
         let (number, attempt) = self.send(clock::now()).unwrap();
-        self.book.progress(number, attempt, &ACKED);
+        self.registry.progress(number, attempt, &ACKED);
         assert_eq!(self.state(id), Some(CommandState::Delivered));
     }
 
@@ -153,7 +153,7 @@ impl World {
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 0 };
         let mut message = Message::new("cmd", b"done", clock::now(), origin);
         message.qos = QoS::AtLeastOnce;
-        let taken = self.book.take("d", &Address { id, status: Some(200) }, &message);
+        let taken = self.registry.take("d", &ReplyAddress { id, status: Some(200) }, &message);
         assert_eq!(taken, Some(ReservedOutcome::Taken));
         let commit = Arc::clone(message.commit().expect("QoS 1"));
         commit.done();
@@ -161,12 +161,12 @@ impl World {
     }
 
     fn state(&self, id: &str) -> Option<CommandState> {
-        self.book.get(id).map(|record| record.machine.state())
+        self.registry.get(id).map(|record| record.machine.state())
     }
 }
 
 /// Returns the result of a commit; `None` if it has not ended.
-fn result(commit: &Commit) -> Option<Result<(), Refused>> {
+fn result(commit: &Commit) -> Option<Result<(), CommitRefused>> {
     commit.poll(Waker::noop())
 }
 
@@ -202,13 +202,14 @@ async fn a_reply_is_not_dropped_for_an_end_that_is_refused() {
     let world = World::new();
     world.delivered("c").await;
     world.disk.stall();
-    let book = Arc::clone(&world.book);
-    let cancelling = tokio::spawn(async move { book.cancel("c").await.map(|record| record.machine.state()) });
+    let registry = Arc::clone(&world.registry);
+    let cancelling =
+        tokio::spawn(async move { registry.cancel("c").await.map(|record| record.machine.state()) });
     tokio::task::yield_now().await;
     let early = world.reply("c");
     assert_eq!(result(&early), None, "the command has not ended yet");
     world.disk.refuse();
-    assert_eq!(result(&early), Some(Err(Refused)));
+    assert_eq!(result(&early), Some(Err(CommitRefused)));
     assert_eq!(cancelling.await.unwrap(), Err(CancelError::Store));
     assert_eq!(world.state("c"), Some(CommandState::Delivered));
     assert_eq!(result(&world.reply("c")), Some(Ok(())));
@@ -224,18 +225,18 @@ async fn a_start_that_is_refused_leaves_nothing() {
         let world = World {
             disk: Arc::clone(&world.disk),
             account: Arc::clone(&world.account),
-            book: Arc::clone(&world.book),
+            registry: Arc::clone(&world.registry),
         };
         tokio::spawn(async move { world.start(id).await.map(drop) })
     });
     tokio::task::yield_now().await;
-    assert_eq!((world.state("c"), world.book.active()), (None, 2), "one of the three joins another");
+    assert_eq!((world.state("c"), world.registry.active()), (None, 2), "one of the three joins another");
     world.disk.refuse();
     for start in starts {
-        assert_eq!(start.await.unwrap(), Err(StartError::Store));
+        assert_eq!(start.await.unwrap(), Err(CommandStartError::Store));
     }
     assert_eq!(world.send(later()), None, "nothing goes out that is not on disk");
-    assert_eq!(world.book.active(), 0);
+    assert_eq!(world.registry.active(), 0);
     assert_eq!(world.account.held(broker::MemoryKind::Commands), 0);
     world.delivered("c").await;
     assert_eq!(world.crashed().state("c"), Some(CommandState::Delivered));
@@ -246,20 +247,20 @@ async fn a_start_that_is_refused_leaves_nothing() {
 async fn an_expiry_that_is_refused_is_tried_again() {
     let world = World::new();
     world.delivered("c").await;
-    let (_, watching) = world.book.watch("c").unwrap();
+    let (_, watching) = world.registry.watch("c").unwrap();
     let mut watching = watching.unwrap();
     let over = times().expire.plus_millis(1);
     world.disk.stall();
-    world.book.tick(over, 100);
+    world.registry.tick(over, 100);
     assert_eq!(world.state("c"), Some(CommandState::Delivered), "it has not ended before that is on disk");
     world.disk.refuse();
     assert!(watching.try_recv().is_err(), "nobody is told of an end that is not one");
-    assert_eq!((world.state("c"), world.book.active()), (Some(CommandState::Delivered), 1));
-    let next = world.book.tick(clock::now(), 100).expect("it is due again");
+    assert_eq!((world.state("c"), world.registry.active()), (Some(CommandState::Delivered), 1));
+    let next = world.registry.tick(clock::now(), 100).expect("it is due again");
     assert!(next <= later(), "and soon");
-    world.book.tick(over, 100);
+    world.registry.tick(over, 100);
     assert_eq!(watching.try_recv().unwrap().machine.state(), CommandState::TimedOut);
-    assert_eq!(world.book.active(), 0);
+    assert_eq!(world.registry.active(), 0);
     assert_eq!(world.crashed().state("c"), Some(CommandState::TimedOut));
 }
 
@@ -272,15 +273,15 @@ async fn a_refusal_that_is_not_written_is_tried_again() {
     let (number, attempt) = world.send(clock::now()).unwrap();
     world.disk.stall();
     let rejected = ReceiptState { acked: 0, rejected: 1, code: Some(0x87), ..ACKED };
-    assert!(world.book.progress(number, attempt, &rejected), "nothing more comes of this attempt");
+    assert!(world.registry.progress(number, attempt, &rejected), "nothing more comes of this attempt");
     world.disk.refuse();
-    assert_eq!(world.book.active(), 1);
+    assert_eq!(world.registry.active(), 1);
     world.start("next").await.unwrap();
     assert_eq!(world.send(later()).map(|(number, _)| number), Some(number + 1), "the device's place is free");
     assert_eq!(world.state("c"), Some(CommandState::Refused));
     let world = world.crashed();
     assert_eq!(
-        world.book.get("c").map(|record| (record.machine.state(), record.code)),
+        world.registry.get("c").map(|record| (record.machine.state(), record.code)),
         Some((CommandState::Refused, Some(0x87)))
     );
 }

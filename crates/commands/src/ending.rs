@@ -5,13 +5,13 @@ use gateway_core::clock;
 use super::{DeviceReply, machine::CommandState, record::CommandRecord};
 
 /// State with which a command is to end, with its reason code or reply.
-pub(super) struct Ending {
+pub(super) struct CommandEnding {
     pub(super) state: CommandState,
     pub(super) code: Option<u8>,
     pub(super) reply: Option<DeviceReply>,
 }
 
-impl Ending {
+impl CommandEnding {
     pub(super) fn of(state: CommandState) -> Self {
         Self { state, code: None, reply: None }
     }

@@ -1,13 +1,13 @@
 //! Commands: requests to devices, and their answers.
 //!
 //! ```text
-//! desk      who waits for an answer: takes the replies of devices from the broker, and gives each to its caller
+//! dispatcher who waits for an answer: takes the replies of devices from the broker, and gives each to its caller
 //! sending   one call of Send
 //! machine   one stored command, without clock, device and disk
 //! record    the same as it is on disk
 //! ending    how one ends
 //! table     all stored commands in memory
-//! book      the same, with what is written of them
+//! registry  the same, with what is written of them
 //! listing   pages of them
 //! topics    the topics of commands and replies
 //! running   stored commands at work
@@ -20,14 +20,14 @@
 //! the broker, which takes what is below the name of another from nobody; for what it is says its topic, and at MQTT 5 the
 //! correlation data.
 //!
-//! Knows no tonic and no proto. Nothing waits under a lock; the desk's is held for a lookup.
+//! Knows no tonic and no proto. Nothing waits under a lock; the dispatcher's is held for a lookup.
 
-mod book;
-mod desk;
+mod dispatcher;
 mod ending;
 mod listing;
 mod machine;
 mod record;
+mod registry;
 mod running;
 mod sending;
 mod table;
@@ -42,14 +42,14 @@ use bytes::Bytes;
 use gateway_core::{Message, Origin, Properties, QoS, Receipt, Timestamp};
 use thiserror::Error;
 
-pub use book::{Book, BookOptions, CancelError, StartError};
-pub use desk::Desk;
+pub use dispatcher::ReplyDispatcher;
 pub use machine::{CommandState, Times};
 pub use record::CommandRecord;
+pub use registry::{CancelError, CommandRegistry, CommandRegistryOptions, CommandStartError};
 pub use topics::CommandTopics;
 
 /// Digest by which two requests are told apart.
-pub type Digest = [u8; 32];
+pub type CommandDigest = [u8; 32];
 
 /// Bytes of correlation data, and of an id of the gateway's making.
 const RANDOM: usize = 16;
@@ -172,32 +172,36 @@ pub struct CommandsOptions {
 }
 
 /// Commands of the gateway.
-pub struct Commands {
+pub struct CommandService {
     broker: Broker,
-    desk: Arc<Desk>,
-    book: Arc<Book>,
+    dispatcher: Arc<ReplyDispatcher>,
+    registry: Arc<CommandRegistry>,
 }
 
-impl Commands {
-    /// With the desk that the broker was made with.
-    pub fn new(broker: Broker, desk: Arc<Desk>, book: Arc<Book>) -> Arc<Self> {
-        desk.set_book(Arc::clone(&book));
-        Arc::new(Self { broker, desk, book })
+impl CommandService {
+    /// With the dispatcher that the broker was made with.
+    pub fn new(
+        broker: Broker,
+        dispatcher: Arc<ReplyDispatcher>,
+        registry: Arc<CommandRegistry>,
+    ) -> Arc<Self> {
+        dispatcher.set_book(Arc::clone(&registry));
+        Arc::new(Self { broker, dispatcher, registry })
     }
 
     /// Stored commands.
-    pub fn book(&self) -> &Arc<Book> {
-        &self.book
+    pub fn registry(&self) -> &Arc<CommandRegistry> {
+        &self.registry
     }
 
     /// The topic that a command of this device and name would have, but for its id.
     pub fn topic_of(&self, spec: &Spec) -> String {
-        self.desk.options.topics.request(spec, "id")
+        self.dispatcher.options.topics.request(spec, "id")
     }
 
     /// Tells whether a command of this name would have the topic of a reply.
     pub fn is_of_replies(&self, name: &str) -> bool {
-        self.desk.options.topics.is_of_replies(name)
+        self.dispatcher.options.topics.is_of_replies(name)
     }
 
     /// Hands a command to the device if it has a connection.
@@ -209,7 +213,7 @@ impl Commands {
         receipt: &Arc<Receipt>,
         (now, expires): (Timestamp, Timestamp),
     ) -> broker::DirectOutcome {
-        let topics = &self.desk.options.topics;
+        let topics = &self.dispatcher.options.topics;
         let topic = topics.request(spec, id);
         let mut properties = spec.properties.as_deref().cloned().unwrap_or_default();
         properties.response_topic = Some(topics.response(&spec.device, id));
@@ -242,9 +246,9 @@ pub(crate) fn random_id() -> Result<String, NoReply> {
     Ok(URL_SAFE_NO_PAD.encode(random()?))
 }
 
-/// The desk as the broker takes it.
-pub fn reserved(desk: &Arc<Desk>) -> Arc<dyn Reserved> {
-    Arc::clone(desk) as _
+/// The dispatcher as the broker takes it.
+pub fn reserved(dispatcher: &Arc<ReplyDispatcher>) -> Arc<dyn Reserved> {
+    Arc::clone(dispatcher) as _
 }
 
 /// As a point of the gateway's clock.

@@ -4,14 +4,14 @@ use std::{ops::Bound, sync::Arc};
 
 use parking_lot::MutexGuard;
 
-use super::{Book, CommandRecord, table::Writing};
+use super::{CommandRecord, CommandRegistry, table::Writing};
 
 /// Commands that one page looks at, whether its caller may see them or not.
 const LOOKED_AT: usize = 10_000;
 /// Commands looked at under one hold of the table's lock: the threads of devices take the lock too, for replies.
 const STEP: usize = 64;
 
-impl Book {
+impl CommandRegistry {
     /// Commands of a device, or all, newest first, below the number `before`; and where the next page begins. May be fewer than
     /// `most` although there are more.
     pub fn list(

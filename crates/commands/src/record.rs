@@ -7,7 +7,7 @@ use bytes::Bytes;
 use gateway_core::{Properties, QoS, Timestamp};
 
 use super::{
-    DeviceReply, Digest, RANDOM, Spec,
+    CommandDigest, DeviceReply, RANDOM, Spec,
     machine::{CommandState, Machine, Times},
 };
 
@@ -20,7 +20,7 @@ pub struct CommandRecord {
     pub id: String,
     /// The request.
     pub spec: Spec,
-    pub(super) content: Digest,
+    pub(super) content: CommandDigest,
     pub(super) correlation: [u8; RANDOM],
     /// Start of it.
     pub created: Timestamp,

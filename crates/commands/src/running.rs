@@ -7,8 +7,8 @@ use gateway_core::{DropReason, Outcome, Receipt, ReceiptState, clock};
 use tokio::{sync::watch, time::timeout};
 
 use super::{
-    Commands,
-    book::{Book, Parcel},
+    CommandService,
+    registry::{CommandRegistry, DueCommand},
 };
 
 /// Commands looked at between two pauses.
@@ -18,21 +18,21 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 /// MQTT 5: Packet too large.
 const PACKET_TOO_LARGE: u8 = 0x95;
 
-impl Commands {
+impl CommandService {
     /// Sends what is due to the devices that are connected, until `stop`.
     pub async fn run(self: Arc<Self>, mut stop: watch::Receiver<bool>) {
-        let book = self.book();
+        let registry = self.registry();
         loop {
             let now = clock::now();
-            let next = book.tick(now, STEP);
+            let next = registry.tick(now, STEP);
             // After STEP devices it is the turn of what is due again, however many devices come and go.
             let mut looked = 0;
             while looked < STEP
-                && let Some(parcels) = book.next_parcels()
+                && let Some(parcels) = registry.next_parcels()
             {
                 looked += 1;
                 for parcel in parcels {
-                    if !self.post(book, parcel) {
+                    if !self.post(registry, parcel) {
                         break;
                     }
                 }
@@ -44,42 +44,42 @@ impl Commands {
             let sleep = if looked == STEP { Duration::ZERO } else { sleep };
             tokio::select! {
                 // Earlier changes were seen above, or are told now.
-                _ = timeout(sleep, book.changed.notified()) => {}
+                _ = timeout(sleep, registry.changed.notified()) => {}
                 _ = stop.wait_for(|stop| *stop) => return,
             }
         }
     }
 
     /// Sends one; false if its device has no connection.
-    fn post(&self, book: &Arc<Book>, parcel: Parcel) -> bool {
-        let Parcel { number, id, spec, correlation, expire } = parcel;
-        let Some(attempt) = book.begin(number) else { return true };
+    fn post(&self, registry: &Arc<CommandRegistry>, parcel: DueCommand) -> bool {
+        let DueCommand { number, id, spec, correlation, expire } = parcel;
+        let Some(attempt) = registry.begin(number) else { return true };
         let receipt = Arc::<Receipt>::default();
         let outcome = self.publish(&spec, &id, correlation, &receipt, (clock::now(), expire));
         if matches!(outcome, DirectOutcome::Done(Outcome::Sent | Outcome::Queued)) {
-            let following = follow(Arc::clone(book), number, attempt, receipt);
-            book.taken(number, tokio::spawn(following).abort_handle());
+            let following = follow(Arc::clone(registry), number, attempt, receipt);
+            registry.taken(number, tokio::spawn(following).abort_handle());
             return true;
         }
-        book.take_back(number, attempt);
+        registry.take_back(number, attempt);
         match outcome {
             DirectOutcome::Done(Outcome::Dropped(DropReason::TooLarge)) => {
-                book.refuse(number, PACKET_TOO_LARGE);
+                registry.refuse(number, PACKET_TOO_LARGE);
             }
             DirectOutcome::Done(Outcome::Dropped(DropReason::QueueFull | DropReason::Memory))
-            | DirectOutcome::Refused(Shortage::Memory | Shortage::Store) => book.put_off(number),
+            | DirectOutcome::Refused(Shortage::Memory | Shortage::Store) => registry.put_off(number),
             _ => return false,
         }
         true
     }
 }
 
-/// Tells the book how far an attempt comes, until nothing more is to be told.
-async fn follow(book: Arc<Book>, number: u64, attempt: u32, receipt: Arc<Receipt>) {
+/// Tells the registry how far an attempt comes, until nothing more is to be told.
+async fn follow(registry: Arc<CommandRegistry>, number: u64, attempt: u32, receipt: Arc<Receipt>) {
     let mut seen = ReceiptState::default();
     loop {
         seen = receipt.wait(|state| *state != seen).await;
-        if book.progress(number, attempt, &seen) {
+        if registry.progress(number, attempt, &seen) {
             return;
         }
     }

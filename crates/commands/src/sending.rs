@@ -13,7 +13,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use super::{Commands, Failed, NoReply, SendReply, SendStage, Spec, after, desk::Ticket};
+use super::{CommandService, Failed, NoReply, SendReply, SendStage, Spec, after, dispatcher::PendingReply};
 
 /// Most attempts of a command whose sessions end.
 const MOST_ATTEMPTS: usize = 16;
@@ -27,7 +27,7 @@ enum Attempt {
     Failed(NoReply),
 }
 
-impl Commands {
+impl CommandService {
     /// Sends a command and waits for its reply. A device without a connection is waited for as long as `wait_for_device` says,
     /// if it does. Cancel safe: a call that is dropped has ended.
     ///
@@ -41,7 +41,7 @@ impl Commands {
         shutdown: &watch::Receiver<bool>,
     ) -> Result<SendReply, Failed> {
         let mut stage = SendStage::Queued;
-        let opened = self.desk.open(spec, self.broker.account());
+        let opened = self.dispatcher.open(spec, self.broker.account());
         let mut ticket = opened.map_err(|why| self.failed(why, stage))?;
         count(|c| c.commands_sent.add(1));
         let mut shutdown = shutdown.clone();
@@ -69,7 +69,7 @@ impl Commands {
     async fn deliver(
         &self,
         spec: &Spec,
-        ticket: &mut Ticket,
+        ticket: &mut PendingReply,
         wait_for_device: Option<Duration>,
         deadline: Instant,
         stage: &mut SendStage,
@@ -80,7 +80,7 @@ impl Commands {
         let mut attempts = 0;
         loop {
             // Before the attempt: a connection that it does not meet is told.
-            let waiter = self.desk.wait_for(&spec.device);
+            let waiter = self.dispatcher.wait_for(&spec.device);
             let connected = waiter.connected.notified();
             tokio::pin!(connected);
             connected.as_mut().enable();

@@ -15,7 +15,7 @@ use super::{CommandRecord, DeviceReply};
 const OVERHEAD: usize = 768;
 
 /// Changes of a command, until it ends.
-pub(crate) type Changes = broadcast::Receiver<Arc<CommandRecord>>;
+pub(crate) type CommandChanges = broadcast::Receiver<Arc<CommandRecord>>;
 
 /// Write that a command waits for.
 pub(super) enum Writing {
@@ -126,8 +126,8 @@ impl CommandTable {
         entry.bytes
     }
 
-    /// The device to look at next. When there is room for one more command, the device that has waited longest goes first; the one
-    /// whose command made the room queues up after it.
+    /// The device to look at next. When there is room for one more command, the device that has waited longest goes first; the
+    /// one whose command made the room queues up after it.
     pub(super) fn next_device(&mut self, has_room: bool) -> Option<Arc<str>> {
         if has_room && let Some((_, device)) = self.starved.pop_first() {
             if let Some(of_device) = self.devices.get_mut(&device) {

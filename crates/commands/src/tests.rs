@@ -1,4 +1,4 @@
-//! The desk: which replies are taken, and what becomes of the others.
+//! The dispatcher: which replies are taken, and what becomes of the others.
 
 use broker::{BrokerConfig, ReservedOutcome, Turn};
 use gateway_core::{ClientId, Levels, OriginKind, clock};
@@ -7,11 +7,11 @@ use super::*;
 
 struct Bench {
     broker: Broker,
-    desk: Arc<Desk>,
+    dispatcher: Arc<ReplyDispatcher>,
 }
 
 fn bench(most: usize, per_device: usize) -> Bench {
-    let desk = Desk::new(CommandsOptions {
+    let dispatcher = ReplyDispatcher::new(CommandsOptions {
         topics: CommandTopics::new(
             "cmd/".to_owned(),
             Levels::parse("{id}/{name}", &["id", "name"]).unwrap(),
@@ -20,8 +20,9 @@ fn bench(most: usize, per_device: usize) -> Bench {
         max_outstanding: most,
         max_outstanding_per_device: per_device,
     });
-    let broker = Broker::new(BrokerConfig { reserved: vec![reserved(&desk)], ..BrokerConfig::default() });
-    Bench { broker, desk }
+    let broker =
+        Broker::new(BrokerConfig { reserved: vec![reserved(&dispatcher)], ..BrokerConfig::default() });
+    Bench { broker, dispatcher }
 }
 
 fn spec(device: &str) -> Spec {
@@ -35,8 +36,8 @@ fn spec(device: &str) -> Spec {
 }
 
 impl Bench {
-    fn open(&self, device: &str) -> Result<desk::Ticket, NoReply> {
-        self.desk.open(&spec(device), self.broker.account())
+    fn open(&self, device: &str) -> Result<dispatcher::PendingReply, NoReply> {
+        self.dispatcher.open(&spec(device), self.broker.account())
     }
 
     /// Publishes as the device, to a topic whose levels after the device's name are `rest`.
@@ -46,7 +47,7 @@ impl Bench {
         let properties = properties.map(Arc::new);
         let mut message = Message::new("cmd", b"done", Timestamp(7), origin);
         message.properties = properties.as_ref();
-        self.desk.take(&message, rest, &self.broker, &mut Turn::default())
+        self.dispatcher.take(&message, rest, &self.broker, &mut Turn::default())
     }
 }
 
@@ -130,20 +131,20 @@ fn a_call_that_ends_gives_back_its_place_and_its_memory() {
 async fn a_connection_after_the_look_is_told_to_who_waits() {
     let bench = bench(10, 10);
     let device: Arc<str> = "d".into();
-    let waiter = bench.desk.wait_for(&device);
-    let other = bench.desk.wait_for(&device);
+    let waiter = bench.dispatcher.wait_for(&device);
+    let other = bench.dispatcher.wait_for(&device);
     let connected = waiter.connected.notified();
     tokio::pin!(connected);
     connected.as_mut().enable();
-    bench.desk.connected(&ClientId::new("e"));
+    bench.dispatcher.connected(&ClientId::new("e"));
     drop(other);
-    bench.desk.connected(&ClientId::new("d"));
+    bench.dispatcher.connected(&ClientId::new("d"));
     connected.await;
 }
 
 /// Devices with one command each, of which only one may be on its way at a time.
-async fn started(bench: &Bench, devices: usize) -> Arc<Book> {
-    let options = BookOptions {
+async fn started(bench: &Bench, devices: usize) -> Arc<CommandRegistry> {
+    let options = CommandRegistryOptions {
         max_outstanding: 1,
         max_outstanding_per_device: 1,
         max_active: devices + 10,
@@ -152,33 +153,34 @@ async fn started(bench: &Bench, devices: usize) -> Arc<Book> {
         keep: Duration::from_secs(60),
         max_kept: devices,
     };
-    let book = Book::open(options, Arc::new(store::MemoryPublisher), bench.broker.account()).unwrap();
+    let registry =
+        CommandRegistry::open(options, Arc::new(store::MemoryPublisher), bench.broker.account()).unwrap();
     let times = Times { start: Timestamp(0), expire: clock::now().plus_millis(1_000_000), retry: None };
     for number in 0..devices {
         let spec = spec(&format!("d{number}"));
-        book.start(Some(number.to_string()), spec, times, Digest::default()).await.unwrap();
+        registry.start(Some(number.to_string()), spec, times, CommandDigest::default()).await.unwrap();
     }
-    book.tick(clock::now(), devices + 10);
-    book
+    registry.tick(clock::now(), devices + 10);
+    registry
 }
 
 #[tokio::test]
 async fn a_place_that_is_free_again_costs_no_look_at_all_who_wait() {
     let devices = 500;
     let bench = bench(10, 10);
-    let book = started(&bench, devices).await;
+    let registry = started(&bench, devices).await;
     let (mut looks, mut sent) = (0, Vec::new());
     while sent.len() < devices {
         let mut out = None;
-        while let Some(parcels) = book.next_parcels() {
+        while let Some(parcels) = registry.next_parcels() {
             looks += 1;
             for parcel in parcels {
-                book.begin(parcel.number).unwrap();
+                registry.begin(parcel.number).unwrap();
                 out = Some(parcel.id);
             }
         }
         let id = out.expect("a place is free, and somebody waits for it");
-        book.cancel(&id).await.unwrap();
+        registry.cancel(&id).await.unwrap();
         sent.push(id);
     }
     assert!(looks <= 3 * devices, "{looks} looks for {devices} devices");
@@ -187,21 +189,21 @@ async fn a_place_that_is_free_again_costs_no_look_at_all_who_wait() {
 #[tokio::test]
 async fn who_had_a_place_waits_behind_those_who_had_none() {
     let bench = bench(10, 10);
-    let book = started(&bench, 3).await;
+    let registry = started(&bench, 3).await;
     let times = Times { start: Timestamp(0), expire: clock::now().plus_millis(1_000_000), retry: None };
-    book.start(Some("again".to_owned()), spec("d0"), times, Digest::default()).await.unwrap();
-    book.tick(clock::now(), 10);
+    registry.start(Some("again".to_owned()), spec("d0"), times, CommandDigest::default()).await.unwrap();
+    registry.tick(clock::now(), 10);
     let mut order = Vec::new();
     for _ in 0..4 {
         let mut out = None;
-        while let Some(parcels) = book.next_parcels() {
+        while let Some(parcels) = registry.next_parcels() {
             for parcel in parcels {
-                book.begin(parcel.number).unwrap();
+                registry.begin(parcel.number).unwrap();
                 out = Some(parcel.id);
             }
         }
         let id = out.expect("a place is free, and somebody waits for it");
-        book.cancel(&id).await.unwrap();
+        registry.cancel(&id).await.unwrap();
         order.push(id);
     }
     assert_eq!(order, ["0", "1", "2", "again"]);
@@ -210,14 +212,14 @@ async fn who_had_a_place_waits_behind_those_who_had_none() {
 #[tokio::test]
 async fn a_list_of_active_ones_looks_at_no_command_that_has_ended() {
     let bench = bench(10, 10);
-    let book = started(&bench, 200).await;
+    let registry = started(&bench, 200).await;
     for number in 0..190 {
-        book.cancel(&number.to_string()).await.unwrap();
+        registry.cancel(&number.to_string()).await.unwrap();
     }
     let looks = std::cell::Cell::new(0);
     let list = |active: bool, before: Option<u64>, most: usize| {
         looks.set(0);
-        let (page, next) = book.list(None, active, before, most, |_| {
+        let (page, next) = registry.list(None, active, before, most, |_| {
             looks.set(looks.get() + 1);
             true
         });
@@ -244,17 +246,17 @@ async fn a_list_of_active_ones_looks_at_no_command_that_has_ended() {
 #[tokio::test]
 async fn what_is_over_a_lower_bound_is_forgotten_in_steps_and_all_of_it() {
     let bench = bench(10, 10);
-    let book = started(&bench, 60).await;
+    let registry = started(&bench, 60).await;
     for number in 0..60 {
-        book.cancel(&number.to_string()).await.unwrap();
+        registry.cancel(&number.to_string()).await.unwrap();
     }
-    let book = book.with_less(5, 64 << 20);
-    let kept = |book: &Book| book.list(None, false, None, 1_000, |_| true).0.len();
+    let registry = registry.with_less(5, 64 << 20);
+    let kept = |registry: &CommandRegistry| registry.list(None, false, None, 1_000, |_| true).0.len();
     let now = clock::now();
-    assert_eq!(book.tick(now, 20), Some(now), "there is more");
-    assert_eq!(kept(&book), 40);
-    while book.tick(now, 20) == Some(now) {}
-    assert_eq!(kept(&book), 5);
+    assert_eq!(registry.tick(now, 20), Some(now), "there is more");
+    assert_eq!(kept(&registry), 40);
+    while registry.tick(now, 20) == Some(now) {}
+    assert_eq!(kept(&registry), 5);
 }
 
 /// The failure: a device connects while a command that found it away is on its way back, and does not get it until it connects
@@ -262,12 +264,12 @@ async fn what_is_over_a_lower_bound_is_forgotten_in_steps_and_all_of_it() {
 #[tokio::test]
 async fn a_connection_beside_an_attempt_that_fails_is_not_missed() {
     let bench = bench(10, 10);
-    let book = started(&bench, 1).await;
-    let parcel = book.next_parcels().unwrap().pop().unwrap();
-    let attempt = book.begin(parcel.number).unwrap();
-    book.connected("d0");
-    book.take_back(parcel.number, attempt);
-    let again: Vec<u64> = book.next_parcels().unwrap().iter().map(|parcel| parcel.number).collect();
+    let registry = started(&bench, 1).await;
+    let parcel = registry.next_parcels().unwrap().pop().unwrap();
+    let attempt = registry.begin(parcel.number).unwrap();
+    registry.connected("d0");
+    registry.take_back(parcel.number, attempt);
+    let again: Vec<u64> = registry.next_parcels().unwrap().iter().map(|parcel| parcel.number).collect();
     assert_eq!(again, [parcel.number]);
 }
 
@@ -276,7 +278,7 @@ async fn a_connection_beside_an_attempt_that_fails_is_not_missed() {
 async fn a_reply_takes_the_room_of_commands_that_have_ended() {
     let bench = bench(10, 10);
     let devices = 40;
-    let book = started(&bench, devices).await.with_less(40, 100_000);
+    let registry = started(&bench, devices).await.with_less(40, 100_000);
     for number in 0..devices {
         let device = format!("d{number}");
         let client_id = ClientId::new(&device);
@@ -284,9 +286,9 @@ async fn a_reply_takes_the_room_of_commands_that_have_ended() {
         let id = number.to_string();
         let payload = vec![b'x'; 10_000];
         let message = Message::new("cmd", &payload, Timestamp(7), origin);
-        let address = topics::Address { id: &id, status: Some(0) };
-        let taken = book.take(&device, &address, &message);
+        let address = topics::ReplyAddress { id: &id, status: Some(0) };
+        let taken = registry.take(&device, &address, &message);
         assert_eq!(taken, Some(ReservedOutcome::Taken), "reply {number}");
-        assert_eq!(book.get(&id).map(|record| record.machine.state()), Some(CommandState::Replied));
+        assert_eq!(registry.get(&id).map(|record| record.machine.state()), Some(CommandState::Replied));
     }
 }

@@ -20,7 +20,7 @@ pub struct CommandTopics {
 
 /// A reply's topic after the client id.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Address<'a> {
+pub(super) struct ReplyAddress<'a> {
     pub(super) id: &'a str,
     /// The last level, if it is there.
     pub(super) status: Option<u32>,
@@ -62,12 +62,12 @@ impl CommandTopics {
     }
 
     /// Reads a reply's topic after the client id.
-    pub(super) fn read<'a>(&self, rest: &'a str) -> Option<Address<'a>> {
+    pub(super) fn read<'a>(&self, rest: &'a str) -> Option<ReplyAddress<'a>> {
         if let Some(found) = self.response.read::<2>(rest) {
-            return Some(Address { id: found[ID], status: None });
+            return Some(ReplyAddress { id: found[ID], status: None });
         }
         let found = self.reply.read::<2>(rest)?;
-        Some(Address { id: found[ID], status: Some(number(found[STATUS])?) })
+        Some(ReplyAddress { id: found[ID], status: Some(number(found[STATUS])?) })
     }
 
     /// Tells whether a command of this name would have the topic of a reply, for a device and for any reader of its topics.
@@ -106,8 +106,8 @@ mod tests {
     fn replies_are_read_with_and_without_a_status() {
         let topics = topics("do/{name}/{id}", "done/{id}/{status}");
         assert_eq!(topics.response("d", "7"), "cmd/d/done/7");
-        assert_eq!(topics.read("done/7"), Some(Address { id: "7", status: None }));
-        assert_eq!(topics.read("done/7/404"), Some(Address { id: "7", status: Some(404) }));
+        assert_eq!(topics.read("done/7"), Some(ReplyAddress { id: "7", status: None }));
+        assert_eq!(topics.read("done/7/404"), Some(ReplyAddress { id: "7", status: Some(404) }));
         for other in ["done/7/ok", "done/7/", "done", "done//200", "do/7/200", "7/reply/200"] {
             assert_eq!(topics.read(other), None, "{other}");
         }

@@ -2,7 +2,7 @@
 
 use std::{fmt, path::PathBuf, time::Duration};
 
-use access::{ClientIdTemplate, certificate::Template};
+use access::{ClientIdTemplate, certificate::NameTemplate};
 use serde::{Deserialize, Serialize};
 
 use super::{
@@ -308,7 +308,7 @@ impl Config {
             ("tenant", &certificate.tenant),
         ];
         for (name, text) in single.into_iter().chain(groups) {
-            if let Err(problem) = Template::parse(text) {
+            if let Err(problem) = NameTemplate::parse(text) {
                 check.fail(
                     format!("auth.certificate.{name}"),
                     text,

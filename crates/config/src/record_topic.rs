@@ -8,7 +8,7 @@ use super::template::{TemplatePart, parts};
 
 /// A piece of a [`RecordTopic`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Piece {
+enum RecordTopicPiece {
     Text(String),
     /// `{topic}`: the topic in Kafka.
     Topic,
@@ -24,7 +24,7 @@ enum Piece {
 
 /// Text like `plant/{key}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RecordTopic(Vec<Piece>);
+pub struct RecordTopic(Vec<RecordTopicPiece>);
 
 /// Fields of a record, for the places of the text.
 pub trait RecordFields {
@@ -44,12 +44,12 @@ impl RecordTopic {
         let mut topic = String::new();
         for piece in &self.0 {
             match piece {
-                Piece::Text(text) => topic.push_str(text),
-                Piece::Topic => topic.push_str(record.topic()),
-                Piece::Level(number) => topic.push_str(record.topic().split('.').nth(number - 1)?),
-                Piece::Key => topic.push_str(record.key()?),
-                Piece::Partition => topic.push_str(&record.partition().to_string()),
-                Piece::Header(name) => topic.push_str(record.header(name)?),
+                RecordTopicPiece::Text(text) => topic.push_str(text),
+                RecordTopicPiece::Topic => topic.push_str(record.topic()),
+                RecordTopicPiece::Level(number) => topic.push_str(record.topic().split('.').nth(number - 1)?),
+                RecordTopicPiece::Key => topic.push_str(record.key()?),
+                RecordTopicPiece::Partition => topic.push_str(&record.partition().to_string()),
+                RecordTopicPiece::Header(name) => topic.push_str(record.header(name)?),
             }
         }
         Some(topic)
@@ -67,13 +67,13 @@ impl FromStr for RecordTopic {
     fn from_str(text: &str) -> Result<Self, String> {
         let piece = |part| {
             Ok(match part {
-                TemplatePart::Text(text) => Piece::Text(text.to_owned()),
-                TemplatePart::Place("topic") => Piece::Topic,
-                TemplatePart::Place("key") => Piece::Key,
-                TemplatePart::Place("partition") => Piece::Partition,
+                TemplatePart::Text(text) => RecordTopicPiece::Text(text.to_owned()),
+                TemplatePart::Place("topic") => RecordTopicPiece::Topic,
+                TemplatePart::Place("key") => RecordTopicPiece::Key,
+                TemplatePart::Place("partition") => RecordTopicPiece::Partition,
                 TemplatePart::Place(name) => match (name.strip_prefix("header:"), name.parse()) {
-                    (Some(header), _) if !header.is_empty() => Piece::Header(header.to_owned()),
-                    (None, Ok(number @ 1..=128)) => Piece::Level(number),
+                    (Some(header), _) if !header.is_empty() => RecordTopicPiece::Header(header.to_owned()),
+                    (None, Ok(number @ 1..=128)) => RecordTopicPiece::Level(number),
                     _ => {
                         let known = "use {topic}, {key}, {partition}, {header:NAME}, or {1} and so on for what is \
                                      between the dots of the topic";
@@ -89,12 +89,12 @@ impl FromStr for RecordTopic {
 impl fmt::Display for RecordTopic {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|piece| match piece {
-            Piece::Text(text) => f.write_str(text),
-            Piece::Topic => f.write_str("{topic}"),
-            Piece::Level(number) => write!(f, "{{{number}}}"),
-            Piece::Key => f.write_str("{key}"),
-            Piece::Partition => f.write_str("{partition}"),
-            Piece::Header(name) => write!(f, "{{header:{name}}}"),
+            RecordTopicPiece::Text(text) => f.write_str(text),
+            RecordTopicPiece::Topic => f.write_str("{topic}"),
+            RecordTopicPiece::Level(number) => write!(f, "{{{number}}}"),
+            RecordTopicPiece::Key => f.write_str("{key}"),
+            RecordTopicPiece::Partition => f.write_str("{partition}"),
+            RecordTopicPiece::Header(name) => write!(f, "{{header:{name}}}"),
         })
     }
 }

@@ -74,13 +74,13 @@ impl<'de> Deserialize<'de> for Replication {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(Deserialize)]
         #[serde(untagged)]
-        enum Form {
+        enum ReplicationForm {
             Number(u8),
             Text(String),
         }
-        let text = match Form::deserialize(deserializer) {
-            Ok(Form::Text(text)) => text,
-            Ok(Form::Number(number)) => number.to_string(),
+        let text = match ReplicationForm::deserialize(deserializer) {
+            Ok(ReplicationForm::Text(text)) => text,
+            Ok(ReplicationForm::Number(number)) => number.to_string(),
             Err(_) => String::new(),
         };
         text.parse().map_err(de::Error::custom)

@@ -6,7 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer, de};
 
 /// A piece of a [`Template`].
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Piece {
+enum TemplatePiece {
     Text(String),
     /// `{client_id}`: empty for what backends publish.
     ClientId,
@@ -18,17 +18,17 @@ enum Piece {
 
 /// Text like `devices-{client_id}`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Template(Vec<Piece>);
+pub struct Template(Vec<TemplatePiece>);
 
 impl Template {
     /// With what a message has. `clean` makes of each value what may stand in the text.
     pub fn fill(&self, client_id: &str, topic: &str, clean: impl Fn(&str) -> String) -> String {
         let level = |number: usize| topic.split('/').nth(number - 1).unwrap_or_default();
         let pieces = self.0.iter().map(|piece| match piece {
-            Piece::Text(text) => text.clone(),
-            Piece::ClientId => clean(client_id),
-            Piece::Topic => clean(topic),
-            Piece::Level(number) => clean(level(*number)),
+            TemplatePiece::Text(text) => text.clone(),
+            TemplatePiece::ClientId => clean(client_id),
+            TemplatePiece::Topic => clean(topic),
+            TemplatePiece::Level(number) => clean(level(*number)),
         });
         pieces.collect()
     }
@@ -45,11 +45,11 @@ impl FromStr for Template {
     fn from_str(text: &str) -> Result<Self, String> {
         let piece = |part| {
             Ok(match part {
-                TemplatePart::Text(text) => Piece::Text(text.to_owned()),
-                TemplatePart::Place("client_id") => Piece::ClientId,
-                TemplatePart::Place("topic") => Piece::Topic,
+                TemplatePart::Text(text) => TemplatePiece::Text(text.to_owned()),
+                TemplatePart::Place("client_id") => TemplatePiece::ClientId,
+                TemplatePart::Place("topic") => TemplatePiece::Topic,
                 TemplatePart::Place(number) => match number.parse() {
-                    Ok(number @ 1..=128) => Piece::Level(number),
+                    Ok(number @ 1..=128) => TemplatePiece::Level(number),
                     _ => {
                         let known = "use {client_id}, {topic}, or {1} and so on for a level of the topic";
                         return Err(format!("has {{{number}}}, which nothing fills in; {known}"));
@@ -92,10 +92,10 @@ pub(super) fn parts<'a>(text: &'a str, example: &str) -> Result<Vec<TemplatePart
 impl fmt::Display for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.iter().try_for_each(|piece| match piece {
-            Piece::Text(text) => f.write_str(text),
-            Piece::ClientId => f.write_str("{client_id}"),
-            Piece::Topic => f.write_str("{topic}"),
-            Piece::Level(number) => write!(f, "{{{number}}}"),
+            TemplatePiece::Text(text) => f.write_str(text),
+            TemplatePiece::ClientId => f.write_str("{client_id}"),
+            TemplatePiece::Topic => f.write_str("{topic}"),
+            TemplatePiece::Level(number) => write!(f, "{{{number}}}"),
         })
     }
 }

@@ -5,8 +5,8 @@ use std::time::Duration;
 use groups::{AckId, AckResult, Nack, Room};
 
 use super::{
-    GroupError, Groups, Joining, LiveMember, MemberBatch, MemberEnd,
-    live::{Inner, Live},
+    ConsumerGroups, GroupError, Joining, LiveMember, MemberBatch, MemberEnd,
+    live::{GroupInner, Live},
     member::MemberMemory,
     resuming::find_named,
 };
@@ -20,7 +20,7 @@ const SHORTEST_STEP: Duration = Duration::from_millis(10);
 /// Deliveries that one step under a group's lock settles.
 pub(super) const STEP: usize = 64;
 
-impl Groups {
+impl ConsumerGroups {
     /// Returns the next batch of a member without a stream; waits up to `wait` for one. The member's name stays its own for
     /// `lease` from each call on. Cancel safe, but messages that were taken in a cancelled call come again after their
     /// deadline.
@@ -116,7 +116,7 @@ async fn something(member: &mut LiveMember, room: Room) -> Result<MemberBatch, M
 fn in_steps(
     live: &Live,
     ids: &[AckId],
-    mut act: impl FnMut(&mut Inner, &AckId) -> AckResult,
+    mut act: impl FnMut(&mut GroupInner, &AckId) -> AckResult,
 ) -> Vec<AckResult> {
     let mut results = Vec::with_capacity(ids.len());
     for step in ids.chunks(STEP) {

@@ -6,12 +6,12 @@ use gateway_core::{QoS, Timestamp};
 use groups::{GroupConfig, OrderKey};
 use serde::{Deserialize, Serialize};
 
-use super::reach::Formers;
+use super::group_filters::FormerFilters;
 
 /// Filter of a group's messages. A message must pass every kind of filter that is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Filter {
+pub struct GroupMessageFilter {
     /// Client ids.
     pub devices: Vec<String>,
     /// Starts of client ids.
@@ -30,7 +30,7 @@ pub struct Filter {
     pub events: Vec<String>,
 }
 
-impl Filter {
+impl GroupMessageFilter {
     /// The lowest QoS that is wanted.
     pub fn least_qos(&self) -> QoS {
         QoS::from_bits(self.min_qos).unwrap_or_default()
@@ -39,7 +39,7 @@ impl Filter {
 
 /// Policy for a group that holds more than [`Definition::retention_bytes`].
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub enum WhenFull {
+pub enum RetentionPolicy {
     /// The oldest messages go, and are counted as lost.
     #[default]
     DropOldest,
@@ -65,7 +65,7 @@ pub struct Definition {
     /// Its name, which nobody else has.
     pub name: String,
     /// Filter of its messages.
-    pub filter: Filter,
+    pub filter: GroupMessageFilter,
     /// Fixed at its creation.
     pub order: KeptOrder,
     /// Longest time for which a delivered message may stay unacknowledged.
@@ -83,7 +83,7 @@ pub struct Definition {
     /// Longest time for which acknowledged messages are kept.
     pub replay_age: u64,
     /// Policy once `retention_bytes` is reached.
-    pub when_full: WhenFull,
+    pub when_full: RetentionPolicy,
     /// Nothing is delivered.
     pub paused: bool,
     /// For what the user wants to remember.
@@ -126,8 +126,8 @@ pub(super) struct KeptDefinition {
     /// In each partition, where messages are marked for the group; before it the filter says which are its.
     pub(super) born: Vec<u64>,
     /// Filters that it had before; not in records of versions that did not keep them.
-    #[serde(default, skip_serializing_if = "Formers::is_empty")]
-    pub(super) former: Formers,
+    #[serde(default, skip_serializing_if = "FormerFilters::is_empty")]
+    pub(super) former: FormerFilters,
 }
 
 impl KeptDefinition {

@@ -17,11 +17,11 @@
 //! pushed to queues in memory.
 
 mod calls;
+mod dead_letters;
 mod definition;
-mod letters;
+mod group_filters;
 mod live;
 mod member;
-mod reach;
 mod requeue;
 mod resuming;
 #[cfg(test)]
@@ -36,42 +36,42 @@ use access::backends::Scope;
 use base64::{Engine, engine::general_purpose::URL_SAFE_NO_PAD};
 use bytes::Bytes;
 use gateway_core::{GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
-use groups::{Group, Identity, MemberStatus, Pending, Progress, Roster, Totals};
+use groups::{Group, GroupIdentity, GroupTotals, MemberStatus, Pending, Progress, Roster};
 use parking_lot::{Mutex, RwLock};
 use store::{
-    Epoch, Expect, GroupState, PartitionBounds, PartitionedLog, ReadLimit, Reading, StateChange, StateError,
+    Epoch, Expect, GroupState, LogRead, PartitionBounds, PartitionedLog, ReadLimit, StateChange, StateError,
     StoreError,
 };
 use thiserror::Error;
 use tokio::{sync::oneshot, task::JoinSet};
 
-pub use definition::{Definition, Filter, KeptOrder, WhenFull};
-pub use letters::DeadLetter;
+pub use dead_letters::DeadLetter;
+pub use definition::{Definition, GroupMessageFilter, KeptOrder, RetentionPolicy};
+pub use group_filters::{GroupFilters, in_scope, message_in_scope};
 pub use live::MessageFilter;
 pub use member::{Joining, LiveMember, MemberBatch, MemberEnd, MemberMemory};
-pub use reach::{Reach, in_scope, message_in_scope};
 
 use self::{
+    dead_letters::DeadLetters,
     definition::KeptDefinition,
-    letters::Letters,
+    group_filters::FormerFilters,
     live::{
-        DEFINITION, Inner, Live, Owner, SettledCounts, definition_change, load_counts, load_members,
-        load_progress, put,
+        DEFINITION, GroupInner, GroupOwner, Live, SettledCounts, definition_change, load_counts,
+        load_members, load_progress, put,
     },
-    reach::Formers,
     watching::GroupTable,
 };
 
 /// Marks messages for groups as they are appended, and has the account of memory: the broker.
 pub trait Marker: Send + Sync {
     /// From now on messages that this filter wants are appended with the group's number.
-    fn keep_for(&self, group: GroupId, filter: &Filter);
+    fn keep_for(&self, group: GroupId, filter: &GroupMessageFilter);
     /// From now on no message is appended for the group.
     fn keep_no_more_for(&self, group: GroupId);
     /// Sets the treatment of messages that the group wants, from now on.
     fn set_intake(&self, group: GroupId, intake: Intake);
     /// The same filter, for messages that were appended before the group was made.
-    fn matcher(&self, filter: &Filter) -> Arc<MessageFilter>;
+    fn matcher(&self, filter: &GroupMessageFilter) -> Arc<MessageFilter>;
     /// Sets bytes aside for a member; false if there are not enough.
     fn hold(&self, bytes: usize) -> bool;
     /// Gives bytes of a member back.
@@ -172,7 +172,7 @@ impl From<MemberEnd> for GroupError {
 
 /// Place at which a group begins, or to which it is moved.
 #[derive(Debug, Clone)]
-pub enum Start {
+pub enum GroupStart {
     /// After everything that is there.
     Latest,
     /// The oldest that is kept.
@@ -191,7 +191,7 @@ pub struct Info {
     /// Definition, as asked for.
     pub definition: Definition,
     /// Filters that a caller's scope must cover before the caller may have the group's messages.
-    pub reach: Arc<Reach>,
+    pub group_filters: Arc<GroupFilters>,
     /// Version of the definition: differs after each change.
     pub etag: String,
     /// Time of the group's creation.
@@ -218,7 +218,7 @@ pub struct GroupStatus {
     /// Removed unacknowledged since the group was made.
     pub lost: u64,
     /// Events since the process began.
-    pub totals: Totals,
+    pub totals: GroupTotals,
 }
 
 /// A message that waits, with its content if it can still be read.
@@ -241,7 +241,7 @@ pub struct PendingPage {
 }
 
 /// All groups of the gateway.
-pub struct Groups {
+pub struct ConsumerGroups {
     log: Arc<dyn PartitionedLog>,
     state: Arc<dyn GroupState>,
     marker: Arc<dyn Marker>,
@@ -249,13 +249,13 @@ pub struct Groups {
     table: Arc<GroupTable>,
     names: RwLock<BTreeMap<String, Arc<Live>>>,
     /// Held by who makes, changes or deletes a group.
-    changing: tokio::sync::Mutex<Registry>,
+    changing: tokio::sync::Mutex<GroupRegistry>,
     /// Tasks of the groups, the upkeep, and calls that are run to their end.
     tasks: Mutex<JoinSet<()>>,
 }
 
 /// The records that are no group's: under the number that no group has.
-struct Registry {
+struct GroupRegistry {
     /// Acquired when the first group is made: a start without groups writes nothing, and works on a full disk.
     epoch: Option<Epoch>,
     /// The number of the next group.
@@ -268,7 +268,7 @@ const NEXT: &[u8] = b"n";
 /// Searches of the log at once.
 const SEARCHES: usize = 16;
 
-impl Groups {
+impl ConsumerGroups {
     /// Brings back all groups, and begins to serve them. Before the first message is appended.
     ///
     /// # Errors
@@ -286,7 +286,7 @@ impl Groups {
             next.first().and_then(|record| Some(u32::from_le_bytes(record.value.as_ref().try_into().ok()?)));
         let ids = state.groups().await?;
         let highest = ids.iter().map(|id| id.0).max().unwrap_or_default();
-        let registry = Registry { epoch: None, next: next.unwrap_or(1).max(highest.saturating_add(1)) };
+        let registry = GroupRegistry { epoch: None, next: next.unwrap_or(1).max(highest.saturating_add(1)) };
         let groups = Arc::new(Self {
             log,
             state,
@@ -328,24 +328,25 @@ impl Groups {
             let starts: Vec<u64> =
                 Partition::all().map(|partition| self.log.bounds(partition).start).collect();
             (kept.log, kept.born, kept.start) = (self.log.id(), starts.clone(), starts);
-            kept.former = Formers::default();
+            kept.former = FormerFilters::default();
             progress.clear();
             members = None;
         }
         let GroupsOptions { max_dead_letters, max_dead_letter_bytes, .. } = self.options;
-        let mut letters = Letters::new(max_dead_letters, max_dead_letter_bytes, counts.0.next_letter);
+        let mut letters = DeadLetters::new(max_dead_letters, max_dead_letter_bytes, counts.0.next_letter);
         let mut after = None;
         loop {
-            let page = self.state.read(id, Bytes::from_static(&[letters::LETTER]), after, 100).await?;
+            let page = self.state.read(id, Bytes::from_static(&[dead_letters::LETTER]), after, 100).await?;
             let Some(last) = page.last() else { break };
             after = Some(last.key.clone());
             for record in &page {
-                letters.restore(letters::id(&record.key).ok_or(GroupError::Damaged)?, record.value.len());
+                letters
+                    .restore(dead_letters::id(&record.key).ok_or(GroupError::Damaged)?, record.value.len());
             }
         }
         let filter = kept.definition.filter.clone();
         let name = kept.definition.name.clone();
-        let live = self.serve(id, Owner::later(seen), kept, (progress, members), letters, counts);
+        let live = self.serve(id, GroupOwner::later(seen), kept, (progress, members), letters, counts);
         live.with(|inner| inner.has_begun = true);
         self.names.write().insert(name, live);
         self.marker.keep_for(id, &filter);
@@ -361,14 +362,14 @@ impl Groups {
     fn serve(
         &self,
         id: GroupId,
-        owner: Owner,
+        owner: GroupOwner,
         kept: KeptDefinition,
         (progress, members): (Vec<(Partition, Progress)>, Option<Roster>),
-        letters: Letters,
+        letters: DeadLetters,
         counts: (SettledCounts, Option<Expect>),
     ) -> Arc<Live> {
         let life = ahash::RandomState::new().hash_one(id) as u32;
-        let identity = Identity { group: id, life, generation: kept.generation, seed: kept.seed };
+        let identity = GroupIdentity { group: id, life, generation: kept.generation, seed: kept.seed };
         let mut logic = Group::new(identity, kept.definition.config());
         let mut places: Vec<Progress> = kept.start.iter().map(|&start| Progress::at(start)).collect();
         for (partition, progress) in progress {
@@ -416,17 +417,17 @@ impl Groups {
     /// same; until that is done the next call waits.
     ///
     /// # Errors
-    /// [`GroupError::Exists`], [`GroupError::TooManyGroups`], those of [`Start`], or of the store.
+    /// [`GroupError::Exists`], [`GroupError::TooManyGroups`], those of [`GroupStart`], or of the store.
     pub async fn create(
         self: &Arc<Self>,
         definition: Definition,
-        start: &Start,
+        start: &GroupStart,
     ) -> Result<(Info, String), GroupError> {
         let (groups, start) = (Arc::clone(self), start.clone());
         self.to_the_end(async move { groups.make(definition, &start).await }).await
     }
 
-    async fn make(&self, definition: Definition, start: &Start) -> Result<(Info, String), GroupError> {
+    async fn make(&self, definition: Definition, start: &GroupStart) -> Result<(Info, String), GroupError> {
         let mut registry = self.changing.lock().await;
         if let Ok(live) = self.find(&definition.name) {
             let (same, places) =
@@ -458,10 +459,10 @@ impl Groups {
             log: self.log.id(),
             start: start.clone(),
             born: ends,
-            former: Formers::default(),
+            former: FormerFilters::default(),
         };
-        let letters = Letters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes, 1);
-        let owner = Owner::now(epoch);
+        let letters = DeadLetters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes, 1);
+        let owner = GroupOwner::now(epoch);
         let live = self.serve(id, owner, kept, (Vec::new(), None), letters, (SettledCounts::default(), None));
         self.marker.keep_for(id, &filter);
         // Messages that became durable meanwhile without the group's number belong to the group by its filter.
@@ -594,8 +595,8 @@ impl Groups {
     /// Moves a group for a caller of this scope. Returns a token of where it was. Cancelled, it is moved or not.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], those of [`Start`], or of the store.
-    pub async fn seek(&self, name: &str, to: &Start, scope: &Scope) -> Result<String, GroupError> {
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], those of [`GroupStart`], or of the store.
+    pub async fn seek(&self, name: &str, to: &GroupStart, scope: &Scope) -> Result<String, GroupError> {
         self.find(name)?;
         let places = self.places(to).await?;
         let changing = self.changing.lock().await;
@@ -625,12 +626,12 @@ impl Groups {
         Ok(token(self.log.id(), &before))
     }
 
-    async fn places(&self, start: &Start) -> Result<Vec<u64>, GroupError> {
+    async fn places(&self, start: &GroupStart) -> Result<Vec<u64>, GroupError> {
         let bounds = Partition::all().map(|partition| self.log.bounds(partition));
         Ok(match start {
-            Start::Latest => bounds.map(|bounds| bounds.end).collect(),
-            Start::Earliest => bounds.map(|bounds| bounds.start).collect(),
-            Start::Time(time) => {
+            GroupStart::Latest => bounds.map(|bounds| bounds.end).collect(),
+            GroupStart::Earliest => bounds.map(|bounds| bounds.start).collect(),
+            GroupStart::Time(time) => {
                 let mut places = Vec::with_capacity(PARTITIONS);
                 let all: Vec<Partition> = Partition::all().collect();
                 // Each looks into a file: some at once, and not all.
@@ -643,7 +644,7 @@ impl Groups {
                 }
                 places
             }
-            Start::Token(token) => {
+            GroupStart::Token(token) => {
                 let places = read_token(token, self.log.id())?;
                 // A reader at the end of the log may be beyond the end of a partition that has nothing there.
                 let place = |(bounds, place): (PartitionBounds, u64)| {
@@ -700,9 +701,11 @@ impl Groups {
     ) -> Result<PendingPage, GroupError> {
         let live = self.find(group)?;
         let held = self.set_aside(bytes)?;
-        let look = |inner: &mut Inner| (Arc::clone(&inner.reach), inner.logic.pending(after, limit + 1));
-        let (reach, found) = live.with(look);
-        if !reach.is_within(scope) {
+        let look = |inner: &mut GroupInner| {
+            (Arc::clone(&inner.group_filters), inner.logic.pending(after, limit + 1))
+        };
+        let (group_filters, found) = live.with(look);
+        if !group_filters.is_within(scope) {
             return Err(GroupError::OutOfScope);
         }
         let mut page = PendingPage { messages: Vec::new(), last: None, _held: held };
@@ -715,8 +718,8 @@ impl Groups {
             last = Some((pending.partition, pending.offset));
             let limit = ReadLimit { records: 1, bytes: 1 };
             let slice = match self.log.read(pending.partition, pending.offset, limit) {
-                Reading::Now(slice) => slice,
-                Reading::Later(slice) => slice.await?,
+                LogRead::Now(slice) => slice,
+                LogRead::Later(slice) => slice.await?,
             };
             let record = slice.records.into_iter().find(|record| record.offset == pending.offset);
             if wanted(record.as_ref()) {
@@ -743,7 +746,7 @@ fn info(live: &Live) -> Info {
         let info = Info {
             id: live.id,
             definition: inner.kept.definition.clone(),
-            reach: Arc::clone(&inner.reach),
+            group_filters: Arc::clone(&inner.group_filters),
             etag: inner.kept.etag.to_string(),
             created: inner.kept.created(),
             status: GroupStatus {

@@ -25,11 +25,11 @@ use tokio::sync::{Notify, watch};
 use tracing::warn;
 
 use super::{
-    Filter, GroupError, Intake, Marker, WhenFull,
+    GroupError, GroupMessageFilter, Intake, Marker, RetentionPolicy,
+    dead_letters::DeadLetters,
     definition::{Definition, KeptDefinition},
-    letters::Letters,
+    group_filters::GroupFilters,
     member::MemberMemory,
-    reach::Reach,
     waypoints::Waypoints,
 };
 
@@ -42,12 +42,12 @@ pub type MessageFilter = dyn Fn(&Message<'_>) -> bool + Send + Sync;
 /// One group.
 pub(super) struct Live {
     pub(super) id: GroupId,
-    owner: Owner,
+    owner: GroupOwner,
     pub(super) log: Arc<dyn PartitionedLog>,
     pub(super) state: Arc<dyn GroupState>,
     marker: Arc<dyn Marker>,
     pub(super) clock: fn() -> Timestamp,
-    inner: Mutex<Inner>,
+    inner: Mutex<GroupInner>,
     /// There is something to be written.
     dirty: Notify,
     /// Something was given up.
@@ -66,13 +66,13 @@ pub(super) struct Live {
 
 /// Ownership of a group. The group belongs to this gateway as soon as one of its records was written: the start writes
 /// nothing, so that it works on a full disk.
-pub(super) struct Owner {
+pub(super) struct GroupOwner {
     /// The epoch in which its records were read.
     seen: Epoch,
     own: tokio::sync::Mutex<Option<Epoch>>,
 }
 
-impl Owner {
+impl GroupOwner {
     /// Of a group whose records were read in the epoch `seen`.
     pub(super) fn later(seen: Epoch) -> Self {
         Self { seen, own: tokio::sync::Mutex::new(None) }
@@ -93,17 +93,17 @@ struct WrittenUpTo {
     stuck: bool,
 }
 
-pub(super) struct Inner {
+pub(super) struct GroupInner {
     pub(super) logic: Group,
     pub(super) kept: KeptDefinition,
     pub(super) wants: Arc<MessageFilter>,
-    pub(super) reach: Arc<Reach>,
+    pub(super) group_filters: Arc<GroupFilters>,
     /// The filter by which messages are to be marked once this write is done, if it is another than now.
-    pub(super) unmarked: Option<(u64, Filter)>,
+    pub(super) unmarked: Option<(u64, GroupMessageFilter)>,
     /// Messages that had been submitted to the log when the last filter was replaced: the former filter has let in some of
     /// these.
     pub(super) former_submitted: u64,
-    pub(super) letters: Letters,
+    pub(super) letters: DeadLetters,
     wakers: HashMap<u64, Vec<Waker>, RandomState>,
     /// Memory of members without a stream, for what was read for them and not fetched yet.
     pub(super) ahead: HashMap<u64, MemberMemory, RandomState>,
@@ -151,22 +151,22 @@ impl Live {
     #[expect(clippy::too_many_arguments, reason = "made in one place")]
     pub(super) fn new(
         id: GroupId,
-        owner: Owner,
+        owner: GroupOwner,
         (log, state, marker): (Arc<dyn PartitionedLog>, Arc<dyn GroupState>, Arc<dyn Marker>),
         clock: fn() -> Timestamp,
         kept: KeptDefinition,
         wants: Arc<MessageFilter>,
         logic: Group,
-        letters: Letters,
+        letters: DeadLetters,
         (counts, first): (SettledCounts, Option<Expect>),
     ) -> Self {
         let floors = Partition::all().map(|partition| logic.floor(partition)).collect();
         let last = log.marks(id).last().map_or((0, 0), |mark| (mark.messages, mark.bytes));
-        let mut inner = Inner {
+        let mut inner = GroupInner {
             logic,
             kept,
             wants,
-            reach: Arc::default(),
+            group_filters: Arc::default(),
             unmarked: None,
             former_submitted: 0,
             letters,
@@ -208,14 +208,14 @@ impl Live {
     }
 
     /// Does something with the group, and wakes those for whom there is something to do then.
-    pub(super) fn with<T>(&self, act: impl FnOnce(&mut Inner) -> T) -> T {
+    pub(super) fn with<T>(&self, act: impl FnOnce(&mut GroupInner) -> T) -> T {
         let mut inner = self.inner.lock();
         let result = act(&mut inner);
         self.release(inner);
         result
     }
 
-    fn release(&self, mut inner: MutexGuard<'_, Inner>) {
+    fn release(&self, mut inner: MutexGuard<'_, GroupInner>) {
         let dirty = inner.logic.has_changes() || !inner.changes.is_empty();
         let dying = inner.logic.has_given_up();
         let woken = inner.logic.woken();
@@ -255,11 +255,11 @@ impl Live {
                 return false;
             }
             match inner.kept.definition.when_full {
-                WhenFull::Refuse => {
+                RetentionPolicy::Refuse => {
                     self.judge(inner);
                     false
                 }
-                WhenFull::DropOldest => {
+                RetentionPolicy::DropOldest => {
                     let is_over = self.lag(inner).1 > retention_bytes + retention_bytes / 64;
                     self.over.fetch_or(is_over, Relaxed);
                     is_over
@@ -269,10 +269,11 @@ impl Live {
     }
 
     /// Decides what becomes of messages that the group wants, and tells the broker if that is another than before.
-    pub(super) fn judge(&self, inner: &mut Inner) {
+    pub(super) fn judge(&self, inner: &mut GroupInner) {
         let Definition { retention_bytes, when_full, .. } = inner.kept.definition;
-        let is_full =
-            when_full == WhenFull::Refuse && retention_bytes > 0 && self.lag(inner).1 > retention_bytes;
+        let is_full = when_full == RetentionPolicy::Refuse
+            && retention_bytes > 0
+            && self.lag(inner).1 > retention_bytes;
         let intake = if is_full { Intake::Refuses } else { inner.log_intake };
         if inner.intake != intake {
             inner.intake = intake;
@@ -342,7 +343,7 @@ impl Live {
                 continue;
             }
             tokio::time::sleep_until(next).await;
-            let Some(write) = self.with(Inner::take_write) else { continue };
+            let Some(write) = self.with(GroupInner::take_write) else { continue };
             next = tokio::time::Instant::now() + GATHER;
             let mut pause = Duration::from_millis(50);
             let mut tries = 0;
@@ -440,8 +441,8 @@ impl Live {
     async fn bury(&self, partition: Partition, offset: u64) -> Result<(), store::StoreError> {
         let limit = store::ReadLimit { records: 1, bytes: 1 };
         let slice = match self.log.read(partition, offset, limit) {
-            store::Reading::Now(slice) => slice,
-            store::Reading::Later(slice) => slice.await?,
+            store::LogRead::Now(slice) => slice,
+            store::LogRead::Later(slice) => slice.await?,
         };
         let record = slice.records.into_iter().find(|record| record.offset == offset);
         let now = (self.clock)();
@@ -464,7 +465,7 @@ impl Live {
         while !self.is_ended() {
             let now = (self.clock)();
             let next = self.with(|inner| {
-                let Inner { logic, ahead, .. } = inner;
+                let GroupInner { logic, ahead, .. } = inner;
                 let next = logic.tick(now);
                 // With its lease goes what was read for it.
                 ahead.retain(|number, _| logic.has_member(*number));
@@ -481,7 +482,7 @@ impl Live {
     }
 
     /// Messages that are not settled, and their cost.
-    pub(super) fn lag(&self, inner: &Inner) -> (u64, u64) {
+    pub(super) fn lag(&self, inner: &GroupInner) -> (u64, u64) {
         if Partition::all().all(|partition| inner.logic.is_idle(partition)) {
             return (0, 0);
         }
@@ -494,7 +495,7 @@ impl Live {
     }
 
     /// The number of the write that holds all that was done before.
-    pub(super) fn wait_number(inner: &Inner) -> u64 {
+    pub(super) fn wait_number(inner: &GroupInner) -> u64 {
         if inner.has_write() { inner.write } else { inner.write - 1 }
     }
 
@@ -524,7 +525,7 @@ struct StateWrite {
     floors: Vec<(Partition, u64)>,
 }
 
-impl Inner {
+impl GroupInner {
     /// Passes over what is not the group's, where nothing of it waits: all before `told` that is its own is known.
     pub(super) fn pass(&mut self, told: u64) {
         if !self.has_begun {

@@ -13,15 +13,15 @@ use groups::{
     ClaimedPlace, Credit, Delivery, Gap, IdRange, MAX_AHEAD, MemberKey, MemberOptions, Nack, Ranges, Read,
     Room, SettlingAnswer, TakenDeliveries,
 };
-use store::{BoxFuture, ReadLimit, Reading, Slice, StoreError};
+use store::{BoxFuture, LogRead, ReadLimit, Slice, StoreError};
 use thiserror::Error;
 use tokio::sync::Notify;
 
 use super::{
     GroupError, Marker,
     calls::STEP,
-    live::{Inner, Live},
-    reach::Reach,
+    group_filters::GroupFilters,
+    live::{GroupInner, Live},
 };
 
 /// Reads of a member under way at most.
@@ -125,7 +125,7 @@ impl Drop for MemberMemory {
 /// Result of a look at the group.
 enum Looked {
     /// The group's reach, against which the member's scope has yet to be checked.
-    Judge(Arc<Reach>),
+    Judge(Arc<GroupFilters>),
     /// Deliveries for the member, and the reads that are to be made for it.
     Taken(TakenDeliveries, Vec<Read>),
 }
@@ -137,8 +137,8 @@ pub struct LiveMember {
     pub(super) key: MemberKey,
     name: String,
     scope: Scope,
-    /// Reach of the group when all of it was in `scope`.
-    reach: Option<Arc<Reach>>,
+    /// Filters of the group when all of it was in `scope`.
+    group_filters: Option<Arc<GroupFilters>>,
     resumed: bool,
     /// Lives from call to call.
     fetches: bool,
@@ -176,7 +176,7 @@ impl LiveMember {
             key: joined.member,
             name: name.to_owned(),
             scope,
-            reach: None,
+            group_filters: None,
             resumed: joined.resumed,
             fetches,
             reads: Vec::new(),
@@ -234,7 +234,7 @@ impl LiveMember {
                     let is_enough = ahead.messages >= room.messages || ahead.bytes >= room.bytes;
                     if is_enough { Ok(None) } else { inner.logic.wants(key, limit).map(Some) }
                 });
-                let wanted = looked.map_err(|groups::Gone| MemberEnd::Fenced)?;
+                let wanted = looked.map_err(|groups::MemberGone| MemberEnd::Fenced)?;
                 let Some(reads) = wanted else { return Poll::Ready(Ok(())) };
                 let brought = self.begin(reads);
                 if !(self.poll_reads(cx) || brought) {
@@ -263,21 +263,21 @@ impl LiveMember {
         let now = (self.live.clock)();
         let limit = MOST_READS - self.reads.len();
         let key = self.key;
-        let (scope, judged) = (&self.scope, self.reach.as_ref());
+        let (scope, judged) = (&self.scope, self.group_filters.as_ref());
         let looked = self.live.with(|inner| {
             // Under the same lock as it is taken.
-            if !scope.is_all() && judged.is_none_or(|judged| !Arc::ptr_eq(judged, &inner.reach)) {
-                return Ok(Looked::Judge(Arc::clone(&inner.reach)));
+            if !scope.is_all() && judged.is_none_or(|judged| !Arc::ptr_eq(judged, &inner.group_filters)) {
+                return Ok(Looked::Judge(Arc::clone(&inner.group_filters)));
             }
             inner.wait(key.number, waker);
             let taken = inner.logic.take(key, now, room)?;
             let reads = if taken.deliveries.is_empty() { inner.logic.wants(key, limit)? } else { Vec::new() };
-            Ok::<_, groups::Gone>(Looked::Taken(taken, reads))
+            Ok::<_, groups::MemberGone>(Looked::Taken(taken, reads))
         });
-        let (taken, reads) = match looked.map_err(|groups::Gone| MemberEnd::Fenced)? {
+        let (taken, reads) = match looked.map_err(|groups::MemberGone| MemberEnd::Fenced)? {
             Looked::Taken(taken, reads) => (taken, reads),
-            Looked::Judge(reach) if reach.is_within(&self.scope) => {
-                self.reach = Some(reach);
+            Looked::Judge(group_filters) if group_filters.is_within(&self.scope) => {
+                self.group_filters = Some(group_filters);
                 return Ok(true);
             }
             Looked::Judge(_) => return Err(MemberEnd::OutOfScope),
@@ -309,11 +309,11 @@ impl LiveMember {
         for read in reads {
             let limit = ReadLimit { records: read.records, bytes: read.bytes };
             match self.live.log.read(read.partition, read.from, limit) {
-                Reading::Now(slice) => {
+                LogRead::Now(slice) => {
                     feed(&self.live, &read, slice);
                     brought = true;
                 }
-                Reading::Later(slice) => {
+                LogRead::Later(slice) => {
                     let slice = async move {
                         let slice = slice.await;
                         if slice.is_err() {
@@ -364,9 +364,9 @@ impl LiveMember {
                 } else {
                     inner.await_write(key.number, number);
                 }
-                Ok::<_, groups::Gone>((number, answer, wakers))
+                Ok::<_, groups::MemberGone>((number, answer, wakers))
             })
-            .map_err(|groups::Gone| MemberEnd::Fenced)?;
+            .map_err(|groups::MemberGone| MemberEnd::Fenced)?;
         match self.answers.back_mut() {
             // Answers of one write are merged.
             Some((last, before)) if *last == number && size(before) + size(&answer) <= MERGED => {
@@ -408,7 +408,7 @@ impl LiveMember {
         let mut left = ranges.clone();
         loop {
             let step = self.live.with(|inner| inner.logic.nack(self.key, &left, nack, now, STEP));
-            left = step.map_err(|groups::Gone| MemberEnd::Fenced)?;
+            left = step.map_err(|groups::MemberGone| MemberEnd::Fenced)?;
             if left.is_empty() {
                 break;
             }
@@ -445,9 +445,10 @@ impl LiveMember {
 
     fn act(
         &self,
-        act: impl FnOnce(&mut Inner, MemberKey) -> Result<(), groups::Gone>,
+        act: impl FnOnce(&mut GroupInner, MemberKey) -> Result<(), groups::MemberGone>,
     ) -> Result<(), MemberEnd> {
-        let result = self.live.with(|inner| act(inner, self.key)).map_err(|groups::Gone| MemberEnd::Fenced);
+        let result =
+            self.live.with(|inner| act(inner, self.key)).map_err(|groups::MemberGone| MemberEnd::Fenced);
         self.live.timer.notify_one();
         result
     }
@@ -484,7 +485,7 @@ fn size(answer: &SettlingAnswer) -> usize {
 }
 
 fn feed(live: &Live, read: &Read, slice: Slice) {
-    let missing = slice.missing.map(|missing| groups::Missing {
+    let missing = slice.missing.map(|missing| groups::ReadGap {
         until: missing.until,
         reason: match missing.reason {
             store::MissingReason::Trimmed => groups::GapReason::Removed,

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use gateway_core::{Commit, GroupId, Partition};
 use store::{PartitionedLog, StoreError};
 
-use super::{DeadLetter, GroupError, Groups, letters, live::Live, message_in_scope};
+use super::{ConsumerGroups, DeadLetter, GroupError, dead_letters, live::Live, message_in_scope};
 
-impl Groups {
+impl ConsumerGroups {
     /// Messages that were given up: at most `limit` behind `after`.
     ///
     /// # Errors
@@ -21,9 +21,9 @@ impl Groups {
         limit: usize,
     ) -> Result<Vec<DeadLetter>, GroupError> {
         let live = self.find(group)?;
-        let prefix = Bytes::from_static(&[letters::LETTER]);
-        let page = self.state.read(live.id, prefix, after.map(letters::key), limit).await?;
-        page.iter().map(letters::decode).collect()
+        let prefix = Bytes::from_static(&[dead_letters::LETTER]);
+        let page = self.state.read(live.id, prefix, after.map(dead_letters::key), limit).await?;
+        page.iter().map(dead_letters::decode).collect()
     }
 
     /// The number of the newest message that was given up and is kept.
@@ -34,10 +34,10 @@ impl Groups {
         Ok(self.find(group)?.with(|inner| inner.letters.newest()))
     }
 
-    /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back just
-    /// now, are passed over, and so is what the caller's scope does not have, or what the group's filter no longer matches. None
-    /// is all. Returns how many. Cancelled, the letter that is under way is put back and removed all the same, and those behind
-    /// it stay.
+    /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back
+    /// just now, are passed over, and so is what the caller's scope does not have, or what the group's filter no longer matches.
+    /// None is all. Returns how many. Cancelled, the letter that is under way is put back and removed all the same, and those
+    /// behind it stay.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`]: those before the one that failed are requeued.
@@ -96,8 +96,8 @@ impl Drop for LetterClaim<'_> {
 }
 
 async fn read(live: &Live, id: u64) -> Result<Option<DeadLetter>, GroupError> {
-    let records = live.state.read(live.id, letters::key(id), None, 1).await?;
-    records.first().map(letters::decode).transpose()
+    let records = live.state.read(live.id, dead_letters::key(id), None, 1).await?;
+    records.first().map(dead_letters::decode).transpose()
 }
 
 /// Appends a letter again, and removes it once that is on disk; false if it is not there, another call does it, or it is not for

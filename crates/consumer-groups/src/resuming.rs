@@ -1,11 +1,11 @@
 //! Members that come back: the log is read for what they say that they work on, before they get anything.
 
 use groups::{AckId, MemberKey, Ranges, Recall};
-use store::{ReadLimit, Reading, Slice, StoreError};
+use store::{LogRead, ReadLimit, Slice, StoreError};
 
 use super::{
     GroupError, LiveMember, MemberEnd,
-    live::{Inner, Live},
+    live::{GroupInner, Live},
 };
 
 /// Reads for one member, beyond one for each message that it names, before the rest of these is no longer looked for: with it
@@ -20,7 +20,7 @@ impl LiveMember {
     /// [`MemberEnd`].
     pub async fn resume(&mut self, named: usize) -> Result<Ranges, MemberEnd> {
         recall(&self.live, self.key, named).await?;
-        self.live.with(|inner| inner.logic.resume(self.key)).map_err(|groups::Gone| MemberEnd::Fenced)
+        self.live.with(|inner| inner.logic.resume(self.key)).map_err(|groups::MemberGone| MemberEnd::Fenced)
     }
 
     /// The gateway ends the stream: what the member gives back with it was not its fault.
@@ -59,8 +59,9 @@ async fn recall(live: &Live, key: MemberKey, named: usize) -> Result<(), MemberE
         if live.is_ended() {
             return Err(MemberEnd::GroupGone);
         }
-        let next =
-            live.with(|inner| inner.logic.next_recall(key)).map_err(|groups::Gone| MemberEnd::Fenced)?;
+        let next = live
+            .with(|inner| inner.logic.next_recall(key))
+            .map_err(|groups::MemberGone| MemberEnd::Fenced)?;
         let Some(recall) = next else { break };
         match read(live, &recall).await {
             Ok(slice) => live.with(|inner| inner.recall(live, key, &recall, &slice))?,
@@ -76,12 +77,12 @@ async fn recall(live: &Live, key: MemberKey, named: usize) -> Result<(), MemberE
 async fn read(live: &Live, recall: &Recall) -> Result<Slice, StoreError> {
     let limit = ReadLimit { records: recall.records, bytes: recall.bytes };
     match live.log.read(recall.partition, recall.from, limit) {
-        Reading::Now(slice) => Ok(slice),
-        Reading::Later(slice) => slice.await,
+        LogRead::Now(slice) => Ok(slice),
+        LogRead::Later(slice) => slice.await,
     }
 }
 
-impl Inner {
+impl GroupInner {
     fn recall(
         &mut self,
         live: &Live,
@@ -91,6 +92,6 @@ impl Inner {
     ) -> Result<(), MemberEnd> {
         let wanted = self.is_own(live.id, recall.partition);
         let recalled = self.logic.recall(key, recall, &slice.records, slice.next, wanted, (live.clock)());
-        recalled.map_err(|groups::Gone| MemberEnd::Fenced)
+        recalled.map_err(|groups::MemberGone| MemberEnd::Fenced)
     }
 }

@@ -2,9 +2,9 @@
 
 mod changing;
 mod fetching;
+mod group_filters;
 mod letters;
 mod quiet;
-mod reach;
 mod resuming;
 
 use std::{
@@ -40,11 +40,11 @@ struct Everything {
     full: Mutex<BTreeSet<GroupId>>,
     skipped: Mutex<BTreeSet<GroupId>>,
     /// The filters by which it was told to mark.
-    filters: Mutex<Vec<Filter>>,
+    filters: Mutex<Vec<GroupMessageFilter>>,
 }
 
 impl Marker for Everything {
-    fn keep_for(&self, _group: GroupId, filter: &Filter) {
+    fn keep_for(&self, _group: GroupId, filter: &GroupMessageFilter) {
         self.filters.lock().push(filter.clone());
     }
     fn keep_no_more_for(&self, _group: GroupId) {}
@@ -62,7 +62,7 @@ impl Marker for Everything {
             skipped.remove(&group)
         };
     }
-    fn matcher(&self, _filter: &Filter) -> Arc<MessageFilter> {
+    fn matcher(&self, _filter: &GroupMessageFilter) -> Arc<MessageFilter> {
         Arc::new(|message| !message.topic.starts_with("other/"))
     }
     fn hold(&self, bytes: usize) -> bool {
@@ -83,7 +83,7 @@ impl Marker for Everything {
 struct Fixture {
     log: Arc<MemoryLog>,
     state: Arc<MemoryGroupState>,
-    groups: Arc<Groups>,
+    groups: Arc<ConsumerGroups>,
 }
 
 impl Fixture {
@@ -95,7 +95,7 @@ impl Fixture {
     }
 
     async fn create(&self, name: &str) -> GroupId {
-        let (info, _) = self.groups.create(definition(name), &Start::Latest).await.expect("a group");
+        let (info, _) = self.groups.create(definition(name), &GroupStart::Latest).await.expect("a group");
         info.id
     }
 
@@ -112,7 +112,7 @@ impl Fixture {
     }
 }
 
-async fn load(log: &Arc<MemoryLog>, state: &Arc<MemoryGroupState>) -> Arc<Groups> {
+async fn load(log: &Arc<MemoryLog>, state: &Arc<MemoryGroupState>) -> Arc<ConsumerGroups> {
     load_with(log, state, Arc::default(), u64::MAX).await
 }
 
@@ -121,14 +121,14 @@ async fn load_with(
     state: &Arc<MemoryGroupState>,
     marker: Arc<Everything>,
     max_log_bytes: u64,
-) -> Arc<Groups> {
+) -> Arc<ConsumerGroups> {
     let options = GroupsOptions { max_log_bytes, ..options() };
-    Groups::load(Arc::clone(log) as _, Arc::clone(state) as _, marker, options).await.expect("loads")
+    ConsumerGroups::load(Arc::clone(log) as _, Arc::clone(state) as _, marker, options).await.expect("loads")
 }
 
-async fn load_from(log: Arc<dyn PartitionedLog>, state: &Arc<MemoryGroupState>) -> Arc<Groups> {
+async fn load_from(log: Arc<dyn PartitionedLog>, state: &Arc<MemoryGroupState>) -> Arc<ConsumerGroups> {
     let marker = Arc::<Everything>::default();
-    Groups::load(log, Arc::clone(state) as _, marker, options()).await.expect("loads")
+    ConsumerGroups::load(log, Arc::clone(state) as _, marker, options()).await.expect("loads")
 }
 
 fn options() -> GroupsOptions {
@@ -146,7 +146,7 @@ fn options() -> GroupsOptions {
 fn definition(name: &str) -> Definition {
     Definition {
         name: name.to_owned(),
-        filter: Filter::default(),
+        filter: GroupMessageFilter::default(),
         order: KeptOrder::Device,
         ack_deadline: 30_000,
         max_attempts: 3,
@@ -155,7 +155,7 @@ fn definition(name: &str) -> Definition {
         retention_age: 0,
         retention_bytes: 0,
         replay_age: 0,
-        when_full: WhenFull::DropOldest,
+        when_full: RetentionPolicy::DropOldest,
         paused: false,
         labels: BTreeMap::new(),
     }
@@ -382,7 +382,7 @@ async fn after_a_restart_only_what_was_not_answered_comes() {
     let groups = load(&fixture.log, &fixture.state).await;
     let mut member = groups.open("g", joining("a", Duration::ZERO)).expect("a member");
     assert_eq!(texts(&some(&mut member, 2).await), ["1", "4"]);
-    let other = groups.create(definition("h"), &Start::Latest).await.expect("a group").0;
+    let other = groups.create(definition("h"), &GroupStart::Latest).await.expect("a group").0;
     assert!(other.id > group, "a number is used once");
 }
 
@@ -390,15 +390,15 @@ async fn after_a_restart_only_what_was_not_answered_comes() {
 async fn a_group_that_begins_in_the_past_gets_what_its_filter_wants() {
     let fixture = Fixture::new(MemoryLogOptions::default()).await;
     fixture.append(GroupId(77), 1, "before");
-    let (info, _) = fixture.groups.create(definition("g"), &Start::Earliest).await.expect("a group");
+    let (info, _) = fixture.groups.create(definition("g"), &GroupStart::Earliest).await.expect("a group");
     fixture.append(GroupId(77), 1, "not its own");
     fixture.append(info.id, 1, "after");
     let mut member = fixture.open("g", "a", Duration::ZERO);
     assert_eq!(texts(&some(&mut member, 2).await), ["before", "after"]);
-    let before = fixture.groups.seek("g", &Start::Latest, &Scope::ALL).await.expect("moved");
-    fixture.groups.seek("g", &Start::Token(before), &Scope::ALL).await.expect("moved back");
+    let before = fixture.groups.seek("g", &GroupStart::Latest, &Scope::ALL).await.expect("moved");
+    fixture.groups.seek("g", &GroupStart::Token(before), &Scope::ALL).await.expect("moved back");
     assert_eq!(texts(&some(&mut member, 2).await), ["before", "after"]);
-    let bad = fixture.groups.seek("g", &Start::Token("zz".to_owned()), &Scope::ALL).await;
+    let bad = fixture.groups.seek("g", &GroupStart::Token("zz".to_owned()), &Scope::ALL).await;
     assert!(matches!(bad, Err(GroupError::BadToken)));
 }
 
@@ -444,10 +444,10 @@ async fn a_group_that_is_deleted_ends_its_members_and_stays_away() {
     let fixture = Fixture::new(MemoryLogOptions::default()).await;
     fixture.create("g").await;
     let mut member = fixture.open("g", "a", Duration::ZERO);
-    let again = fixture.groups.create(definition("g"), &Start::Latest).await;
+    let again = fixture.groups.create(definition("g"), &GroupStart::Latest).await;
     assert!(again.is_ok(), "the same again does no harm");
     let other = Definition { max_attempts: 7, ..definition("g") };
-    let exists = fixture.groups.create(other.clone(), &Start::Latest).await;
+    let exists = fixture.groups.create(other.clone(), &GroupStart::Latest).await;
     assert!(matches!(exists, Err(GroupError::Exists)));
     let changed = fixture.groups.update(other, Some("1")).await.expect("changed");
     assert_eq!((changed.etag.as_str(), changed.definition.max_attempts), ("2", 7));
@@ -550,7 +550,7 @@ async fn who_was_overtaken_since_its_start_settles_nothing() {
 async fn keeping(fixture: &Fixture, change: impl FnOnce(&mut Definition)) -> GroupId {
     let mut wanted = definition("g");
     change(&mut wanted);
-    fixture.groups.create(wanted, &Start::Latest).await.expect("a group").0.id
+    fixture.groups.create(wanted, &GroupStart::Latest).await.expect("a group").0.id
 }
 
 /// All that a member gets in one go, and the gaps before it.
@@ -629,14 +629,14 @@ async fn what_is_settled_stays_for_its_replay_and_no_longer() {
     member.acknowledge(&ids(1, 2)).expect("a member");
     answer(&mut member).await;
     fixture.groups.keep_up().await;
-    fixture.groups.seek("g", &Start::Earliest, &Scope::ALL).await.expect("moved");
+    fixture.groups.seek("g", &GroupStart::Earliest, &Scope::ALL).await.expect("moved");
     assert_eq!(texts(&some(&mut member, 2).await), ["1", "2"], "they come again");
     member.acknowledge(&ids(3, 4)).expect("a member");
     answer(&mut member).await;
     tokio::time::sleep(Duration::from_secs(70)).await;
     fixture.groups.keep_up().await;
     assert!(fixture.log.bounds(taken[0].partition).start > taken[1].record.offset, "nothing needs them");
-    fixture.groups.seek("g", &Start::Earliest, &Scope::ALL).await.expect("moved");
+    fixture.groups.seek("g", &GroupStart::Earliest, &Scope::ALL).await.expect("moved");
     assert_eq!(all(&mut member).await.1.len(), 0);
 }
 
@@ -695,7 +695,7 @@ async fn a_group_that_refuses_and_stands_still_does_not_fill_the_disk() {
     let cost: u64 = 10_000;
     let groups = load_with(&log, &state, Arc::clone(&marker), 16 * cost).await;
     let fixture = Fixture { log, state, groups };
-    let refusing = keeping(&fixture, |wanted| wanted.when_full = WhenFull::Refuse).await;
+    let refusing = keeping(&fixture, |wanted| wanted.when_full = RetentionPolicy::Refuse).await;
     let dropping = keeping(&fixture, |wanted| wanted.name = "other".to_owned()).await;
     let text = "x".repeat(cost as usize);
     let full = async |more: usize| {
@@ -773,7 +773,7 @@ async fn a_token_beyond_the_end_of_a_partition_leads_to_its_end() {
     let group = fixture.create("g").await;
     let beyond: Vec<u64> = Partition::all().map(|partition| fixture.log.bounds(partition).end + 5).collect();
     let place = token(fixture.log.id(), &beyond);
-    fixture.groups.seek("g", &Start::Token(place), &Scope::ALL).await.expect("moved");
+    fixture.groups.seek("g", &GroupStart::Token(place), &Scope::ALL).await.expect("moved");
     let mut member = fixture.open("g", "a", Duration::ZERO);
     fixture.append(group, 1, "next");
     assert_eq!(texts(&messages(&mut member).await), ["next"]);

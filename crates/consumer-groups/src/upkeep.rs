@@ -11,12 +11,12 @@ use std::{
 };
 
 use gateway_core::{LogRecord, Partition, Timestamp};
-use store::{Mark, ReadLimit, Reading, Slice};
+use store::{LogRead, Mark, ReadLimit, Slice};
 use tokio::time::MissedTickBehavior;
 
 use super::{
-    Groups, Intake, WhenFull,
-    live::{Inner, Live},
+    ConsumerGroups, Intake, RetentionPolicy,
+    live::{GroupInner, Live},
     watching::GroupTable,
 };
 
@@ -57,7 +57,7 @@ const MOST_LOOKS: usize = 64;
 const AFTER_GROUP: Duration = Duration::from_millis(5);
 const AFTER_LOG: Duration = Duration::from_millis(100);
 
-pub(super) async fn run(groups: Weak<Groups>, table: Arc<GroupTable>) {
+pub(super) async fn run(groups: Weak<ConsumerGroups>, table: Arc<GroupTable>) {
     let Some(interval) = groups.upgrade().map(|groups| groups.options.upkeep_interval) else { return };
     let mut ticks = tokio::time::interval(interval);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -81,7 +81,7 @@ pub(super) async fn run(groups: Weak<Groups>, table: Arc<GroupTable>) {
     }
 }
 
-impl Groups {
+impl ConsumerGroups {
     /// One round of it.
     pub(super) async fn keep_up(&self) {
         let now = (self.options.clock)();
@@ -141,14 +141,14 @@ impl Groups {
     async fn retain(&self, live: &Arc<Live>, now: Timestamp, (room, excess): (Space, u64)) {
         let is_full = room != Space::Some;
         let marks = live.log.marks(live.id);
-        let look = |inner: &mut Inner| {
+        let look = |inner: &mut GroupInner| {
             let definition = &inner.kept.definition;
             let (age, bytes, when) =
                 (definition.retention_age, definition.retention_bytes, definition.when_full);
             let old = if age > 0 { inner.waypoints.aged(age, now, &marks) } else { None };
             let (_, held) = live.lag(inner);
             let too_much = bytes > 0 && held > bytes;
-            if when == WhenFull::Refuse {
+            if when == RetentionPolicy::Refuse {
                 inner.log_intake = if is_full { Intake::Refuses } else { Intake::All };
                 return old;
             }
@@ -183,8 +183,9 @@ impl Groups {
         if waiting.is_empty() {
             return;
         }
-        let is_beyond =
-            |inner: &mut Inner| Partition::all().any(|partition| inner.logic.place(partition) > mark.offset);
+        let is_beyond = |inner: &mut GroupInner| {
+            Partition::all().any(|partition| inner.logic.place(partition) > mark.offset)
+        };
         let counted = match live.with(is_beyond) {
             true => Some(self.unread(live, &waiting, mark.offset).await),
             false => None,
@@ -225,8 +226,8 @@ impl Groups {
     /// Reads a partition from a place on; also returns which of the records are the group's.
     async fn look(&self, live: &Arc<Live>, partition: Partition, place: u64) -> Option<(Slice, Vec<usize>)> {
         let slice = match self.log.read(partition, place, LOOK) {
-            Reading::Now(slice) => slice,
-            Reading::Later(slice) => slice.await.ok()?,
+            LogRead::Now(slice) => slice,
+            LogRead::Later(slice) => slice.await.ok()?,
         };
         let own = live.with(|inner| {
             let born = inner.kept.born.get(usize::from(partition.0)).copied().unwrap_or_default();
@@ -288,7 +289,7 @@ impl Groups {
 }
 
 /// Raises partitions to the mark; the messages that were not read and are lost, and their cost.
-fn raise_counted(inner: &mut Inner, counted: &[UnreadMessages], mark: &Mark) -> (u64, u64) {
+fn raise_counted(inner: &mut GroupInner, counted: &[UnreadMessages], mark: &Mark) -> (u64, u64) {
     let mut lost = (0, 0);
     for UnreadMessages { partition, records, is_all } in counted {
         // Of what was counted, a member may have read some meanwhile.
@@ -304,7 +305,7 @@ fn raise_counted(inner: &mut Inner, counted: &[UnreadMessages], mark: &Mark) -> 
 
 /// The same where nobody has read beyond the mark, and all behind it is left. How many are lost in each of several partitions
 /// is not known.
-fn raise_all(live: &Live, inner: &mut Inner, waiting: &[Partition], mark: &Mark) -> (u64, u64) {
+fn raise_all(live: &Live, inner: &mut GroupInner, waiting: &[Partition], mark: &Mark) -> (u64, u64) {
     let had = waiting.iter().map(|partition| inner.logic.outstanding_before(*partition, mark.offset));
     let left = live.appended.load(Relaxed).saturating_sub(mark.messages) + had.sum::<usize>() as u64;
     let left_bytes = live.appended_bytes.load(Relaxed).saturating_sub(mark.bytes);

@@ -85,7 +85,7 @@ static START: LazyLock<Instant> = LazyLock::new(|| {
 });
 
 /// Not behind the lock of [`START`], since [`to_wall`] is called for each message.
-static TIME: Time = Time::new(0);
+static TIME: ProcessTime = ProcessTime::new(0);
 
 fn elapsed() -> u64 {
     u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX)
@@ -98,14 +98,14 @@ fn wall() -> u64 {
 }
 
 /// The rules, without clocks. `elapsed` is what a monotonic clock shows.
-struct Time {
+struct ProcessTime {
     /// Time at which `elapsed` was 0.
     base: AtomicU64,
     /// Milliseconds by which the wall clock is ahead of the process's.
     ahead: AtomicI64,
 }
 
-impl Time {
+impl ProcessTime {
     const fn new(wall: u64) -> Self {
         Self { base: AtomicU64::new(wall), ahead: AtomicI64::new(0) }
     }
@@ -158,7 +158,7 @@ mod tests {
 
     #[test]
     fn a_jump_of_the_wall_clock_moves_no_deadline() {
-        let time = Time::new(WALL);
+        let time = ProcessTime::new(WALL);
         let deadline = time.at(0).plus_secs(3600);
         for jump in [365 * DAY.cast_signed(), -40 * DAY.cast_signed(), 3_600_000] {
             let wall = WALL.saturating_add_signed(jump);
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn small_differences_of_the_clocks_are_no_jumps() {
-        let time = Time::new(WALL);
+        let time = ProcessTime::new(WALL);
         for (elapsed, wall) in [(1_000, WALL + 1_001), (2_000, WALL + 1_999), (3_000, WALL + 3_200)] {
             assert_eq!(time.observe(elapsed, wall), None);
             assert_eq!(time.to_wall(Timestamp(WALL)), Timestamp(WALL));
@@ -197,7 +197,7 @@ mod tests {
             (0, Absence::Behind(Duration::from_millis(WALL)), WALL),
         ];
         for (wall, absence, expected) in cases {
-            let time = Time::new(wall);
+            let time = ProcessTime::new(wall);
             assert_eq!(time.resume(mark, 500, wall), absence);
             assert_eq!(time.at(500), Timestamp(expected), "{absence:?}");
             assert_eq!(time.to_wall(time.at(500)), Timestamp(wall), "{absence:?}");
@@ -207,12 +207,12 @@ mod tests {
     /// The wall clock was wrong at a start, corrected while the process ran, and right at the next start.
     #[test]
     fn time_goes_on_across_processes_however_wrong_the_wall_clock_is() {
-        let first = Time::new(0);
+        let first = ProcessTime::new(0);
         assert_eq!(first.observe(1_000, WALL), Some((WALL - 1_000).cast_signed()));
         let now = first.at(5_000);
         let mark = ClockReading { time: now.0, wall: first.to_wall(now).0 };
         assert_eq!(mark, ClockReading { time: 5_000, wall: WALL + 4_000 });
-        let second = Time::new(WALL + 10_000);
+        let second = ProcessTime::new(WALL + 10_000);
         assert_eq!(second.resume(mark, 0, WALL + 10_000), Absence::Passed(Duration::from_secs(6)));
         assert_eq!(second.at(0), Timestamp(11_000));
         assert_eq!(second.to_wall(second.at(0)), Timestamp(WALL + 10_000));

@@ -130,7 +130,7 @@ impl<G> StoredEntry<G> {
 
 /// Entries read from a durable queue.
 #[derive(Debug, Default)]
-pub struct Page {
+pub struct JournalPage {
     /// In order.
     pub entries: Vec<StoredEntry<u32>>,
     /// First place of the next page.
@@ -139,7 +139,7 @@ pub struct Page {
     pub end: bool,
 }
 
-impl Page {
+impl JournalPage {
     /// Bytes of messages in one page, unless a single message is larger.
     pub const BYTES: usize = 512 << 10;
 }

@@ -30,11 +30,11 @@ mod topic;
 pub mod units;
 
 pub use budget::Budget;
-pub use commit::{Commit, Received, Refused, Unit};
+pub use commit::{Commit, CommitRefused, Received, Unit};
 pub use effort::Effort;
 pub use flow::{Bucket, Flow};
 pub use id::{ClientId, Protocol, QoS, Timestamp};
-pub use journal::{Journal, Page, QueueEntry, QueueId, QueueOp, StoredEntry};
+pub use journal::{Journal, JournalPage, QueueEntry, QueueId, QueueOp, StoredEntry};
 pub use levels::Levels;
 pub use message::{BRIDGE_MARK, Durability, Message, Origin, OriginKind, Properties, SharedMessage, Yielded};
 pub use offer::{Offer, Outcome};

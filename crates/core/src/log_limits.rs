@@ -57,7 +57,7 @@ fn millis() -> u64 {
 
 /// Lets five events pass in ten seconds and counts the others.
 #[derive(Debug, Default)]
-pub struct BurstLimit(Mutex<Window>);
+pub struct BurstLimit(Mutex<LineWindow>);
 
 impl BurstLimit {
     /// `Some(n)` lets this event pass, with `n` suppressed since the last one.
@@ -126,20 +126,20 @@ impl<'a> From<(IpAddr, &'a str)> for LineSubject<'a> {
 /// addresses, and one line of at most 1,024 clients. An IPv6 address counts as its /64, which is what one site has.
 #[derive(Debug, Default)]
 pub struct PeerLimits {
-    sites: Mutex<HashMap<(LineKind, Option<IpAddr>), Window>>,
+    sites: Mutex<HashMap<(LineKind, Option<IpAddr>), LineWindow>>,
     /// By the hash of the client id.
-    clients: Mutex<HashMap<(LineKind, u64), (IpAddr, Window)>>,
+    clients: Mutex<HashMap<(LineKind, u64), (IpAddr, LineWindow)>>,
     hashing: std::hash::RandomState,
 }
 
 #[derive(Debug, Default)]
-struct Window {
+struct LineWindow {
     began: u64,
     lines: u32,
     suppressed: u64,
 }
 
-impl Window {
+impl LineWindow {
     fn pass_at(&mut self, now: u64, most: u32) -> Option<u64> {
         if now.saturating_sub(self.began) >= WINDOW_MILLIS {
             (self.began, self.lines) = (now, 0);
@@ -179,7 +179,7 @@ impl PeerLimits {
             drop(windows);
             return self.pass_site(said, peer, now);
         }
-        let new = || (peer, Window { began: now, lines: 0, suppressed: 0 });
+        let new = || (peer, LineWindow { began: now, lines: 0, suppressed: 0 });
         windows.entry(key).or_insert_with(new).1.pass_at(now, LINES_PER_CLIENT)
     }
 
@@ -189,13 +189,13 @@ impl PeerLimits {
         if windows.len() >= PLACES && !windows.contains_key(&key) {
             key.1 = None;
         }
-        let window = windows.entry(key).or_insert(Window { began: now, lines: 0, suppressed: 0 });
+        let window = windows.entry(key).or_insert(LineWindow { began: now, lines: 0, suppressed: 0 });
         window.pass_at(now, LINES_PER_WINDOW)
     }
 
     fn sweep_at(&self, now: u64) -> Vec<(LineKind, Option<IpAddr>, u64)> {
         let mut untold = Vec::new();
-        let mut stays = |said: LineKind, peer: Option<IpAddr>, window: &Window| {
+        let mut stays = |said: LineKind, peer: Option<IpAddr>, window: &LineWindow| {
             let over = now.saturating_sub(window.began) >= WINDOW_MILLIS;
             if over && window.suppressed > 0 {
                 untold.push((said, peer, window.suppressed));
@@ -226,8 +226,8 @@ pub fn peer_limits() -> &'static PeerLimits {
 }
 
 /// `tracing::info!` about a peer, limited by its kind and address ([`crate::log_limits::PeerLimits`]): a
-/// [`LineKind`](crate::log_limits::LineKind), the `IpAddr`, or that and the client id, then as for `info!`. What was left out before is in the field
-/// `suppressed`.
+/// [`LineKind`](crate::log_limits::LineKind), the `IpAddr`, or that and the client id, then as for `info!`. What was left out
+/// before is in the field `suppressed`.
 #[macro_export]
 macro_rules! info_of_peer {
     ($said:expr, $ip:expr, $($arg:tt)+) => {
@@ -316,8 +316,8 @@ mod tests {
         assert_eq!(passed, LINES_PER_WINDOW as usize, "addresses of one /64 count as one");
     }
 
-    /// The failure: two devices with one client id take over from each other all the time, and the takeover of another at the same
-    /// address is not in the log.
+    /// The failure: two devices with one client id take over from each other all the time, and the takeover of another at the
+    /// same address is not in the log.
     #[test]
     fn a_client_hides_nothing_of_another_at_its_address() {
         let limits = PeerLimits::default();

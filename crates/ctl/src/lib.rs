@@ -19,7 +19,7 @@ use std::{
 use clap::ValueEnum;
 use mqtt_gateway_client::{Client, Request};
 
-use self::{failure::Failure, output::Out};
+use self::{failure::Failure, output::OutputWriter};
 
 /// What to do at which gateway.
 #[derive(Debug, Clone, clap::Args)]
@@ -94,7 +94,7 @@ pub(crate) enum Format {
 /// Context of a verb.
 pub(crate) struct VerbContext {
     pub(crate) client: Client,
-    pub(crate) out: Out,
+    pub(crate) out: OutputWriter,
     pub(crate) timeout: Duration,
 }
 
@@ -125,7 +125,7 @@ pub fn run(args: Args, whole: clap::Command) -> ExitCode {
 }
 
 async fn work(args: Args, whole: clap::Command) -> Result<(), Failure> {
-    let mut out = Out::new(args.output);
+    let mut out = OutputWriter::new(args.output);
     if let Some(local) = verbs::local(&args.verb) {
         return verbs::locally(local, &args.connection, &mut out, whole);
     }

@@ -16,14 +16,14 @@ use serde_json::Value;
 use crate::Format;
 
 /// Standard output.
-pub(crate) struct Out {
+pub(crate) struct OutputWriter {
     format: Format,
     to: BufWriter<Stdout>,
     /// The columns of the table that is being written, with their widths.
     table: Option<(&'static [&'static str], Vec<usize>)>,
 }
 
-impl Out {
+impl OutputWriter {
     pub(crate) fn new(format: Format) -> Self {
         Self { format, to: BufWriter::new(io::stdout()), table: None }
     }

@@ -1,12 +1,12 @@
 //! Device shadows at work: documents, their store, and who is told of a change.
 //!
 //! ```text
-//! lanes      one request of a device after the other, many devices at once
+//! queues      one request of a device after the other, many devices at once
 //! requests   what devices publish to the topics of their shadows, and the answers
 //! watching   backends that follow changes
 //! ```
 //!
-//! Whoever asks, a device or a backend, its request goes through the lane of the device, so that requests of one device are
+//! Whoever asks, a device or a backend, its request goes through the queue of the device, so that requests of one device are
 //! carried out in the order in which they came. Another gateway on the same database may change a shadow at the same time: the
 //! store writes only on the version that a change was made from, and the change is made again on what is there now.
 //!
@@ -15,7 +15,7 @@
 //!
 //! Must not know: tonic, MQTT's packets, which store it is.
 
-mod lanes;
+mod device_queues;
 mod requests;
 #[cfg(test)]
 mod tests;
@@ -25,14 +25,14 @@ use std::{sync::Arc, time::Duration};
 
 use broker::{Broker, Turn};
 use gateway_core::{Budget, ClientId, Message, Origin, QoS, Timestamp, clock, is_one_level, metrics::count};
-use shadow::{AnswerContext, Limits, Patch, Rejection, ShadowTopics, Snapshot, State, Update};
+use shadow::{AnswerContext, DocumentLimits, Patch, Rejection, ShadowTopics, Snapshot, State, Update};
 use store::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore, StoreError};
 use tokio::{runtime::Handle, time::timeout};
 
-use lanes::Lanes;
+use device_queues::DeviceQueues;
 pub use requests::DeviceShadows;
 use watching::Watchers;
-pub use watching::{ShadowChange, Watch};
+pub use watching::{ShadowChange, ShadowWatch};
 
 /// Bounds.
 #[derive(Debug, Clone)]
@@ -40,7 +40,7 @@ pub struct ShadowOptions {
     /// Their topics.
     pub topics: ShadowTopics,
     /// Of a document.
-    pub limits: Limits,
+    pub limits: DocumentLimits,
     /// Named shadows of a device.
     pub max_names: usize,
     /// Requests that a device may have under way.
@@ -57,16 +57,16 @@ const TRIES: usize = 16;
 const STORE_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// All shadows.
-pub struct Shadows {
+pub struct ShadowService {
     store: Arc<dyn ShadowStore>,
     options: ShadowOptions,
-    lanes: Lanes,
+    device_queues: DeviceQueues,
     watchers: Arc<Watchers>,
 }
 
 /// A shadow as it is.
 #[derive(Debug, Clone)]
-pub struct Shadow {
+pub struct ShadowDocument {
     pub device: ClientId,
     pub name: Arc<str>,
     pub version: u64,
@@ -82,7 +82,7 @@ pub struct ShadowKey {
     pub name: Arc<str>,
 }
 
-impl Shadow {
+impl ShadowDocument {
     fn snapshot(&self) -> Option<Snapshot<'_>> {
         self.state.as_deref().map(|state| Snapshot { state, version: self.version })
     }
@@ -105,15 +105,15 @@ impl Shadow {
 
 /// Result of an update: the shadow before and after.
 struct Updated {
-    previous: Option<Shadow>,
-    current: Shadow,
+    previous: Option<ShadowDocument>,
+    current: ShadowDocument,
 }
 
-impl Shadows {
+impl ShadowService {
     /// Shadows in `store`, whose work is done in the current runtime.
     pub fn new(store: Arc<dyn ShadowStore>, options: ShadowOptions) -> Arc<Self> {
-        let lanes = Lanes::new(Handle::current(), options.max_requests);
-        Arc::new(Self { store, options, lanes, watchers: Arc::default() })
+        let device_queues = DeviceQueues::new(Handle::current(), options.max_requests);
+        Arc::new(Self { store, options, device_queues, watchers: Arc::default() })
     }
 
     /// Bounds in force.
@@ -122,13 +122,13 @@ impl Shadows {
     }
 
     /// The shadow, also if it was deleted.
-    pub async fn find(&self, key: &ShadowKey) -> Result<Option<Shadow>, Rejection> {
+    pub async fn find(&self, key: &ShadowKey) -> Result<Option<ShadowDocument>, Rejection> {
         let found = within(self.store.get(key.device.as_str(), &key.name)).await?;
-        found.map(Shadow::read).transpose()
+        found.map(ShadowDocument::read).transpose()
     }
 
     /// The shadow.
-    pub async fn get(&self, key: &ShadowKey) -> Result<Shadow, Rejection> {
+    pub async fn get(&self, key: &ShadowKey) -> Result<ShadowDocument, Rejection> {
         let found = self.find(key).await?.filter(|shadow| shadow.state.is_some());
         found.ok_or_else(|| Rejection::NotFound(key.name.to_string()))
     }
@@ -140,11 +140,14 @@ impl Shadows {
         device: &str,
         after: Option<&str>,
         limit: usize,
-    ) -> Result<(Vec<Shadow>, Option<Arc<str>>), Rejection> {
+    ) -> Result<(Vec<ShadowDocument>, Option<Arc<str>>), Rejection> {
         let records = within(self.store.list(device, after, limit, true)).await?;
         let last = records.last().map(|record| Arc::clone(&record.name));
-        let shadows: Result<Vec<_>, _> =
-            records.into_iter().filter(|record| record.document.is_some()).map(Shadow::read).collect();
+        let shadows: Result<Vec<_>, _> = records
+            .into_iter()
+            .filter(|record| record.document.is_some())
+            .map(ShadowDocument::read)
+            .collect();
         Ok((shadows?, last))
     }
 
@@ -153,8 +156,8 @@ impl Shadows {
     pub fn watch(
         &self,
         budget: Arc<dyn Budget + Send + Sync>,
-        wants: impl Fn(&Shadow) -> bool + Send + Sync + 'static,
-    ) -> Watch {
+        wants: impl Fn(&ShadowDocument) -> bool + Send + Sync + 'static,
+    ) -> ShadowWatch {
         Watchers::add(&self.watchers, budget, Box::new(wants))
     }
 
@@ -164,7 +167,7 @@ impl Shadows {
         broker: &Broker,
         key: ShadowKey,
         update: Update,
-    ) -> Result<Shadow, Rejection> {
+    ) -> Result<ShadowDocument, Rejection> {
         count(|c| c.shadow_updates_backend.add(1));
         let (this, broker, account) = (Arc::clone(self), broker.clone(), Arc::clone(broker.account()));
         let cost = size_of_update(&update);
@@ -176,7 +179,7 @@ impl Shadows {
             this.tell_update(&broker, &key, &update, &updated);
             Ok(updated.current)
         };
-        self.lanes.run(&account, device, cost, work).await
+        self.device_queues.run(&account, device, cost, work).await
     }
 
     /// Deletes the shadow, in its turn, and returns what is left of it. Goes on if it is cancelled.
@@ -185,7 +188,7 @@ impl Shadows {
         broker: &Broker,
         key: ShadowKey,
         expected: Option<u64>,
-    ) -> Result<Shadow, Rejection> {
+    ) -> Result<ShadowDocument, Rejection> {
         count(|c| c.shadow_deletes_backend.add(1));
         let (this, broker, account) = (Arc::clone(self), broker.clone(), Arc::clone(broker.account()));
         let device = key.device.clone();
@@ -196,12 +199,12 @@ impl Shadows {
             this.tell_delete(&broker, &key, &left, None);
             Ok(left)
         };
-        self.lanes.run(&account, device, 0, work).await
+        self.device_queues.run(&account, device, 0, work).await
     }
 
     /// Returns when nothing waits.
     pub async fn settle(&self) {
-        self.lanes.settle().await;
+        self.device_queues.settle().await;
     }
 
     /// Checks that a request from this time may still be begun.
@@ -237,7 +240,7 @@ impl Shadows {
             };
             match within(self.store.put(record, version)).await? {
                 ShadowPut::Written => {
-                    let current = Shadow {
+                    let current = ShadowDocument {
                         device: key.device.clone(),
                         name: Arc::clone(&key.name),
                         version: version + 1,
@@ -254,7 +257,7 @@ impl Shadows {
         Err(Rejection::Unavailable)
     }
 
-    async fn make_delete(&self, key: &ShadowKey, expected: Option<u64>) -> Result<Shadow, Rejection> {
+    async fn make_delete(&self, key: &ShadowKey, expected: Option<u64>) -> Result<ShadowDocument, Rejection> {
         for _ in 0..TRIES {
             let there = self.get(key).await?;
             let version = check_version(Some(&there), expected)?;
@@ -268,7 +271,7 @@ impl Shadows {
             };
             match within(self.store.put(record, version)).await? {
                 ShadowPut::Written => {
-                    return Ok(Shadow { version: version + 1, changed, state: None, ..there });
+                    return Ok(ShadowDocument { version: version + 1, changed, state: None, ..there });
                 }
                 ShadowPut::Conflict => count(|c| c.shadow_retried.add(1)),
                 ShadowPut::Full => return Err(Rejection::NoRoom),
@@ -301,7 +304,7 @@ impl Shadows {
         let Updated { previous, current } = updated;
         self.watchers.changed(current);
         let Some(now) = current.snapshot() else { return };
-        let before = previous.as_ref().and_then(Shadow::snapshot);
+        let before = previous.as_ref().and_then(ShadowDocument::snapshot);
         let context =
             AnswerContext { now: current.changed.0 / 1000, client_token: update.client_token.as_deref() };
         let mut turn = Turn::default();
@@ -315,7 +318,13 @@ impl Shadows {
         turn.flush();
     }
 
-    fn tell_delete(&self, broker: &Broker, key: &ShadowKey, left: &Shadow, client_token: Option<&str>) {
+    fn tell_delete(
+        &self,
+        broker: &Broker,
+        key: &ShadowKey,
+        left: &ShadowDocument,
+        client_token: Option<&str>,
+    ) {
         self.watchers.changed(left);
         let context = AnswerContext { now: left.changed.0 / 1000, client_token };
         let mut turn = Turn::default();
@@ -336,9 +345,9 @@ impl Shadows {
     }
 }
 
-/// The version of the shadow, if it is the expected one. A shadow that does not exist has version 0, and so has a deleted one for a
-/// caller that expects 0.
-fn check_version(there: Option<&Shadow>, expected: Option<u64>) -> Result<u64, Rejection> {
+/// The version of the shadow, if it is the expected one. A shadow that does not exist has version 0, and so has a deleted one for
+/// a caller that expects 0.
+fn check_version(there: Option<&ShadowDocument>, expected: Option<u64>) -> Result<u64, Rejection> {
     let version = there.map_or(0, |shadow| shadow.version);
     let is_gone = there.is_none_or(|shadow| shadow.state.is_none());
     match expected {

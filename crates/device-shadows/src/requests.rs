@@ -5,9 +5,9 @@ use std::sync::Arc;
 use broker::{Broker, Reserved, ReservedOutcome, Shortage, Turn};
 use bytes::Bytes;
 use gateway_core::{Commit, Effort, Message, Timestamp, metrics::count};
-use shadow::{AnswerContext, Operation, Rejection, Snapshot, Update, client_token, operation};
+use shadow::{AnswerContext, Rejection, ShadowOperation, Snapshot, Update, client_token, operation};
 
-use super::{ShadowKey, Shadows, lanes::Full, wall};
+use super::{ShadowKey, ShadowService, device_queues::WorkRefusal, wall};
 
 /// A payload up to this size is read for its token on the thread that serves the device, to refuse a request with it.
 const QUICK: usize = 1024;
@@ -33,16 +33,16 @@ impl Drop for Promise {
 }
 
 /// A request on its way.
-struct Request {
+struct ShadowRequest {
     key: ShadowKey,
-    operation: Operation,
+    operation: ShadowOperation,
     payload: Bytes,
     asked: Timestamp,
     promise: Promise,
 }
 
 /// The shadows as a part of the gateway that hears from devices.
-pub struct DeviceShadows(pub Arc<Shadows>);
+pub struct DeviceShadows(pub Arc<ShadowService>);
 
 impl Reserved for DeviceShadows {
     fn prefix(&self) -> &str {
@@ -61,32 +61,33 @@ impl Reserved for DeviceShadows {
         // A message larger than any request is answered, but not kept.
         let size = message.payload.len().min(shadows.options.limits.request_bytes() + 1);
         let make = || {
-            let request = Request {
+            let request = ShadowRequest {
                 key: key.clone(),
                 operation,
                 payload: Bytes::copy_from_slice(&message.payload[..size]),
                 asked: message.received,
                 promise: Promise(message.plain_part()),
             };
-            Box::pin(Arc::clone(shadows).carry_out(request, broker.clone())) as super::lanes::LaneWork
+            Box::pin(Arc::clone(shadows).carry_out(request, broker.clone()))
+                as super::device_queues::DeviceWork
         };
-        match shadows.lanes.request(broker.account(), device, size, make) {
+        match shadows.device_queues.request(broker.account(), device, size, make) {
             Ok(()) => {
                 count(|c| {
                     match operation {
-                        Operation::Update => &c.shadow_updates_device,
-                        Operation::Get => &c.shadow_gets_device,
-                        Operation::Delete => &c.shadow_deletes_device,
+                        ShadowOperation::Update => &c.shadow_updates_device,
+                        ShadowOperation::Get => &c.shadow_gets_device,
+                        ShadowOperation::Delete => &c.shadow_deletes_device,
                     }
                     .add(1);
                 });
                 ReservedOutcome::Taken
             }
-            Err(Full::Memory) => {
+            Err(WorkRefusal::Memory) => {
                 count(|c| c.shadow_refused_memory.add(1));
                 ReservedOutcome::Refused(Shortage::Memory)
             }
-            Err(Full::Device) => {
+            Err(WorkRefusal::Device) => {
                 count(|c| c.shadow_refused_requests.add(1));
                 let quick = &message.payload[..size.min(QUICK)];
                 let token = client_token(quick, &shadows.options.limits).ok().flatten();
@@ -97,9 +98,9 @@ impl Reserved for DeviceShadows {
     }
 }
 
-impl Shadows {
-    async fn carry_out(self: Arc<Self>, request: Request, broker: Broker) {
-        let Request { key, operation, payload, asked, promise } = request;
+impl ShadowService {
+    async fn carry_out(self: Arc<Self>, request: ShadowRequest, broker: Broker) {
+        let ShadowRequest { key, operation, payload, asked, promise } = request;
         let limits = &self.options.limits;
         if let Err(rejection) = self.check_wait(asked) {
             let mut turn = Turn::default();
@@ -109,7 +110,7 @@ impl Shadows {
             return promise.keep();
         }
         let (token, result) = match operation {
-            Operation::Update => match Update::parse(&payload, limits) {
+            ShadowOperation::Update => match Update::parse(&payload, limits) {
                 Err((rejection, token)) => (token, Err(rejection)),
                 Ok(update) => match self.make_update(&key, &update).await {
                     Ok(updated) => {
@@ -121,11 +122,11 @@ impl Shadows {
                     Err(rejection) => (update.client_token, Err(rejection)),
                 },
             },
-            Operation::Get => match client_token(&payload, limits) {
+            ShadowOperation::Get => match client_token(&payload, limits) {
                 Err(rejection) => (None, Err(rejection)),
                 Ok(token) => (token, self.get(&key).await),
             },
-            Operation::Delete => match client_token(&payload, limits) {
+            ShadowOperation::Delete => match client_token(&payload, limits) {
                 Err(rejection) => (None, Err(rejection)),
                 Ok(token) => match self.make_delete(&key, None).await {
                     Ok(left) => {
@@ -161,7 +162,7 @@ impl Shadows {
         &self,
         broker: &Broker,
         key: &ShadowKey,
-        operation: Operation,
+        operation: ShadowOperation,
         client_token: Option<&str>,
         rejection: &Rejection,
         turn: &mut Turn,

@@ -1,4 +1,4 @@
-//! Lanes, stores that are away, and watchers that do not read: what a device cannot do to others.
+//! Queues, stores that are away, and watchers that do not read: what a device cannot do to others.
 
 use std::sync::Arc;
 
@@ -14,7 +14,7 @@ const LONG: Duration = Duration::from_secs(60);
 struct Bench {
     broker: Broker,
     store: Arc<MemoryShadows>,
-    shadows: Arc<Shadows>,
+    shadows: Arc<ShadowService>,
     part: DeviceShadows,
 }
 
@@ -30,13 +30,13 @@ impl Bench {
     fn waiting(limits: BrokerLimits, max_wait: Duration) -> Self {
         let options = ShadowOptions {
             topics: ShadowTopics::new("$gateway/devices").unwrap(),
-            limits: Limits { bytes: 8 << 10, depth: 8 },
+            limits: DocumentLimits { bytes: 8 << 10, depth: 8 },
             max_names: 5,
             max_requests: 10,
             max_wait,
         };
         let store = Arc::new(MemoryShadows::default());
-        let shadows = Shadows::new(Arc::clone(&store) as _, options);
+        let shadows = ShadowService::new(Arc::clone(&store) as _, options);
         let broker = Broker::new(BrokerConfig { limits: Arc::new(limits), ..BrokerConfig::default() });
         Self { broker, store, part: DeviceShadows(Arc::clone(&shadows)), shadows }
     }
@@ -99,7 +99,7 @@ fn key(device: &str) -> ShadowKey {
 }
 
 fn desire(value: &str) -> Update {
-    let limits = Limits { bytes: 8 << 10, depth: 8 };
+    let limits = DocumentLimits { bytes: 8 << 10, depth: 8 };
     Update { desired: Update::patch(value, &limits).unwrap(), ..Update::default() }
 }
 
@@ -202,7 +202,7 @@ async fn a_backend_that_gives_up_has_its_update_made_all_the_same() {
 #[tokio::test]
 async fn two_who_change_the_same_shadow_at_once_lose_nothing() {
     let bench = Bench::new();
-    let other = Shadows::new(Arc::clone(&bench.store) as _, bench.shadows.options().clone());
+    let other = ShadowService::new(Arc::clone(&bench.store) as _, bench.shadows.options().clone());
     for round in 0..20 {
         let (a, b) = (format!("{{\"a{round}\":1}}"), format!("{{\"b{round}\":1}}"));
         let first = bench.shadows.update(&bench.broker, key("d"), desire(&a));
@@ -238,7 +238,7 @@ async fn a_watcher_that_does_not_read_holds_only_the_newest_of_each() {
     bench.shadows.delete(&bench.broker, key("a"), None).await.unwrap();
     assert!(matches!(
         &watch.next().await[..],
-        [ShadowChange::Shadow(Shadow { state: None, version: 51, .. })]
+        [ShadowChange::Shadow(ShadowDocument { state: None, version: 51, .. })]
     ));
     drop(watch);
     assert_eq!(bench.held(), 0);
@@ -302,15 +302,15 @@ async fn what_is_no_request_is_nobodys_and_counts_for_nothing() {
     assert_eq!((bench.version("d").await, bench.held()), (0, 0));
 }
 
-/// The failure: a lane without a task, in which all later requests of the device wait for ever.
+/// The failure: a queue without a task, in which all later requests of the device wait for ever.
 #[tokio::test]
 async fn work_that_panics_takes_nothing_but_its_lane_with_it() {
     let bench = Bench::new();
     let (account, device) = (bench.broker.account(), || ClientId::new("d"));
-    let lanes = &bench.shadows.lanes;
-    let first = lanes.run::<()>(account, device(), 0, async { panic!("on purpose") });
-    let second = lanes.run(account, device(), 0, async { Ok(()) });
+    let device_queues = &bench.shadows.device_queues;
+    let first = device_queues.run::<()>(account, device(), 0, async { panic!("on purpose") });
+    let second = device_queues.run(account, device(), 0, async { Ok(()) });
     assert_eq!(tokio::join!(first, second), (Err(Rejection::Unavailable), Err(Rejection::Unavailable)));
-    assert_eq!(lanes.run(account, device(), 0, async { Ok(3) }).await, Ok(3));
-    lanes.settle().await;
+    assert_eq!(device_queues.run(account, device(), 0, async { Ok(3) }).await, Ok(3));
+    device_queues.settle().await;
 }

@@ -14,7 +14,7 @@ use hashbrown::{HashMap, hash_map::Entry};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
-use super::Shadow;
+use super::ShadowDocument;
 
 /// Bytes counted for a change besides its document.
 const OVERHEAD: usize = 512;
@@ -22,13 +22,13 @@ const OVERHEAD: usize = 512;
 const TAKEN: usize = 256 << 10;
 
 /// Tells whether a watcher wants to know of a shadow.
-type WatchFilter = dyn Fn(&Shadow) -> bool + Send + Sync;
+type WatchFilter = dyn Fn(&ShadowDocument) -> bool + Send + Sync;
 
 /// News for a watcher.
 #[derive(Debug)]
 pub enum ShadowChange {
     /// A shadow has changed, or was deleted.
-    Shadow(Shadow),
+    Shadow(ShadowDocument),
     /// Changes of this number of shadows are missing.
     Missed(u64),
 }
@@ -37,22 +37,22 @@ pub enum ShadowChange {
 #[derive(Default)]
 pub(super) struct Watchers {
     count: AtomicUsize,
-    list: RwLock<Vec<Arc<Inner>>>,
+    list: RwLock<Vec<Arc<WatchInner>>>,
 }
 
-struct Inner {
+struct WatchInner {
     wants: Box<WatchFilter>,
     state: Mutex<PendingChanges>,
     changed: Notify,
 }
 
 /// Name of a shadow, with its device.
-type Name = (ClientId, Arc<str>);
+type ShadowName = (ClientId, Arc<str>);
 
 struct PendingChanges {
-    shadows: HashMap<Name, Newest, RandomState>,
+    shadows: HashMap<ShadowName, Newest, RandomState>,
     /// The same in the order in which they are told: what has waited longest comes first.
-    order: BTreeMap<u64, Name>,
+    order: BTreeMap<u64, ShadowName>,
     next: u64,
     /// Of what waits, and of what was taken last.
     charge: WatchCharge,
@@ -64,7 +64,7 @@ struct PendingChanges {
 struct Newest {
     /// Its place in the order, which it has from the first change that was not told.
     number: u64,
-    shadow: Shadow,
+    shadow: ShadowDocument,
     bytes: usize,
 }
 
@@ -117,12 +117,12 @@ impl PendingChanges {
 }
 
 /// A watcher. Ends when dropped.
-pub struct Watch {
-    inner: Arc<Inner>,
+pub struct ShadowWatch {
+    inner: Arc<WatchInner>,
     all: Arc<Watchers>,
 }
 
-impl Watch {
+impl ShadowWatch {
     /// Some of what has changed since it was told, of each shadow the newest, in the order in which they began to wait; waits
     /// until something has. It stays on the memory account until the next call, which is therefore made once it is sent.
     /// Cancel safe.
@@ -137,7 +137,7 @@ impl Watch {
     }
 }
 
-impl Drop for Watch {
+impl Drop for ShadowWatch {
     fn drop(&mut self) {
         let mut list = self.all.list.write();
         list.retain(|watcher| !Arc::ptr_eq(watcher, &self.inner));
@@ -150,7 +150,7 @@ impl Watchers {
         this: &Arc<Self>,
         budget: Arc<dyn Budget + Send + Sync>,
         wants: Box<WatchFilter>,
-    ) -> Watch {
+    ) -> ShadowWatch {
         let state = PendingChanges {
             shadows: HashMap::default(),
             order: BTreeMap::new(),
@@ -159,15 +159,15 @@ impl Watchers {
             taken: 0,
             missed: 0,
         };
-        let inner = Arc::new(Inner { wants, state: Mutex::new(state), changed: Notify::new() });
+        let inner = Arc::new(WatchInner { wants, state: Mutex::new(state), changed: Notify::new() });
         let mut list = this.list.write();
         list.push(Arc::clone(&inner));
         this.count.store(list.len(), SeqCst);
-        Watch { inner, all: Arc::clone(this) }
+        ShadowWatch { inner, all: Arc::clone(this) }
     }
 
     /// Tells all who want to know. Costs a look at a number where nobody watches.
-    pub(super) fn changed(&self, shadow: &Shadow) {
+    pub(super) fn changed(&self, shadow: &ShadowDocument) {
         if self.count.load(SeqCst) == 0 {
             return;
         }
@@ -178,8 +178,8 @@ impl Watchers {
     }
 }
 
-impl Inner {
-    fn add(&self, shadow: &Shadow, bytes: usize) {
+impl WatchInner {
+    fn add(&self, shadow: &ShadowDocument, bytes: usize) {
         let mut state = self.state.lock();
         let PendingChanges { shadows, order, next, charge, missed, .. } = &mut *state;
         let name = (shadow.device.clone(), Arc::clone(&shadow.name));

@@ -18,7 +18,7 @@ use store::StoreError;
 const BATCH_BYTES: usize = 8 << 20;
 
 /// An operation, which knows who waits for its answer.
-pub(super) trait Operation: Send + 'static {
+pub(super) trait AnsweredOperation: Send + 'static {
     /// Result of an operation that is made.
     type Done: Send;
     /// Name of the things that it changes, for errors.
@@ -36,7 +36,7 @@ pub(super) trait Operation: Send + 'static {
 /// Makes operations.
 pub(super) trait Maker: Send + 'static {
     /// Operation that it makes.
-    type Op: Operation;
+    type Op: AnsweredOperation;
     /// A transaction begins: nothing of one before it that was not [committed](Self::committed) is there.
     fn begun(&mut self) {}
     /// All that was made since the last [`Self::begun`] is durable.
@@ -46,7 +46,7 @@ pub(super) trait Maker: Send + 'static {
         &mut self,
         txn: &mut RwTxn<'_>,
         op: &Self::Op,
-    ) -> Result<<Self::Op as Operation>::Done, heed::Error>;
+    ) -> Result<<Self::Op as AnsweredOperation>::Done, heed::Error>;
     /// Returns whether these add to the stored records, see [`EnvironmentWriter::adds`]. `bytes` is their weight.
     fn adds<'a>(ops: impl Iterator<Item = &'a Self::Op>, bytes: usize) -> bool;
 }
@@ -71,11 +71,11 @@ pub(super) struct AnsweredWork<M: Maker> {
     ops: VecDeque<WaitingOperation<M::Op>>,
     /// Number of `ops` in the transaction, and the result of each.
     planned: usize,
-    done: Vec<<M::Op as Operation>::Done>,
+    done: Vec<<M::Op as AnsweredOperation>::Done>,
     in_hand: Arc<AtomicUsize>,
 }
 
-impl<O: Operation> Inbox for AnsweredInbox<O> {
+impl<O: AnsweredOperation> Inbox for AnsweredInbox<O> {
     type Op = O;
 
     fn push(&mut self, op: O) {

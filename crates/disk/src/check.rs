@@ -16,7 +16,7 @@ use std::{
     time::Instant,
 };
 
-use super::verify::{self, Fault, FileWalk};
+use super::verify::{self, FileWalk, VerifyFault};
 
 const MAGIC: u32 = 0xBEEF_C0DE;
 const FORMAT: u32 = 1;
@@ -77,14 +77,14 @@ fn examine(path: &Path, terms: Option<Terms<'_>>) -> io::Result<Look> {
             }
             Ok(Look::Sound)
         }
-        Err(Fault::Damage(reason)) => Ok(Look::Damaged(reason)),
-        Err(Fault::OutOfTime) => Ok(Look::Unfinished),
-        Err(Fault::Io(error)) => Err(error),
+        Err(VerifyFault::Damage(reason)) => Ok(Look::Damaged(reason)),
+        Err(VerifyFault::OutOfTime) => Ok(Look::Unfinished),
+        Err(VerifyFault::Io(error)) => Err(error),
     }
 }
 
 /// The length that the newest meta page gives the file.
-fn pages(file: &File, size: u64, terms: Option<Terms<'_>>) -> Result<u64, Fault> {
+fn pages(file: &File, size: u64, terms: Option<Terms<'_>>) -> Result<u64, VerifyFault> {
     let first = read_meta(file, 0, "its first meta page is not LMDB's")?;
     let page = first.page;
     if !page.is_power_of_two() || !(512..=32_768).contains(&page) {
@@ -156,7 +156,7 @@ impl Db {
     }
 }
 
-fn read_meta(file: &File, at: u64, otherwise: &str) -> Result<Meta, Fault> {
+fn read_meta(file: &File, at: u64, otherwise: &str) -> Result<Meta, VerifyFault> {
     let mut bytes = [0; PAGE_HEADER + META];
     if let Err(error) = file.read_exact_at(&mut bytes, at) {
         return Err(match error.kind() {

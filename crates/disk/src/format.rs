@@ -19,12 +19,12 @@ const SUM: &[u8] = b"sum";
 const IMPOSSIBLE: u32 = 1000;
 
 /// Rewrites what is there from one format to the next.
-pub(super) type Upgrade = fn(&Env<WithoutTls>, &mut RwTxn<'_>) -> Result<(), heed::Error>;
+pub(super) type FormatUpgrade = fn(&Env<WithoutTls>, &mut RwTxn<'_>) -> Result<(), heed::Error>;
 
 /// A store: its folder, its tables in the newest format, and its upgrades from format 1 on.
-type Store = (&'static str, &'static [&'static str], &'static [Upgrade]);
+type StoreFormat = (&'static str, &'static [&'static str], &'static [FormatUpgrade]);
 
-const STORES: &[Store] = &[
+const STORES: &[StoreFormat] = &[
     ("latest", &["latest", "newest"], &[]),
     ("sessions", &["sessions", "subscriptions", "groups"], &[]),
     ("queues", &super::queues::TABLES, &[]),
@@ -34,7 +34,7 @@ const STORES: &[Store] = &[
     ("shadows", &["shadows"], &[]),
 ];
 
-fn upgrades(store: &str) -> &'static [Upgrade] {
+fn upgrades(store: &str) -> &'static [FormatUpgrade] {
     STORES.iter().find(|(name, ..)| *name == store).map_or(&[], |(.., upgrades)| *upgrades)
 }
 
@@ -54,7 +54,7 @@ pub(super) fn is_sound(records: &[(Vec<u8>, Vec<u8>)]) -> bool {
 }
 
 /// The format after all upgrades.
-const fn newest(upgrades: &[Upgrade]) -> u32 {
+const fn newest(upgrades: &[FormatUpgrade]) -> u32 {
     upgrades.len() as u32 + 1
 }
 
@@ -110,7 +110,7 @@ impl Environment {
 
     fn upgrade<T>(
         &self,
-        upgrades: &[Upgrade],
+        upgrades: &[FormatUpgrade],
         mut create: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, StoreError> {
         let newest = newest(upgrades);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     /// The table as this process has it; one is made in an empty environment.
-    fn open(environment: &Environment, upgrades: &[Upgrade]) -> Result<Table, StoreError> {
+    fn open(environment: &Environment, upgrades: &[FormatUpgrade]) -> Result<Table, StoreError> {
         environment.upgrade(upgrades, |txn| environment.env.create_database(txn, Some("t")))
     }
 

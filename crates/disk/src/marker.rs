@@ -16,7 +16,7 @@ const SUSPECT: &str = "suspect";
 
 /// State in which a store was left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Left {
+pub(super) enum ShutdownState {
     /// Closed, and not changed since.
     Clean,
     /// Open, or changed since, or by a version that did not say.
@@ -26,13 +26,13 @@ pub(super) enum Left {
 }
 
 /// Returns the state in which the store in `folder` was left.
-pub(super) fn left(folder: &Path) -> Left {
-    let Ok(text) = fs::read(folder.join(STATE)) else { return Left::Unclean };
+pub(super) fn left(folder: &Path) -> ShutdownState {
+    let Ok(text) = fs::read(folder.join(STATE)) else { return ShutdownState::Unclean };
     let closed = closed(folder).is_some_and(|closed| closed.as_bytes() == text.trim_ascii());
     match text.trim_ascii() {
-        _ if closed => Left::Clean,
-        text if text == SUSPECT.as_bytes() => Left::Suspect,
-        _ => Left::Unclean,
+        _ if closed => ShutdownState::Clean,
+        text if text == SUSPECT.as_bytes() => ShutdownState::Suspect,
+        _ => ShutdownState::Unclean,
     }
 }
 
@@ -53,7 +53,7 @@ pub(super) fn suspected(folder: &Path) {
 
 /// Nothing is written from now on.
 pub(super) fn was_closed(folder: &Path) {
-    if left(folder) != Left::Suspect
+    if left(folder) != ShutdownState::Suspect
         && let Some(closed) = closed(folder)
     {
         note(folder, &closed);

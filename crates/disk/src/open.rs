@@ -13,7 +13,7 @@ use heed::{Env, EnvFlags, EnvOpenOptions, MdbError, WithoutTls};
 use super::{
     check::{Look, Terms, look, verify},
     format,
-    marker::{self, Left},
+    marker::{self, ShutdownState},
 };
 use store::{DataDir, StoreError, Verify};
 
@@ -78,10 +78,10 @@ fn examine(folder: &Path, name: &str, how: Verify) -> io::Result<Option<String>>
     let left = marker::left(folder);
     let large = fs::metadata(&file).is_ok_and(|file| file.len() > SMALL);
     let begun = now();
-    let found = if left == Left::Clean && large && !how.always {
+    let found = if left == ShutdownState::Clean && large && !how.always {
         look(&file)?
     } else {
-        let limited = !how.always && left != Left::Suspect && !how.limit.is_zero();
+        let limited = !how.always && left != ShutdownState::Suspect && !how.limit.is_zero();
         let mut told = begun;
         let mut progress = |done: u64, total: u64| {
             if told.elapsed() >= REPORT {

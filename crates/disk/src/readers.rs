@@ -9,9 +9,9 @@ use store::StoreError;
 
 /// Permits for reads.
 #[derive(Clone)]
-pub(super) struct Readers(Arc<Semaphore>);
+pub(super) struct ReadPermits(Arc<Semaphore>);
 
-impl Readers {
+impl ReadPermits {
     /// At most `at_once` reads at a time; more wait.
     pub(super) fn new(at_once: usize) -> Self {
         Self(Arc::new(Semaphore::new(at_once)))

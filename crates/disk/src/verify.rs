@@ -39,27 +39,27 @@ const CHUNK: usize = 1 << 20;
 
 /// Why a walk ends early.
 #[derive(Debug)]
-pub(super) enum Fault {
+pub(super) enum VerifyFault {
     Damage(String),
     OutOfTime,
     Io(io::Error),
 }
 
-pub(super) fn damage(reason: &str) -> Fault {
-    Fault::Damage(reason.to_owned())
+pub(super) fn damage(reason: &str) -> VerifyFault {
+    VerifyFault::Damage(reason.to_owned())
 }
 
 /// A file that the disk does not give back is damaged; other errors say nothing about it.
-pub(super) fn unreadable(error: io::Error, what: &str) -> Fault {
+pub(super) fn unreadable(error: io::Error, what: &str) -> VerifyFault {
     // EIO, and what file systems with checksums say: EBADMSG, EILSEQ, EUCLEAN.
     match error.raw_os_error() {
-        Some(5 | 74 | 84 | 117) => Fault::Damage(format!("{what} cannot be read: {error}")),
-        _ => Fault::Io(error),
+        Some(5 | 74 | 84 | 117) => VerifyFault::Damage(format!("{what} cannot be read: {error}")),
+        _ => VerifyFault::Io(error),
     }
 }
 
-fn bad(page: u64, what: &str) -> Fault {
-    Fault::Damage(format!("page {page}: {what}"))
+fn bad(page: u64, what: &str) -> VerifyFault {
+    VerifyFault::Damage(format!("page {page}: {what}"))
 }
 
 /// A walk over one file.
@@ -93,7 +93,7 @@ enum TreeKind {
 
 /// Findings in a tree.
 #[derive(Default)]
-struct Tree {
+struct TreeFindings {
     branches: u64,
     leaves: u64,
     overflow: u64,
@@ -132,7 +132,7 @@ impl<'a> FileWalk<'a> {
     }
 
     /// The list of free pages, as of `transaction`.
-    pub(super) fn free_pages(&mut self, db: &Db, transaction: u64) -> Result<(), Fault> {
+    pub(super) fn free_pages(&mut self, db: &Db, transaction: u64) -> Result<(), VerifyFault> {
         self.tree(db, TreeKind::Free(transaction))?;
         self.beyond.sort_unstable();
         let missing = self.length.saturating_sub(self.present);
@@ -144,7 +144,7 @@ impl<'a> FileWalk<'a> {
     }
 
     /// The table of tables, and all of them.
-    pub(super) fn tables(&mut self, db: &Db) -> Result<(), Fault> {
+    pub(super) fn tables(&mut self, db: &Db) -> Result<(), VerifyFault> {
         let tables = self.tree(db, TreeKind::Main)?.tables;
         let known = |name: &[u8]| {
             let mut known = self.terms.tables.iter().copied().chain([format::META]);
@@ -158,8 +158,8 @@ impl<'a> FileWalk<'a> {
         }
         for (name, db) in &tables {
             let of = |fault| match fault {
-                Fault::Damage(reason) => {
-                    Fault::Damage(format!("table {:?}: {reason}", String::from_utf8_lossy(name)))
+                VerifyFault::Damage(reason) => {
+                    VerifyFault::Damage(format!("table {:?}: {reason}", String::from_utf8_lossy(name)))
                 }
                 other => other,
             };
@@ -176,8 +176,8 @@ impl<'a> FileWalk<'a> {
         Ok(())
     }
 
-    fn tree(&mut self, db: &Db, kind: TreeKind) -> Result<Tree, Fault> {
-        let mut tree = Tree::default();
+    fn tree(&mut self, db: &Db, kind: TreeKind) -> Result<TreeFindings, VerifyFault> {
+        let mut tree = TreeFindings::default();
         if db.root != NO_PAGE {
             if !(1..=MAX_DEPTH).contains(&db.depth) {
                 return Err(damage("the depth of a tree is impossible"));
@@ -196,7 +196,12 @@ impl<'a> FileWalk<'a> {
         Ok(tree)
     }
 
-    fn visit(&mut self, number: u64, place: &Position<'_>, tree: &mut Tree) -> Result<(), Fault> {
+    fn visit(
+        &mut self,
+        number: u64,
+        place: &Position<'_>,
+        tree: &mut TreeFindings,
+    ) -> Result<(), VerifyFault> {
         let mut page = self.spare.pop().unwrap_or_else(|| vec![0; self.page]);
         self.claim(number)?;
         self.read(number, 0, &mut page)?;
@@ -235,8 +240,8 @@ impl<'a> FileWalk<'a> {
         number: u64,
         node: &PageNode<'_>,
         kind: TreeKind,
-        tree: &mut Tree,
-    ) -> Result<(), Fault> {
+        tree: &mut TreeFindings,
+    ) -> Result<(), VerifyFault> {
         let wrong = || bad(number, "a value is not of its tree");
         let expected = if kind == TreeKind::Main { SUB_DATABASE } else { 0 };
         if node.flags & !BIG_DATA != expected {
@@ -292,7 +297,7 @@ impl<'a> FileWalk<'a> {
     }
 
     /// A value of `size` bytes on pages of its own from `first` on; how many. Reads it, into `out` if that is wanted.
-    fn large(&mut self, first: u64, size: u64, mut out: Option<&mut Vec<u8>>) -> Result<u64, Fault> {
+    fn large(&mut self, first: u64, size: u64, mut out: Option<&mut Vec<u8>>) -> Result<u64, VerifyFault> {
         let mut header = [0; PAGE_HEADER];
         if first < FIRST || first >= self.present {
             return Err(bad(first, "it is not in the file"));
@@ -322,7 +327,7 @@ impl<'a> FileWalk<'a> {
     }
 
     /// Notes that a page is in use, or free. It must be in the file and be noted once.
-    fn claim(&mut self, page: u64) -> Result<(), Fault> {
+    fn claim(&mut self, page: u64) -> Result<(), VerifyFault> {
         if page < FIRST || page >= self.present.min(self.length) {
             return Err(bad(page, "it is not in the file"));
         }
@@ -335,14 +340,14 @@ impl<'a> FileWalk<'a> {
         if self.visited.is_multiple_of(STEP) {
             (self.terms.progress)(self.visited, self.present);
             if self.terms.until.is_some_and(|until| now() >= until) {
-                return Err(Fault::OutOfTime);
+                return Err(VerifyFault::OutOfTime);
             }
         }
         Ok(())
     }
 
     /// Bytes of a page, and of those after it.
-    fn read(&self, page: u64, at: u64, bytes: &mut [u8]) -> Result<(), Fault> {
+    fn read(&self, page: u64, at: u64, bytes: &mut [u8]) -> Result<(), VerifyFault> {
         self.file.read_exact_at(bytes, page * self.page as u64 + at).map_err(|error| match error.kind() {
             ErrorKind::UnexpectedEof => bad(page, "it is not in the file"),
             _ => unreadable(error, &format!("page {page}")),

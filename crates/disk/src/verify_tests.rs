@@ -10,7 +10,7 @@ use proptest::test_runner::{RngAlgorithm, TestRng};
 use super::{
     check::{Look, Terms, look, verify},
     environment::{Environment, EnvironmentOptions, Table},
-    marker::{self, Left},
+    marker::{self, ShutdownState},
 };
 use store::{DataDir, StoreError, Verify};
 
@@ -231,13 +231,13 @@ fn what_was_closed_is_clean_until_somebody_changes_it() {
     let dir = tempfile::tempdir().unwrap();
     let folder = dir.path().join("latest");
     let (environment, one, _) = open(dir.path()).unwrap();
-    assert_eq!(marker::left(&folder), Left::Unclean, "in use");
+    assert_eq!(marker::left(&folder), ShutdownState::Unclean, "in use");
     environment.writing(|txn| one.put(txn, b"key", b"value")).unwrap();
     drop(environment);
-    assert_eq!(marker::left(&folder), Left::Clean);
+    assert_eq!(marker::left(&folder), ShutdownState::Clean);
     let bytes = fs::read(folder.join("data.mdb")).unwrap();
     fs::write(folder.join("data.mdb"), bytes).unwrap();
-    assert_eq!(marker::left(&folder), Left::Unclean, "written by somebody else");
+    assert_eq!(marker::left(&folder), ShutdownState::Unclean, "written by somebody else");
 }
 
 /// Damage that LMDB meets while the gateway runs: the file changes under it.
@@ -267,7 +267,7 @@ fn damage_met_later_ends_the_store_until_the_next_start_sets_it_aside() {
     assert!(environment.is_damaged());
     assert!(environment.writing(|txn| one.put(txn, b"key", b"value")).is_err(), "nothing more is written");
     drop(environment);
-    assert_eq!(marker::left(&folder), Left::Suspect);
+    assert_eq!(marker::left(&folder), ShutdownState::Suspect);
     // The file is set aside whatever the limit is.
     let hurried = Verify { always: false, limit: std::time::Duration::from_nanos(1) };
     let (environment, one, _) = open_as(dir.path(), hurried).unwrap();

@@ -86,12 +86,12 @@ impl Tally {
 }
 
 /// Changes on their way to the writer, and with it.
-pub(super) struct Waiting<C> {
+pub(super) struct WaitingChanges<C> {
     changes: C,
     tally: Tally,
 }
 
-impl<C: Changes> Waiting<C> {
+impl<C: Changes> WaitingChanges<C> {
     /// The writer's and its two inboxes, all empty. They are full with more than `limit` bytes in an inbox and in the
     /// writer's together.
     pub(super) fn three(limit: usize) -> (Self, [Self; 2]) {
@@ -109,7 +109,7 @@ impl<C: Changes> Waiting<C> {
     }
 }
 
-impl<C: Changes> Inbox for Waiting<C> {
+impl<C: Changes> Inbox for WaitingChanges<C> {
     type Op = C::Op;
 
     fn push(&mut self, op: C::Op) {
@@ -125,13 +125,13 @@ impl<C: Changes> Inbox for Waiting<C> {
 /// Writes what waits.
 pub(super) struct WaitingWork<C: Changes> {
     tables: C::Tables,
-    batch: Waiting<C>,
+    batch: WaitingChanges<C>,
     buffer: Vec<u8>,
 }
 
 impl<C: Changes> WaitingWork<C> {
     /// `batch` is an empty one.
-    pub(super) fn new(tables: C::Tables, batch: Waiting<C>) -> Self {
+    pub(super) fn new(tables: C::Tables, batch: WaitingChanges<C>) -> Self {
         Self { tables, batch, buffer: Vec::new() }
     }
 
@@ -141,9 +141,9 @@ impl<C: Changes> WaitingWork<C> {
 }
 
 impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
-    type Inbox = Waiting<C>;
+    type Inbox = WaitingChanges<C>;
 
-    fn accept(&mut self, inbox: &mut Waiting<C>) {
+    fn accept(&mut self, inbox: &mut WaitingChanges<C>) {
         self.batch.changes.merge(mem::take(&mut inbox.changes));
         self.batch.tally.commits.append(&mut inbox.tally.commits);
         (inbox.tally.bytes, inbox.tally.operations) = (0, 0);

@@ -65,7 +65,7 @@ pub(crate) fn millis(duration: Duration) -> u64 {
 
 /// Number of a group, and its life under this number.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Identity {
+pub struct GroupIdentity {
     /// Its number.
     pub group: GroupId,
     /// Of this life of it, drawn by chance: nothing of an earlier process is taken for something of this one.
@@ -76,7 +76,7 @@ pub struct Identity {
     pub seed: u64,
 }
 
-impl Identity {
+impl GroupIdentity {
     /// Returns the order key of a message, as a number.
     pub(crate) fn key(&self, order: OrderKey, offset: u64, message: &SharedMessage) -> u64 {
         let device = message.client_id.as_ref().map(|id| id.as_str().as_bytes());

@@ -45,12 +45,12 @@ mod tests;
 
 pub use ack_id::{AckId, BadAckId};
 pub use config::{
-    Credit, GroupConfig, Identity, MAX_AHEAD, MAX_CLAIMS, MAX_CREDIT, MAX_MEMBERS, MAX_REASON, OrderKey,
+    Credit, GroupConfig, GroupIdentity, MAX_AHEAD, MAX_CLAIMS, MAX_CREDIT, MAX_MEMBERS, MAX_REASON, OrderKey,
 };
 pub use group::{
-    AckResult, ClaimedPlace, Delayed, Delivery, Gone, Group, Joined, MemberOptions, MemberStatus, Missing,
-    Nack, PartitionChange, Pending, PendingState, Read, Recall, Room, SettlingAnswer, Status,
-    TakenDeliveries, TooManyMembers, Totals,
+    AckResult, ClaimedPlace, Delayed, Delivery, DeliveryStatus, Group, GroupTotals, Joined, MemberGone,
+    MemberOptions, MemberStatus, Nack, PartitionChange, Pending, PendingState, Read, ReadGap, Recall, Room,
+    SettlingAnswer, TakenDeliveries, TooManyMembers,
 };
 pub use member::{Amount, Gap, GapReason, MemberKey};
 pub use progress::{BadProgress, Progress};

@@ -15,7 +15,7 @@ use super::{
 
 /// A message that was read and is to be delivered.
 #[derive(Debug)]
-pub(crate) struct Ready {
+pub(crate) struct ReadyMessage {
     pub(crate) record: LogRecord,
     pub(crate) key: u64,
     pub(crate) attempts: u32,
@@ -42,7 +42,7 @@ pub(crate) enum PartitionKind {
 
 /// A read under way.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Reading {
+pub(crate) struct PartitionRead {
     pub(crate) ticket: u64,
     pub(crate) kind: PartitionKind,
 }
@@ -65,11 +65,11 @@ pub(crate) struct PartitionState {
     /// Members that had messages of it when an earlier process ended, and have not come back: until none is left, nobody gets
     /// anything.
     pub(crate) awaited: Vec<u32>,
-    pub(crate) ready: VecDeque<Ready>,
+    pub(crate) ready: VecDeque<ReadyMessage>,
     pub(crate) again: VecDeque<Undelivered>,
     pub(crate) lagging: HashMap<u64, Lagging, RandomState>,
     pub(crate) dying: BTreeMap<u64, Dying>,
-    pub(crate) reading: Option<Reading>,
+    pub(crate) reading: Option<PartitionRead>,
     pub(crate) ticket: u64,
     /// Keys that lag were read last: it is the turn of new messages.
     pub(crate) replayed: bool,

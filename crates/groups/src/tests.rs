@@ -9,8 +9,8 @@ use super::*;
 const PARTITION: Partition = Partition(7);
 const ROOM: Room = Room { messages: 1_000, bytes: usize::MAX };
 
-fn identity() -> Identity {
-    Identity { group: GroupId(1), life: 1, generation: 1, seed: 42 }
+fn identity() -> GroupIdentity {
+    GroupIdentity { group: GroupId(1), life: 1, generation: 1, seed: 42 }
 }
 
 fn record(offset: u64, device: &str) -> LogRecord {

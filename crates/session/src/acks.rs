@@ -6,7 +6,7 @@ use codec::{AckKind, reason};
 use gateway_core::{Commit, QoS, QueueOp};
 
 use super::{
-    Begin, Disk, Env, Outbound, Reply,
+    Disk, Env, Outbound, Qos2Begin, Reply,
     inflight::{InflightStage, Unacked},
     outbound::answered,
 };
@@ -102,16 +102,16 @@ impl Outbound {
     }
 
     /// An inbound QoS 2 PUBLISH arrives.
-    pub(crate) fn begin_received(&mut self, id: u16, receive_maximum: u16) -> Begin {
+    pub(crate) fn begin_received(&mut self, id: u16, receive_maximum: u16) -> Qos2Begin {
         let received = &mut self.rare().received;
         if let Some(commit) = received.get(&id) {
-            return Begin::Duplicate(commit.clone());
+            return Qos2Begin::Duplicate(commit.clone());
         }
         if received.len() >= usize::from(receive_maximum) {
-            return Begin::Exceeded;
+            return Qos2Begin::Exceeded;
         }
         received.insert(id, None);
-        Begin::New
+        Qos2Begin::New
     }
 
     /// Returns the commit that the answer to the PUBLISH of `id` waits for. The outer `None`: no such PUBLISH is open.

@@ -11,12 +11,12 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Budget, DropReason, Page, QoS, Receipt, StoredEntry, Tail, Timestamp};
+use gateway_core::{Budget, DropReason, JournalPage, QoS, Receipt, StoredEntry, Tail, Timestamp};
 
-use super::{durable::Left, outbound::dropped};
+use super::{durable::StoredQueue, outbound::dropped};
 
 /// More is read while fewer bytes than this wait in memory.
-pub(super) const LOW_BYTES: usize = Page::BYTES / 2;
+pub(super) const LOW_BYTES: usize = JournalPage::BYTES / 2;
 /// The smallest read, in bytes: one message, or more if they are small.
 const LEAST: usize = 4 << 10;
 
@@ -55,8 +55,8 @@ struct Publisher {
 
 impl Backlog {
     /// Restores what an earlier process left.
-    pub(super) fn restored(left: &Left<'_>) -> Self {
-        let &Left { first, next, exact, begun, messages, bytes, .. } = left;
+    pub(super) fn restored(left: &StoredQueue<'_>) -> Self {
+        let &StoredQueue { first, next, exact, begun, messages, bytes, .. } = left;
         let tail = Tail::restored(first..next, messages, bytes);
         Self { tail, restored: next, begun, exact, ..Self::default() }
     }
@@ -152,8 +152,8 @@ impl Backlog {
     /// Begins a read, if the budget has room for it beside the `held` bytes of the session, and returns how many bytes
     /// to read. While memory is short these are fewer; a session that holds nothing always gets its next message.
     pub(super) fn begin_load(&mut self, held: usize, budget: &dyn Budget) -> Option<usize> {
-        let wanted = usize::try_from(self.tail.bytes()).unwrap_or(usize::MAX).min(Page::BYTES);
-        let sizes = [wanted, wanted.min(Page::BYTES / 16), wanted.min(LEAST)];
+        let wanted = usize::try_from(self.tail.bytes()).unwrap_or(usize::MAX).min(JournalPage::BYTES);
+        let sizes = [wanted, wanted.min(JournalPage::BYTES / 16), wanted.min(LEAST)];
         let mut reserved = sizes.into_iter().find(|bytes| budget.charge(held, *bytes));
         if reserved.is_none() && held == 0 {
             budget.force(sizes[2]);
@@ -163,7 +163,7 @@ impl Backlog {
         self.trimmed_meanwhile = false;
         self.tail.begin_load(self.tail.next());
         // The count is not exact and must not end a page early.
-        Some(if self.reserved == wanted { Page::BYTES } else { self.reserved })
+        Some(if self.reserved == wanted { JournalPage::BYTES } else { self.reserved })
     }
 
     /// A read is over, whatever came of it.
@@ -173,8 +173,8 @@ impl Backlog {
     }
 
     /// The entries of a page that count; `None` if no read is under way.
-    pub(super) fn loaded(&mut self, page: Page, budget: &dyn Budget) -> Option<Vec<StoredEntry<u32>>> {
-        let Page { mut entries, next, end } = page;
+    pub(super) fn loaded(&mut self, page: JournalPage, budget: &dyn Budget) -> Option<Vec<StoredEntry<u32>>> {
+        let JournalPage { mut entries, next, end } = page;
         let mark = self.tail.loading()?;
         let limit = if self.trimmed_meanwhile { mark } else { self.tail.next() };
         let read = self.tail.loaded(next, end, limit)?;

@@ -7,7 +7,7 @@
 use std::sync::Arc;
 
 use gateway_core::{
-    Commit, DropReason, Durability, Journal, Message, Offer, Outcome, Page, QoS, QueueEntry, QueueId,
+    Commit, DropReason, Durability, Journal, JournalPage, Message, Offer, Outcome, QoS, QueueEntry, QueueId,
     QueueOp, Receipt, StoredEntry, Tail, Timestamp, limits::OverflowPolicy, metrics::count, part_of_qos_0,
 };
 
@@ -16,7 +16,7 @@ use super::{
     backlog::{Backlog, LOW_BYTES},
     inflight::{InflightStage, Released},
     outbound::dropped,
-    pending::{Awaited, Delivery},
+    pending::{Awaited, PendingDelivery},
 };
 
 /// Messages and bytes that wait in memory for a connected client of a persistent session.
@@ -34,7 +34,7 @@ pub struct Disk<'a> {
 
 /// State that an earlier process left on disk for a session.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Left<'a> {
+pub struct StoredQueue<'a> {
     /// The first place in use.
     pub first: u64,
     /// One more than the last.
@@ -53,7 +53,7 @@ pub struct Left<'a> {
 
 /// Result of [`Outbound::begin_load`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Load {
+pub enum BacklogLoad {
     /// There is nothing to read, or no room for it.
     Nothing,
     /// Read this many bytes from this place on, or one message.
@@ -94,7 +94,7 @@ impl OnDisk {
     }
 }
 
-impl Delivery {
+impl PendingDelivery {
     /// Keeps an offer in memory, and submits it with this lifetime unless the message's durability says that memory is
     /// enough.
     fn submitted(
@@ -128,7 +128,7 @@ impl Delivery {
 
 impl Outbound {
     /// Takes over the state that an earlier process left.
-    pub fn restore(&mut self, left: &Left<'_>) {
+    pub fn restore(&mut self, left: &StoredQueue<'_>) {
         let rare = self.rare();
         if left.next > 0 {
             rare.backlog = Some(Box::new(Backlog::restored(left)));
@@ -167,17 +167,17 @@ impl Outbound {
 
     /// Begins a read from disk, if there is room and no other is under way. The caller reads and then calls
     /// [`Self::loaded`] or [`Self::load_failed`].
-    pub fn begin_load(&mut self, env: &Env<'_>) -> Load {
+    pub fn begin_load(&mut self, env: &Env<'_>) -> BacklogLoad {
         if !self.wants_load() {
-            return Load::Nothing;
+            return BacklogLoad::Nothing;
         }
         let held = self.rare.as_ref().map_or(0, |rare| rare.held());
         match self.rare.as_mut().and_then(|rare| rare.backlog.as_mut()) {
             Some(backlog) => match backlog.begin_load(held, env.budget) {
-                Some(bytes) => Load::From(backlog.tail.from(), bytes),
-                None => Load::NoRoom,
+                Some(bytes) => BacklogLoad::From(backlog.tail.from(), bytes),
+                None => BacklogLoad::NoRoom,
             },
-            None => Load::Nothing,
+            None => BacklogLoad::Nothing,
         }
     }
 
@@ -196,7 +196,7 @@ impl Outbound {
     }
 
     /// Takes the page that was read.
-    pub fn loaded(&mut self, page: Page, env: &Env<'_>) {
+    pub fn loaded(&mut self, page: JournalPage, env: &Env<'_>) {
         let Some(mut rare) = self.rare.take() else { return };
         if let Some(backlog) = &mut rare.backlog
             && let Some(entries) = backlog.loaded(page, env.budget)
@@ -251,7 +251,7 @@ impl Outbound {
             }
             self.rare()
                 .inflight
-                .push(place, Delivery::submitted(message, qos, offer, place, Lifetime::Sent, disk));
+                .push(place, PendingDelivery::submitted(message, qos, offer, place, Lifetime::Sent, disk));
             return Outcome::Sent;
         }
         let rare = self.rare();
@@ -264,7 +264,7 @@ impl Outbound {
         {
             let place = rare.backlog.get_or_insert_with(Box::default).tail.pass(1);
             let bound = Lifetime::waiting(message.received, env);
-            rare.pending.push(Delivery::submitted(message, qos, offer, place, bound, disk));
+            rare.pending.push(PendingDelivery::submitted(message, qos, offer, place, bound, disk));
             return Outcome::Sent;
         }
         if offer.group != 0 && qos == QoS::AtLeastOnce && !offer.queue_offline {
@@ -339,7 +339,7 @@ impl Outbound {
     }
 
     /// A PUBREC has come for the delivery in `place`. The PUBREL must wait for the commit, if one is returned.
-    pub(super) fn release(delivery: &Delivery, place: u64, env: &Env<'_>) -> Released {
+    pub(super) fn release(delivery: &PendingDelivery, place: u64, env: &Env<'_>) -> Released {
         let receipt = delivery.receipt().cloned();
         let on_disk = delivery.on_disk.clone();
         let disk = env.disk.filter(|_| !matches!(on_disk, OnDisk::No));
@@ -352,7 +352,7 @@ impl Outbound {
     }
 }
 
-impl super::outbound::Rare {
+impl super::outbound::SessionExtras {
     /// Takes up an entry that was read. If an earlier process may have sent it, it keeps its packet identifier and is
     /// sent `again`, since otherwise the client might keep that identifier for ever.
     fn take_up(
@@ -382,7 +382,7 @@ impl super::outbound::Rare {
         };
         let awaited = if receipt.is_some() { Awaited::Unsent } else { Awaited::No };
         let message = receipt.map_or_else(|| Arc::clone(&message), |receipt| message.with_receipt(receipt));
-        let delivery = Delivery {
+        let delivery = PendingDelivery {
             message,
             ids,
             place,

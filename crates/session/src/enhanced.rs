@@ -2,7 +2,7 @@
 //! is somebody else's.
 
 use bytes::Bytes;
-use codec::{Auth, Packet, reason};
+use codec::{AuthPacket, Packet, reason};
 use gateway_core::Timestamp;
 
 use super::Violation;
@@ -36,7 +36,7 @@ enum EnhancedStage {
 
 /// Authentication data that a client has presented.
 #[derive(Debug, PartialEq, Eq)]
-pub struct Presented {
+pub struct PresentedAuth {
     /// True if the packet begins a new authentication.
     pub begins: bool,
     /// Authentication Data; empty if there was none.
@@ -64,7 +64,7 @@ impl Enhanced {
     ///
     /// # Errors
     /// It is out of order, of another method, or one too many.
-    pub fn take(&mut self, auth: Auth, now: Timestamp) -> Result<Presented, Violation> {
+    pub fn take(&mut self, auth: AuthPacket, now: Timestamp) -> Result<PresentedAuth, Violation> {
         let broken = Err(Violation(reason::PROTOCOL_ERROR));
         // [MQTT-4.12.0-5] [MQTT-4.12.1-1]
         if auth.method.as_deref() != Some(&*self.method) {
@@ -84,7 +84,7 @@ impl Enhanced {
             return Err(Violation(reason::QUOTA_EXCEEDED));
         }
         self.stage = EnhancedStage::Ours;
-        Ok(Presented { begins, data: auth.data.unwrap_or_default() })
+        Ok(PresentedAuth { begins, data: auth.data.unwrap_or_default() })
     }
 
     fn begin(&mut self, now: Timestamp) -> Result<(), Violation> {
@@ -114,11 +114,11 @@ impl Enhanced {
     }
 
     fn packet(&self, code: u8, data: Option<Bytes>) -> Packet<'static> {
-        Packet::Auth(Box::new(Auth {
+        Packet::Auth(Box::new(AuthPacket {
             code,
             method: Some((*self.method).to_owned()),
             data,
-            ..Auth::default()
+            ..AuthPacket::default()
         }))
     }
 }
@@ -129,12 +129,12 @@ mod tests {
 
     const AT: Timestamp = Timestamp(1_000);
 
-    fn auth(code: u8, method: &str) -> Auth {
-        Auth {
+    fn auth(code: u8, method: &str) -> AuthPacket {
+        AuthPacket {
             code,
             method: Some(method.to_owned()),
             data: Some(Bytes::from_static(b"x")),
-            ..Auth::default()
+            ..AuthPacket::default()
         }
     }
 
@@ -169,7 +169,7 @@ mod tests {
         enhanced.conclude(None);
         let broken = Err(Violation(reason::PROTOCOL_ERROR));
         assert_eq!(enhanced.take(auth(0x19, "N"), AT), broken);
-        assert_eq!(enhanced.take(Auth { code: 0x19, ..Auth::default() }, AT), broken);
+        assert_eq!(enhanced.take(AuthPacket { code: 0x19, ..AuthPacket::default() }, AT), broken);
         assert_eq!(enhanced.take(auth(0x19, "M"), AT).map(|presented| presented.data), Ok("x".into()));
     }
 

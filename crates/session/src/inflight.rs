@@ -8,7 +8,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use gateway_core::{Commit, Receipt};
 
-use super::{WrongStep, durable::OnDisk, pending::Delivery};
+use super::{WrongStep, durable::OnDisk, pending::PendingDelivery};
 
 const IDS: u64 = 65_535;
 /// Number of windows that may lie between the first place in flight and a new one. More than one because places of messages that
@@ -20,7 +20,7 @@ const LEAST_SPAN: usize = 1024;
 #[derive(Debug)]
 pub(super) enum InflightStage {
     /// PUBACK or PUBREC; the message may have to be sent again.
-    Publish(Delivery),
+    Publish(PendingDelivery),
     /// PUBCOMP; the PUBREL may have to be sent again.
     Release(Released),
 }
@@ -106,7 +106,7 @@ impl Inflight {
     }
 
     /// Adds a message that is being sent. The caller has checked `has_room` and `is_resent`.
-    pub(super) fn push(&mut self, place: u64, delivery: Delivery) {
+    pub(super) fn push(&mut self, place: u64, delivery: PendingDelivery) {
         let noted = matches!(&delivery.on_disk, OnDisk::Submitted(entry) if entry.sent);
         self.put(place, Unacked { stage: InflightStage::Publish(delivery), noted });
         self.resend = self.ring.len();
@@ -223,7 +223,7 @@ impl Inflight {
     }
 
     /// Messages in flight, with their places.
-    pub(super) fn publishes(&mut self) -> impl Iterator<Item = (u64, &mut Delivery)> {
+    pub(super) fn publishes(&mut self) -> impl Iterator<Item = (u64, &mut PendingDelivery)> {
         let first = self.first;
         self.ring.iter_mut().enumerate().filter_map(move |(index, entry)| match &mut entry.as_mut()?.stage {
             InflightStage::Publish(delivery) => Some((first + index as u64, delivery)),
@@ -232,7 +232,7 @@ impl Inflight {
     }
 
     /// Messages that were sent, or are to be sent again, in order.
-    pub(super) fn messages(&self) -> impl Iterator<Item = &Delivery> {
+    pub(super) fn messages(&self) -> impl Iterator<Item = &PendingDelivery> {
         self.ring.iter().flatten().filter_map(|entry| match &entry.stage {
             InflightStage::Publish(delivery) => Some(delivery),
             InflightStage::Release(_) => None,
@@ -279,9 +279,9 @@ mod tests {
     use super::*;
     use crate::pending::Awaited;
 
-    fn delivery() -> Delivery {
+    fn delivery() -> PendingDelivery {
         let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());
-        Delivery {
+        PendingDelivery {
             message,
             ids: None,
             place: 0,

@@ -30,11 +30,11 @@ mod tests;
 pub(crate) use acks::WrongStep;
 pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, ConnectRefused, evaluate_connect};
-pub use durable::{Disk, Left, Load};
-pub use enhanced::{Enhanced, Presented};
+pub use durable::{BacklogLoad, Disk, StoredQueue};
+pub use enhanced::{Enhanced, PresentedAuth};
 pub use fuzz::{fuzz_inbound, fuzz_session};
 pub use gate::{Gate, TooManyGranted};
-pub use inbound::{Effect, Filters, Inbound, Incoming, Owner, Permit, Reply, Violation};
+pub use inbound::{Effect, Filters, Inbound, InboundOwner, Incoming, PublishPermit, Reply, Violation};
 
-pub(crate) use outbound::Begin;
+pub(crate) use outbound::Qos2Begin;
 pub use outbound::{Env, GATED, LinkParams, OUT_BUFFER, Outbound};

@@ -29,7 +29,7 @@ use super::{
 pub const OUT_BUFFER: usize = 64 << 10;
 
 /// Bytes that a session under a [`Gate`] has beside the gate, which others have only when something waits for them.
-pub const GATED: usize = size_of::<Rare>();
+pub const GATED: usize = size_of::<SessionExtras>();
 
 /// Environment of a call: bounds, clock, budget and disk.
 pub struct Env<'a> {
@@ -58,7 +58,7 @@ pub struct LinkParams {
 
 /// Answer to an inbound QoS 2 PUBLISH.
 #[derive(Debug, Clone)]
-pub(crate) enum Begin {
+pub(crate) enum Qos2Begin {
     /// First time: route it, then PUBREC.
     New,
     /// Seen: PUBREC only [MQTT-4.3.3-10], once the commit is done, if there is one.
@@ -69,7 +69,7 @@ pub(crate) enum Begin {
 
 /// State that few sessions need, made when first used.
 #[derive(Debug, Default)]
-pub(super) struct Rare {
+pub(super) struct SessionExtras {
     pub(super) inflight: Inflight,
     pub(super) pending: PendingQueue,
     /// Inbound QoS 2 ids, each with a commit if it is on disk or on its way there.
@@ -103,7 +103,7 @@ pub(super) struct ReceiptMark {
 #[derive(Debug)]
 pub struct Outbound {
     pub(super) out: Vec<u8>,
-    pub(super) rare: Option<Box<Rare>>,
+    pub(super) rare: Option<Box<SessionExtras>>,
     /// Bytes that left the out-buffer on this connection.
     pub(super) taken: u64,
     pub(super) maximum_packet_size: u32,
@@ -422,8 +422,8 @@ impl Outbound {
         rare.pending.tell_expired(now, |delivery| dropped(delivery.receipt(), DropReason::Expired))
     }
 
-    /// Drops all that waits for the client, in memory and on disk, and tells whoever waits for it. What is in flight stays, as the
-    /// client may have it, and so does what a shared group has queued here, which other members may get. Returns about how
+    /// Drops all that waits for the client, in memory and on disk, and tells whoever waits for it. What is in flight stays, as
+    /// the client may have it, and so does what a shared group has queued here, which other members may get. Returns about how
     /// many messages that were.
     pub fn purge(&mut self, env: &Env<'_>) -> usize {
         let Some(rare) = self.rare.as_mut() else { return 0 };
@@ -499,7 +499,7 @@ impl Outbound {
         }
     }
 
-    pub(super) fn rare(&mut self) -> &mut Rare {
+    pub(super) fn rare(&mut self) -> &mut SessionExtras {
         self.rare.get_or_insert_with(Box::default)
     }
 
@@ -536,7 +536,7 @@ impl Outbound {
     }
 }
 
-impl Rare {
+impl SessionExtras {
     pub(super) fn alias_bytes(&self) -> usize {
         self.aliases.as_ref().map_or(0, OutboundAliases::bytes)
     }

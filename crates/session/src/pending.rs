@@ -11,7 +11,7 @@ use super::durable::OnDisk;
 
 /// One message on its way to one session.
 #[derive(Debug, Clone)]
-pub(super) struct Delivery {
+pub(super) struct PendingDelivery {
     pub(super) message: Arc<SharedMessage>,
     pub(super) ids: Option<Box<[u32]>>,
     /// Its place in the session. Without a store it gets one when it is sent.
@@ -36,7 +36,7 @@ pub(super) enum Awaited {
     Sent,
 }
 
-impl Delivery {
+impl PendingDelivery {
     /// Keeps an offer, so far in memory only.
     pub(super) fn keep(message: &Message<'_>, qos: QoS, offer: Offer<'_>) -> Self {
         Self {
@@ -99,7 +99,7 @@ impl Delivery {
 /// The queue with its sizes.
 #[derive(Debug, Default)]
 pub(super) struct PendingQueue {
-    queue: VecDeque<Delivery>,
+    queue: VecDeque<PendingDelivery>,
     bytes: usize,
     qos0: usize,
     /// There is one while somebody waits for a delivery that expires.
@@ -139,15 +139,15 @@ impl PendingQueue {
     }
 
     /// Returns the deliveries from the index `from` on.
-    pub(super) fn skip(&self, from: usize) -> impl Iterator<Item = &Delivery> {
+    pub(super) fn skip(&self, from: usize) -> impl Iterator<Item = &PendingDelivery> {
         self.queue.range(from.min(self.queue.len())..)
     }
 
-    pub(super) fn front(&self) -> Option<&Delivery> {
+    pub(super) fn front(&self) -> Option<&PendingDelivery> {
         self.queue.front()
     }
 
-    pub(super) fn push(&mut self, delivery: Delivery) {
+    pub(super) fn push(&mut self, delivery: PendingDelivery) {
         self.bytes += delivery.message.cost();
         self.qos0 += usize::from(delivery.qos == QoS::AtMostOnce);
         if let Some(at) = delivery.tells_expiry() {
@@ -157,7 +157,7 @@ impl PendingQueue {
         self.queue.push_back(delivery);
     }
 
-    pub(super) fn pop(&mut self) -> Option<Delivery> {
+    pub(super) fn pop(&mut self) -> Option<PendingDelivery> {
         let delivery = self.queue.pop_front()?;
         self.forget(&delivery);
         if let Some(due) = &mut self.due {
@@ -181,7 +181,7 @@ impl PendingQueue {
     }
 
     /// Takes out what `wanted` selects, in order.
-    pub(super) fn extract(&mut self, wanted: impl Fn(&Delivery) -> bool) -> Vec<Delivery> {
+    pub(super) fn extract(&mut self, wanted: impl Fn(&PendingDelivery) -> bool) -> Vec<PendingDelivery> {
         let mut taken = Vec::new();
         let mut kept = VecDeque::with_capacity(self.queue.len());
         for delivery in std::mem::take(&mut self.queue) {
@@ -199,7 +199,7 @@ impl PendingQueue {
 
     /// Calls `tell` for each delivery that has expired and that somebody waits for: after it, nobody does. It stays where it
     /// is until it is its turn to be dropped. Returns how many that were: no other is looked at.
-    pub(super) fn tell_expired(&mut self, now: Timestamp, tell: impl Fn(&Delivery)) -> usize {
+    pub(super) fn tell_expired(&mut self, now: Timestamp, tell: impl Fn(&PendingDelivery)) -> usize {
         let Some(due) = &mut self.due else { return 0 };
         let mut told = 0;
         while let Some((_, place)) = due.places.first().copied().filter(|(at, _)| *at <= now) {
@@ -221,13 +221,14 @@ impl PendingQueue {
             return;
         }
         let mut due = Box::<Due>::default();
-        let at = |(index, delivery): (usize, &Delivery)| Some((delivery.tells_expiry()?, index as u64));
+        let at =
+            |(index, delivery): (usize, &PendingDelivery)| Some((delivery.tells_expiry()?, index as u64));
         due.places.extend(self.queue.iter().enumerate().filter_map(at));
         self.due = Some(due).filter(|due| !due.places.is_empty());
     }
 
     /// Takes out, in order, what is or may become durable after the last delivery of a shared group.
-    pub(super) fn take_end(&mut self) -> Vec<Delivery> {
+    pub(super) fn take_end(&mut self) -> Vec<PendingDelivery> {
         let keep = self.queue.iter().rposition(|delivery| delivery.group != 0).map_or(0, |last| last + 1);
         let mut taken = Vec::new();
         let end = self.queue.split_off(keep);
@@ -246,7 +247,7 @@ impl PendingQueue {
         taken
     }
 
-    fn forget(&mut self, delivery: &Delivery) {
+    fn forget(&mut self, delivery: &PendingDelivery) {
         self.bytes -= delivery.message.cost();
         self.qos0 -= usize::from(delivery.qos == QoS::AtMostOnce);
     }
@@ -259,7 +260,7 @@ mod tests {
 
     use super::*;
 
-    fn delivery(expires: Option<u64>, group: u32) -> (Delivery, Arc<Receipt>) {
+    fn delivery(expires: Option<u64>, group: u32) -> (PendingDelivery, Arc<Receipt>) {
         let receipt = Arc::<Receipt>::default();
         let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
         (message.receipt, message.expires) = (Some(&receipt), expires.map(Timestamp));
@@ -271,7 +272,7 @@ mod tests {
             group_queue: QueueId::NONE,
             queue_offline: true,
         };
-        (Delivery::keep(&message, QoS::AtLeastOnce, offer), receipt)
+        (PendingDelivery::keep(&message, QoS::AtLeastOnce, offer), receipt)
     }
 
     proptest! {

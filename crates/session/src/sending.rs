@@ -13,13 +13,13 @@ use super::{
     alias::{AliasUse, OutboundAliases},
     durable::waits_until,
     inflight::{InflightStage, Released, id},
-    outbound::{Rare, ReceiptMark, dropped},
-    pending::{Awaited, Delivery},
+    outbound::{ReceiptMark, SessionExtras, dropped},
+    pending::{Awaited, PendingDelivery},
 };
 
 impl Outbound {
     pub(super) fn send_qos0(&mut self, message: &Message<'_>, offer: Offer<'_>, now: Timestamp) -> Outcome {
-        let frame = Outgoing {
+        let frame = OutgoingPublish {
             message,
             qos: QoS::AtMostOnce,
             retain: offer.retain,
@@ -49,7 +49,7 @@ impl Outbound {
         if !self.append_publish(message, qos, offer, place, now) {
             return self.too_large();
         }
-        self.rare().inflight.push(place, Delivery::keep(message, qos, offer));
+        self.rare().inflight.push(place, PendingDelivery::keep(message, qos, offer));
         Outcome::Sent
     }
 
@@ -63,7 +63,8 @@ impl Outbound {
         now: Timestamp,
     ) -> bool {
         let packet_id = id(place);
-        let frame = Outgoing { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
+        let frame =
+            OutgoingPublish { message, qos, retain: offer.retain, ids: offer.ids, packet_id, dup: false };
         if !self.append_frame(&frame, now) {
             return false;
         }
@@ -114,7 +115,7 @@ impl Outbound {
             count(|c| c.dropped_memory.add(1));
             return Outcome::Dropped(DropReason::Memory);
         }
-        let mut delivery = Delivery::keep(message, qos, offer);
+        let mut delivery = PendingDelivery::keep(message, qos, offer);
         if online {
             rare.pending.push(delivery);
             return Outcome::Sent;
@@ -135,7 +136,9 @@ impl Outbound {
         };
         let mut fits = true;
         match &entry.stage {
-            InflightStage::Publish(delivery) if Rare::withholds(&mut rare.gate, &delivery.message) => {
+            InflightStage::Publish(delivery)
+                if SessionExtras::withholds(&mut rare.gate, &delivery.message) =>
+            {
                 count(|c| c.dropped_not_authorized.add(1));
                 rare.dropped += 1;
                 dropped(delivery.receipt(), DropReason::NotAuthorized);
@@ -155,7 +158,7 @@ impl Outbound {
             InflightStage::Release(_) => self.append_ack(AckKind::PubRel, id, reason::SUCCESS),
             InflightStage::Publish(delivery) => {
                 let message = delivery.message.borrow();
-                let frame = Outgoing {
+                let frame = OutgoingPublish {
                     message: &message,
                     qos: delivery.qos,
                     retain: delivery.retain,
@@ -199,7 +202,7 @@ impl Outbound {
             None => rare.inflight.next_place(),
         };
         let expired = front.is_expired(env.now);
-        let withheld = !expired && Rare::withholds(&mut rare.gate, &front.message);
+        let withheld = !expired && SessionExtras::withholds(&mut rare.gate, &front.message);
         let over = expired || withheld;
         if !over
             && front.qos != QoS::AtMostOnce
@@ -255,7 +258,7 @@ impl Outbound {
         self.rare().marks.push_back(ReceiptMark { end, id, receipt: Arc::clone(receipt) });
     }
 
-    fn append_frame(&mut self, frame: &Outgoing<'_, '_>, now: Timestamp) -> bool {
+    fn append_frame(&mut self, frame: &OutgoingPublish<'_, '_>, now: Timestamp) -> bool {
         let has_aliases = self.rare.as_ref().is_some_and(|rare| rare.aliases.is_some());
         if !has_aliases {
             return self.append_with(frame, now, None);
@@ -268,7 +271,7 @@ impl Outbound {
 
     fn append_with(
         &mut self,
-        frame: &Outgoing<'_, '_>,
+        frame: &OutgoingPublish<'_, '_>,
         now: Timestamp,
         aliases: Option<&mut OutboundAliases>,
     ) -> bool {
@@ -313,7 +316,7 @@ impl Outbound {
     }
 }
 
-struct Outgoing<'m, 'a> {
+struct OutgoingPublish<'m, 'a> {
     message: &'m Message<'a>,
     qos: QoS,
     retain: bool,

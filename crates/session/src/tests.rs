@@ -292,19 +292,19 @@ fn a_repeated_qos2_publish_is_known_until_pubrel() {
     let limits = Limits::default();
     let mut outbound = Outbound::new();
     outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
-    assert!(matches!(outbound.begin_received(5, 1), Begin::New));
+    assert!(matches!(outbound.begin_received(5, 1), Qos2Begin::New));
     outbound.detach(&env(&limits, 0));
     outbound.attach(link(Protocol::V5), &[], &env(&limits, 0));
-    assert!(matches!(outbound.begin_received(5, 1), Begin::Duplicate(None)), "also after a break");
-    assert!(matches!(outbound.begin_received(6, 1), Begin::Exceeded));
+    assert!(matches!(outbound.begin_received(5, 1), Qos2Begin::Duplicate(None)), "also after a break");
+    assert!(matches!(outbound.begin_received(6, 1), Qos2Begin::Exceeded));
     for _ in 0..2 {
         let reply = outbound.handle_pubrel(5, &env(&limits, 0));
         append_reply(&mut outbound, &reply);
     }
     assert_eq!(packets(&mut outbound, Protocol::V5), ["pubcomp 5 0x0", "pubcomp 5 0x92"]);
-    assert!(matches!(outbound.begin_received(5, 1), Begin::New));
+    assert!(matches!(outbound.begin_received(5, 1), Qos2Begin::New));
     outbound.abort_received(5);
-    assert!(matches!(outbound.begin_received(5, 1), Begin::New));
+    assert!(matches!(outbound.begin_received(5, 1), Qos2Begin::New));
 }
 
 /// [MQTT-3.3.2-7] [MQTT-3.1.2-27]: aliases end with the connection, and there is none for a client that takes none.

@@ -1,11 +1,11 @@
 //! Entry point for fuzzing.
 
-use crate::{Json, Limits, Patch, State, Update, client_token};
+use crate::{DocumentLimits, Json, Patch, State, Update, client_token};
 
 /// Small, so that fuzzing reaches the bounds.
-const SMALL: Limits = Limits { bytes: 256, depth: 4 };
+const SMALL: DocumentLimits = DocumentLimits { bytes: 256, depth: 4 };
 /// Never reached by what fits [`SMALL`].
-const WIDE: Limits = Limits { bytes: 1 << 16, depth: 16 };
+const WIDE: DocumentLimits = DocumentLimits { bytes: 1 << 16, depth: 16 };
 
 /// Takes each line of bytes as JSON, and as an update of a shadow by its device and by a backend. Panics if what was read is
 /// not written so that it can be read again, a document is larger than it may be or cannot be read from the disk, the same update

@@ -16,7 +16,7 @@
 //! - A value that was not named by an update keeps its value and its time.
 //! - Reporting the delta leaves none.
 //! - Numbers keep every digit they came with.
-//! - Work and memory are bounded by [`Limits`], whatever the bytes are.
+//! - Work and memory are bounded by [`DocumentLimits`], whatever the bytes are.
 //!
 //! Must not know: tokio, stores, MQTT's packets, gRPC.
 
@@ -36,7 +36,7 @@ pub use json::{Json, JsonError, Object};
 pub use rejection::Rejection;
 pub use request::{Patch, Update, client_token};
 pub use state::State;
-pub use topics::{Operation, PrefixError, ShadowTopics, is_name, operation};
+pub use topics::{PrefixError, ShadowOperation, ShadowTopics, is_name, operation};
 
 /// The longest token of a request, in bytes.
 pub const MAX_CLIENT_TOKEN: usize = 64;
@@ -46,14 +46,14 @@ pub const MAX_NAME: usize = 64;
 
 /// Bounds on a document.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Limits {
+pub struct DocumentLimits {
     /// Bytes of its desired and reported sections together, as compact JSON.
     pub bytes: usize,
     /// Levels below a section: `{"a":1}` has one.
     pub depth: usize,
 }
 
-impl Limits {
+impl DocumentLimits {
     /// Bytes of a request that is looked at: one that fills a document, with room for white space and what is around it.
     pub fn request_bytes(&self) -> usize {
         self.bytes.saturating_mul(2).saturating_add(1024)

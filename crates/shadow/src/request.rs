@@ -1,7 +1,7 @@
 //! Requests and their contents.
 
 use crate::{
-    Limits, MAX_CLIENT_TOKEN, Rejection,
+    DocumentLimits, MAX_CLIENT_TOKEN, Rejection,
     json::{Json, JsonError, Object},
 };
 
@@ -29,7 +29,7 @@ pub struct Update {
 
 impl Update {
     /// Reads a device's request. With a rejection comes its token, if it has one that can be read.
-    pub fn parse(payload: &[u8], limits: &Limits) -> Result<Self, (Rejection, Option<String>)> {
+    pub fn parse(payload: &[u8], limits: &DocumentLimits) -> Result<Self, (Rejection, Option<String>)> {
         let mut request = object(payload, limits).map_err(|rejection| (rejection, None))?;
         let token = take_token(&mut request).map_err(|rejection| (rejection, None))?;
         let update = Self::of(request);
@@ -41,7 +41,7 @@ impl Update {
 
     /// A patch of one section from JSON text, as backends give them: an object, or `null`, which clears the section.
     /// `None` says that it is neither.
-    pub fn patch(text: &str, limits: &Limits) -> Result<Option<Patch>, Rejection> {
+    pub fn patch(text: &str, limits: &DocumentLimits) -> Result<Option<Patch>, Rejection> {
         if text.len() > limits.request_bytes() {
             return Err(Rejection::TooLarge);
         }
@@ -80,14 +80,14 @@ impl Update {
 }
 
 /// The token of a request that needs no other content: it may be empty.
-pub fn client_token(payload: &[u8], limits: &Limits) -> Result<Option<String>, Rejection> {
+pub fn client_token(payload: &[u8], limits: &DocumentLimits) -> Result<Option<String>, Rejection> {
     if payload.is_empty() {
         return Ok(None);
     }
     take_token(&mut object(payload, limits)?)
 }
 
-fn object(payload: &[u8], limits: &Limits) -> Result<Object, Rejection> {
+fn object(payload: &[u8], limits: &DocumentLimits) -> Result<Object, Rejection> {
     if payload.len() > limits.request_bytes() {
         return Err(Rejection::TooLarge);
     }
@@ -99,7 +99,7 @@ fn object(payload: &[u8], limits: &Limits) -> Result<Object, Rejection> {
     }
 }
 
-fn rejection(error: JsonError, limits: &Limits) -> Rejection {
+fn rejection(error: JsonError, limits: &DocumentLimits) -> Rejection {
     match error {
         JsonError::Invalid => Rejection::InvalidJson,
         JsonError::TooDeep => Rejection::TooDeep(limits.depth),

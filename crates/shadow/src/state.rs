@@ -3,12 +3,12 @@
 use std::collections::{BTreeMap, btree_map::Entry};
 
 use crate::{
-    Limits, Patch, Rejection, Update,
+    DocumentLimits, Patch, Rejection, Update,
     json::{Json, Object, write_all, write_object, write_text},
 };
 
 /// Values and their times, in seconds.
-pub(crate) type Section = BTreeMap<Box<str>, JsonNode>;
+pub(crate) type StateSection = BTreeMap<Box<str>, JsonNode>;
 
 /// A value with the time of each of its parts.
 #[derive(Debug, Clone)]
@@ -16,7 +16,7 @@ pub(crate) enum JsonNode {
     /// Neither object nor array.
     Leaf(Json, u64),
     Array(Vec<Self>),
-    Object(Section),
+    Object(StateSection),
 }
 
 /// Values alone: times are not compared.
@@ -34,14 +34,14 @@ impl PartialEq for JsonNode {
 /// Desired and reported state of a device.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct State {
-    pub(crate) desired: Section,
-    pub(crate) reported: Section,
+    pub(crate) desired: StateSection,
+    pub(crate) reported: StateSection,
 }
 
 impl State {
     /// Returns the state after the update at `now`, in seconds. Its version is the caller's to compare; its depth was checked
     /// when it was read.
-    pub fn updated(&self, update: &Update, now: u64, limits: &Limits) -> Result<Self, Rejection> {
+    pub fn updated(&self, update: &Update, now: u64, limits: &DocumentLimits) -> Result<Self, Rejection> {
         let mut next = self.clone();
         for (section, patch) in [(&mut next.desired, &update.desired), (&mut next.reported, &update.reported)]
         {
@@ -57,7 +57,7 @@ impl State {
     }
 
     /// Returns the desired state that is not reported.
-    pub(crate) fn delta(&self) -> Section {
+    pub(crate) fn delta(&self) -> StateSection {
         difference(&self.desired, &self.reported)
     }
 
@@ -83,7 +83,7 @@ impl State {
             return None;
         };
         let mut section = |name: &str| match (state.remove(name), metadata.remove(name)) {
-            (None, None) => Some(Section::new()),
+            (None, None) => Some(StateSection::new()),
             (Some(Json::Object(values)), Some(Json::Object(times))) => stamped(values, times),
             _ => None,
         };
@@ -115,7 +115,7 @@ impl State {
 
     /// Appends the sections that are not empty, and the delta if it is wanted and not empty.
     pub(crate) fn write_state(&self, with_delta: bool, out: &mut String) {
-        let delta = if with_delta { self.delta() } else { Section::new() };
+        let delta = if with_delta { self.delta() } else { StateSection::new() };
         let sections = [("desired", &self.desired), ("reported", &self.reported), ("delta", &delta)];
         write_sections(&sections, write_values, out);
     }
@@ -125,13 +125,17 @@ impl State {
     }
 }
 
-fn values_text(section: &Section) -> String {
+fn values_text(section: &StateSection) -> String {
     let mut out = String::new();
     write_values(section, &mut out);
     out
 }
 
-fn write_sections(sections: &[(&str, &Section)], write: fn(&Section, &mut String), out: &mut String) {
+fn write_sections(
+    sections: &[(&str, &StateSection)],
+    write: fn(&StateSection, &mut String),
+    out: &mut String,
+) {
     let present = sections.iter().filter(|(_, section)| !section.is_empty());
     write_all(out, ['{', '}'], present, |(name, section), out| {
         write_text(name, out);
@@ -140,7 +144,7 @@ fn write_sections(sections: &[(&str, &Section)], write: fn(&Section, &mut String
     });
 }
 
-fn merge(section: &mut Section, values: &Object, now: u64) {
+fn merge(section: &mut StateSection, values: &Object, now: u64) {
     for (key, value) in values {
         match (value, section.entry(key.clone())) {
             (Json::Null, Entry::Occupied(there)) => drop(there.remove()),
@@ -158,7 +162,7 @@ fn merge(section: &mut Section, values: &Object, now: u64) {
 fn node(value: &Json, now: u64) -> JsonNode {
     match value {
         Json::Object(values) => {
-            let mut section = Section::new();
+            let mut section = StateSection::new();
             merge(&mut section, values, now);
             JsonNode::Object(section)
         }
@@ -177,8 +181,8 @@ fn whole(value: &Json, now: u64) -> JsonNode {
     }
 }
 
-fn difference(desired: &Section, reported: &Section) -> Section {
-    let mut delta = Section::new();
+fn difference(desired: &StateSection, reported: &StateSection) -> StateSection {
+    let mut delta = StateSection::new();
     for (key, wanted) in desired {
         let missing = match (wanted, reported.get(key)) {
             (wanted, None) => Some(wanted.clone()),
@@ -195,7 +199,7 @@ fn difference(desired: &Section, reported: &Section) -> Section {
     delta
 }
 
-pub(crate) fn write_values(section: &Section, out: &mut String) {
+pub(crate) fn write_values(section: &StateSection, out: &mut String) {
     write_all(out, ['{', '}'], section, |(key, node), out| {
         write_text(key, out);
         out.push(':');
@@ -211,7 +215,7 @@ fn write_value(node: &JsonNode, out: &mut String) {
     }
 }
 
-pub(crate) fn write_times(section: &Section, out: &mut String) {
+pub(crate) fn write_times(section: &StateSection, out: &mut String) {
     write_all(out, ['{', '}'], section, |(key, node), out| {
         write_text(key, out);
         out.push(':');
@@ -232,7 +236,7 @@ fn write_time(node: &JsonNode, out: &mut String) {
 }
 
 /// A section of values and times, which must have the same shape.
-fn stamped(values: Object, mut times: Object) -> Option<Section> {
+fn stamped(values: Object, mut times: Object) -> Option<StateSection> {
     values
         .into_iter()
         .map(|(key, value)| {
@@ -281,7 +285,7 @@ pub(crate) fn write_echo(update: &Update, now: u64, out: &mut String) {
     write_all(out, ['{', '}'], merged, |(name, values), out| {
         write_text(name, out);
         out.push(':');
-        let mut section = Section::new();
+        let mut section = StateSection::new();
         merge(&mut section, values, now);
         write_times(&section, out);
     });

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-const LIMITS: Limits = Limits { bytes: 200, depth: 3 };
+const LIMITS: DocumentLimits = DocumentLimits { bytes: 200, depth: 3 };
 
 fn update(request: &str) -> Result<Update, (Rejection, Option<String>)> {
     Update::parse(request.as_bytes(), &LIMITS)
@@ -176,7 +176,7 @@ fn answers_have_the_shape_that_firmware_expects() {
 
 #[test]
 fn only_requests_are_taken_for_requests() {
-    use Operation::{Delete, Get, Update};
+    use ShadowOperation::{Delete, Get, Update};
     let longest = "n".repeat(MAX_NAME);
     for (rest, expected) in [
         ("shadow/update", Some((Update, ""))),
@@ -258,7 +258,7 @@ fn request() -> impl Strategy<Value = Update> {
     })
 }
 
-const WIDE: Limits = Limits { bytes: 1 << 20, depth: 16 };
+const WIDE: DocumentLimits = DocumentLimits { bytes: 1 << 20, depth: 16 };
 
 /// Patches all keys where both are objects, `null` removing one: RFC 7396, whose words are the model here.
 fn patched(target: serde_json::Value, patch: &serde_json::Value) -> serde_json::Value {

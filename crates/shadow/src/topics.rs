@@ -6,7 +6,7 @@ use crate::MAX_NAME;
 
 /// Operation on a shadow that a device requests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Operation {
+pub enum ShadowOperation {
     /// Change it.
     Update,
     /// Read it.
@@ -15,7 +15,7 @@ pub enum Operation {
     Delete,
 }
 
-impl Operation {
+impl ShadowOperation {
     /// The last level of its topic.
     pub fn name(self) -> &'static str {
         match self {
@@ -70,16 +70,16 @@ impl ShadowTopics {
 
 /// The operation that a device asks for by publishing to a topic, of which `rest` is what is after its client id, and the
 /// shadow's name: empty is the classic one.
-pub fn operation(rest: &str) -> Option<(Operation, &str)> {
+pub fn operation(rest: &str) -> Option<(ShadowOperation, &str)> {
     let rest = rest.strip_prefix("shadow/")?;
     let (name, operation) = match rest.strip_prefix("name/") {
         Some(rest) => rest.split_once('/').filter(|(name, _)| is_name(name))?,
         None => ("", rest),
     };
     let operation = match operation {
-        "update" => Operation::Update,
-        "get" => Operation::Get,
-        "delete" => Operation::Delete,
+        "update" => ShadowOperation::Update,
+        "get" => ShadowOperation::Get,
+        "delete" => ShadowOperation::Delete,
         _ => return None,
     };
     Some((operation, name))

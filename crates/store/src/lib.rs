@@ -44,13 +44,13 @@ pub use clock_mark::ClockMark;
 pub use data_dir::{DataDir, Verify, sync_directory};
 pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateRecord};
 pub use history::{
-    BUCKET_MS, BucketPart, HistoryEntry, HistoryPage, HistoryPlace, HistoryQuery, HistoryStore, Removal,
-    Walk, bucket,
+    BUCKET_MS, BucketPart, HistoryEntry, HistoryPage, HistoryPlace, HistoryQuery, HistoryRemoval,
+    HistoryStore, Walk, bucket,
 };
 pub use latest::{LatestPage, LatestQuery, LatestStore, LatestValue, SpillStore};
 pub use log::{
-    LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionBounds, PartitionedLog, ReadLimit, Reading,
-    Slice,
+    LogFull, LogRead, LogWatcher, Mark, MissingReason, MissingRecords, PartitionBounds, PartitionedLog,
+    ReadLimit, Slice,
 };
 pub use memory::MemoryPublisher;
 #[cfg(any(test, feature = "test-util"))]

@@ -41,7 +41,7 @@ pub trait PartitionedLog: Send + Sync {
     fn ended(&self) -> u64;
 
     /// Reads records of a partition from `from` on, in order: what is in memory at once, the rest from the disk.
-    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading;
+    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> LogRead;
 
     /// The place of the first message that was received at `time` or later, or the end. Received times may be slightly out of
     /// order; what comes before the place is older. Cancel safe.
@@ -106,7 +106,7 @@ pub struct ReadLimit {
 }
 
 /// Result of [`PartitionedLog::read`].
-pub enum Reading {
+pub enum LogRead {
     /// The records were in memory.
     Now(Slice),
     /// The records are on the disk. Cancel safe.
@@ -122,12 +122,12 @@ pub struct Slice {
     /// beyond the end of the partition's [`PartitionBounds`]. Greater than `from` unless nothing is there yet.
     pub next: u64,
     /// Places before the first record that can be read no more.
-    pub missing: Option<Missing>,
+    pub missing: Option<MissingRecords>,
 }
 
 /// Something that was in the log and cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missing {
+pub struct MissingRecords {
     /// Why.
     pub reason: MissingReason,
     /// One more than the last place that is missing.

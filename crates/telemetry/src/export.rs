@@ -35,7 +35,7 @@ pub enum TelemetryError {
 pub struct Telemetry {
     audit: Option<Arc<AuditFile>>,
     #[cfg(feature = "otel")]
-    otel: Option<super::otel::Otel>,
+    otel: Option<super::otel::OtelExporters>,
 }
 
 fn open_audit(log: &Log) -> Result<Option<Arc<AuditFile>>, TelemetryError> {
@@ -56,7 +56,7 @@ impl Telemetry {
     pub fn start(log: &Log, otel: &OtelConfig) -> Result<Self, TelemetryError> {
         let (otel, layer) = match &otel.endpoint {
             Some(endpoint) => {
-                super::otel::Otel::start(endpoint).map(|(otel, layer)| (Some(otel), Some(layer)))?
+                super::otel::OtelExporters::start(endpoint).map(|(otel, layer)| (Some(otel), Some(layer)))?
             }
             None => (None, None),
         };

@@ -18,5 +18,5 @@ pub use export::{ReadRows, Telemetry, TelemetryError};
 pub use metrics::{render, rows};
 pub use process::ProcessStats;
 pub use trace::trace_clients;
-pub use trace::{ClientTrace, TraceClients, TracedPacket, TracedPublish, WATCH_BYTES, Watch};
+pub use trace::{ClientTrace, PacketWatch, TraceClients, TracedPacket, TracedPublish, WATCH_BYTES};
 pub use version::version;

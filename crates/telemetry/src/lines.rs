@@ -55,7 +55,7 @@ where
         let suppressed = self.libraries.as_ref();
         let suppressed =
             suppressed.and_then(|limits| limits.take_suppressed(target, *event.metadata().level()));
-        fields.others.extend(suppressed.map(|count| ("suppressed", Value::Bare(count.to_string()))));
+        fields.others.extend(suppressed.map(|count| ("suppressed", FieldValue::Bare(count.to_string()))));
         let mut time = String::new();
         SystemTime.format_time(&mut Writer::new(&mut time))?;
         if self.json {
@@ -66,8 +66,8 @@ where
             for (name, value) in &fields.others {
                 write!(writer, ",{}:", quoted(name))?;
                 match value {
-                    Value::Bare(text) => writer.write_str(text)?,
-                    Value::Text(text) => writer.write_str(&quoted(text))?,
+                    FieldValue::Bare(text) => writer.write_str(text)?,
+                    FieldValue::Text(text) => writer.write_str(&quoted(text))?,
                 }
             }
             return writeln!(writer, ",\"target\":{}}}", quoted(target));
@@ -82,9 +82,9 @@ where
         }
         for (name, value) in &fields.others {
             let shown = match value {
-                Value::Bare(text) => text.clone(),
-                Value::Text(text) if stands_alone(text) => text.clone(),
-                Value::Text(text) => delimited(text),
+                FieldValue::Bare(text) => text.clone(),
+                FieldValue::Text(text) if stands_alone(text) => text.clone(),
+                FieldValue::Text(text) => delimited(text),
             };
             write!(writer, " {dim}{name}={plain}{shown}")?;
         }
@@ -144,7 +144,7 @@ fn escaped(text: &str, is_syntax: impl Fn(char) -> bool, escape: impl Fn(char, &
     shown
 }
 
-enum Value {
+enum FieldValue {
     /// A number or a truth value.
     Bare(String),
     Text(String),
@@ -153,16 +153,16 @@ enum Value {
 #[derive(Default)]
 struct LineFields {
     message: Option<String>,
-    others: Vec<(&'static str, Value)>,
+    others: Vec<(&'static str, FieldValue)>,
     /// Only for events that came through the `log` crate.
     target: Option<String>,
 }
 
 impl LineFields {
-    fn add(&mut self, field: &Field, value: Value) {
+    fn add(&mut self, field: &Field, value: FieldValue) {
         match (field.name(), value) {
-            ("message", Value::Text(text) | Value::Bare(text)) => self.message = Some(text),
-            ("log.target", Value::Text(text)) => self.target = Some(text),
+            ("message", FieldValue::Text(text) | FieldValue::Bare(text)) => self.message = Some(text),
+            ("log.target", FieldValue::Text(text)) => self.target = Some(text),
             (name, _) if name.starts_with("log.") => {}
             (name, value) => self.others.push((name.trim_start_matches("r#"), value)),
         }
@@ -171,52 +171,55 @@ impl LineFields {
 
 impl Visit for LineFields {
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.add(field, Value::Text(cut(value)));
+        self.add(field, FieldValue::Text(cut(value)));
     }
 
     fn record_i64(&mut self, field: &Field, value: i64) {
-        self.add(field, Value::Bare(value.to_string()));
+        self.add(field, FieldValue::Bare(value.to_string()));
     }
 
     fn record_u64(&mut self, field: &Field, value: u64) {
-        self.add(field, Value::Bare(value.to_string()));
+        self.add(field, FieldValue::Bare(value.to_string()));
     }
 
     fn record_bool(&mut self, field: &Field, value: bool) {
-        self.add(field, Value::Bare(value.to_string()));
+        self.add(field, FieldValue::Bare(value.to_string()));
     }
 
     fn record_f64(&mut self, field: &Field, value: f64) {
-        let value =
-            if value.is_finite() { Value::Bare(value.to_string()) } else { Value::Text(value.to_string()) };
+        let value = if value.is_finite() {
+            FieldValue::Bare(value.to_string())
+        } else {
+            FieldValue::Text(value.to_string())
+        };
         self.add(field, value);
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        let mut text = Cut::default();
+        let mut text = TruncatedText::default();
         // Only the value's own `Debug` can fail; then what it wrote so far is shown.
         let _ = write!(text, "{value:?}");
-        self.add(field, Value::Text(text.end()));
+        self.add(field, FieldValue::Text(text.end()));
     }
 }
 
 /// A text cut at [`LONGEST`].
 fn cut(text: &str) -> String {
-    let mut cut = Cut::default();
+    let mut cut = TruncatedText::default();
     let _ = cut.write_str(text);
     cut.end()
 }
 
 /// Takes a text of any length and keeps its beginning.
 #[derive(Default)]
-struct Cut {
+struct TruncatedText {
     text: String,
     /// Bytes that it takes with escapes.
     shown: usize,
     left_out: usize,
 }
 
-impl Cut {
+impl TruncatedText {
     fn end(mut self) -> String {
         if self.left_out > 0 {
             let _ = write!(self.text, "...({} bytes more)", self.left_out);
@@ -225,7 +228,7 @@ impl Cut {
     }
 }
 
-impl fmt::Write for Cut {
+impl fmt::Write for TruncatedText {
     fn write_str(&mut self, part: &str) -> fmt::Result {
         for c in part.chars() {
             if self.left_out > 0 || self.shown >= LONGEST {

@@ -25,14 +25,14 @@ use super::{ReadRows, logs::ExtraLayer};
 const SERVICE: &str = "mqtt-server";
 const METRICS_INTERVAL: Duration = Duration::from_secs(15);
 
-/// Keeps the exporters running; [`Otel::stop`] sends what is left.
-pub(super) struct Otel {
+/// Keeps the exporters running; [`OtelExporters::stop`] sends what is left.
+pub(super) struct OtelExporters {
     tracer: SdkTracerProvider,
     meter: SdkMeterProvider,
     registered: OnceLock<()>,
 }
 
-impl Otel {
+impl OtelExporters {
     /// Starts exporting to `endpoint` and returns the layer for [`super::logs::init`]. Call it inside the Tokio
     /// runtime that carries the export. A collector that is away costs nothing but the figures.
     ///

@@ -76,7 +76,7 @@ impl TracedPacket {
 }
 
 /// One who watches the packets of a client.
-pub struct Watch {
+pub struct PacketWatch {
     /// Bytes of payloads that are wanted.
     pub payload_bytes: usize,
     held: Mutex<HeldPackets>,
@@ -91,7 +91,7 @@ struct HeldPackets {
     missed: u64,
 }
 
-impl Watch {
+impl PacketWatch {
     fn new(payload_bytes: usize) -> Self {
         Self { payload_bytes, held: Mutex::default(), ready: Notify::new() }
     }
@@ -135,12 +135,12 @@ impl Watch {
 pub struct Watching {
     of: &'static TraceClients,
     client_id: String,
-    watch: Arc<Watch>,
+    watch: Arc<PacketWatch>,
 }
 
 impl Watching {
     /// Returns the watch's settings.
-    pub fn watch(&self) -> &Watch {
+    pub fn watch(&self) -> &PacketWatch {
         &self.watch
     }
 }
@@ -163,7 +163,7 @@ pub struct ClientTrace {
     /// Its packets are told in the log.
     pub is_logged: bool,
     /// Watches that see its packets.
-    pub watches: Vec<Arc<Watch>>,
+    pub watches: Vec<Arc<PacketWatch>>,
 }
 
 /// The clients that are traced now.
@@ -176,7 +176,7 @@ pub struct TraceClients {
 #[derive(Default)]
 struct Traced {
     logged: HashSet<String>,
-    watched: HashMap<String, Vec<Arc<Watch>>>,
+    watched: HashMap<String, Vec<Arc<PacketWatch>>>,
 }
 
 impl TraceClients {
@@ -240,7 +240,7 @@ impl TraceClients {
 
     /// Watches the packets of a client, with at most `payload_bytes` of each payload; `None` if too many watch already.
     pub fn watch(&'static self, client_id: &str, payload_bytes: usize) -> Option<Watching> {
-        let watch = Arc::new(Watch::new(payload_bytes));
+        let watch = Arc::new(PacketWatch::new(payload_bytes));
         let mut traced = self.traced.write();
         let all: usize = traced.watched.values().map(Vec::len).sum();
         let of_client = traced.watched.get(client_id).map_or(0, Vec::len);

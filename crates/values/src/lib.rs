@@ -17,4 +17,4 @@ pub mod suite;
 mod tests;
 
 pub use history::{History, HistoryGauges, HistoryOptions, HistoryRule};
-pub use latest::{Condition, Latest, LatestGauges, LatestOptions, ReadWatch};
+pub use latest::{LatestCache, LatestGauges, LatestOptions, ReadWatch, StoreCondition};

@@ -24,8 +24,8 @@ fn open(dir: &Path) -> Arc<EmbeddedLatest> {
     Arc::new(EmbeddedLatest::open(&data, &EmbeddedOptions::default()).unwrap())
 }
 
-fn latest(store: &Arc<Flaky>, spill: &Arc<EmbeddedLatest>, options: LatestOptions) -> Arc<Latest> {
-    Latest::with_spill(Arc::clone(store) as _, Some(Arc::clone(spill) as _), options)
+fn latest(store: &Arc<Flaky>, spill: &Arc<EmbeddedLatest>, options: LatestOptions) -> Arc<LatestCache> {
+    LatestCache::with_spill(Arc::clone(store) as _, Some(Arc::clone(spill) as _), options)
 }
 
 fn brief() -> LatestOptions {
@@ -38,12 +38,12 @@ fn brief() -> LatestOptions {
     }
 }
 
-async fn end(latest: &Arc<Latest>) {
+async fn end(latest: &Arc<LatestCache>) {
     Arc::clone(latest).run(watch::channel(true).1).await;
 }
 
 /// Runs until nothing waits anywhere.
-async fn settle(latest: &Arc<Latest>) {
+async fn settle(latest: &Arc<LatestCache>) {
     let (stop, stopped) = watch::channel(false);
     let task = tokio::spawn(Arc::clone(latest).run(stopped));
     let waits = || {
@@ -131,7 +131,7 @@ async fn what_shutdown_leaves_is_written_after_the_next_start_as_it_was() {
     }
 }
 
-async fn list_all_pending(latest: &Latest) -> Vec<LatestValue> {
+async fn list_all_pending(latest: &LatestCache) -> Vec<LatestValue> {
     let mut values = Vec::new();
     for n in 0..3000 {
         values.extend(latest.get(&format!("t/{n}"), Some(&format!("d{}", n % 7))).await.unwrap());
@@ -324,13 +324,13 @@ async fn a_removal_leaves_what_is_newer() {
 async fn many_failures_change_condition_once_and_an_idle_store_is_watched() {
     let store = Flaky::new();
     let options = LatestOptions { probe: Some(Duration::from_secs(2)), ..LatestOptions::default() };
-    let latest = Latest::new(Arc::clone(&store) as _, options);
+    let latest = LatestCache::new(Arc::clone(&store) as _, options);
     let mut condition = latest.condition();
     assert!(!latest.healthy() && condition.borrow_and_update().trouble().is_some(), "nothing is known yet");
     let (stop, stopped) = watch::channel(false);
     let task = tokio::spawn(Arc::clone(&latest).run(stopped));
     condition.changed().await.unwrap();
-    assert_eq!(*condition.borrow_and_update(), Condition::Up);
+    assert_eq!(*condition.borrow_and_update(), StoreCondition::Up);
     store.away.store(true, SeqCst);
     // Nothing is written: only a sign of life is missing.
     condition.changed().await.unwrap();
@@ -342,7 +342,7 @@ async fn many_failures_change_condition_once_and_an_idle_store_is_watched() {
     assert!(!condition.has_changed().unwrap(), "a failure after another is no news");
     store.away.store(false, SeqCst);
     condition.changed().await.unwrap();
-    assert_eq!(*condition.borrow_and_update(), Condition::Up);
+    assert_eq!(*condition.borrow_and_update(), StoreCondition::Up);
     stop.send(true).unwrap();
     task.await.unwrap();
 }
@@ -351,7 +351,7 @@ async fn many_failures_change_condition_once_and_an_idle_store_is_watched() {
 async fn a_store_too_slow_for_a_whole_batch_gets_smaller_ones() {
     let store = Flaky::new();
     store.most.store(200, SeqCst);
-    let latest = Latest::new(Arc::clone(&store) as _, LatestOptions::default());
+    let latest = LatestCache::new(Arc::clone(&store) as _, LatestOptions::default());
     for n in 0..5000 {
         record(&latest, &format!("d{}", n % 100), &format!("t/{n}"), b"x");
     }
@@ -371,7 +371,7 @@ async fn a_store_too_slow_for_a_whole_batch_gets_smaller_ones() {
 #[tokio::test]
 async fn the_oldest_value_waits_from_when_it_came_until_it_is_written() {
     let store = Flaky::new();
-    let latest = Latest::new(Arc::clone(&store) as _, LatestOptions::default());
+    let latest = LatestCache::new(Arc::clone(&store) as _, LatestOptions::default());
     let at = |seconds: u64| Timestamp(NOW.0 + seconds * 1000);
     let record = |topic: &str, seconds| {
         let device = ClientId::new("d");
@@ -403,7 +403,7 @@ async fn with_memory_reads_an_absent_store_is_an_empty_one() {
     let store = Flaky::new();
     store.away.store(true, SeqCst);
     let options = LatestOptions { memory_reads: true, ..LatestOptions::default() };
-    let latest = Latest::new(Arc::clone(&store) as _, options);
+    let latest = LatestCache::new(Arc::clone(&store) as _, options);
     record(&latest, "d", "t", b"1");
     for _ in 0..2 {
         assert_eq!(payload(&latest, "t", Some("d")).await.unwrap(), b"1");

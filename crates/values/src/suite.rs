@@ -6,12 +6,12 @@ use std::sync::Arc;
 use gateway_core::{ClientId, Message, Origin, OriginKind, clock};
 use store::{LatestQuery, LatestStore, Recorder as _, suite::latest::list_all};
 
-use crate::{Latest, LatestOptions};
+use crate::{LatestCache, LatestOptions};
 
 /// A device with as many topics as it may have, `bound`, publishes others before these: on an empty store.
 pub async fn known_topics_stay_current(store: Arc<dyn LatestStore>, bound: usize) {
     let options = LatestOptions { topics_per_device: bound, ..LatestOptions::default() };
-    let latest = Latest::new(Arc::clone(&store), options);
+    let latest = LatestCache::new(Arc::clone(&store), options);
     let device = ClientId::new("over");
     let publish = |name: &str, topics: usize, payload: &[u8]| {
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };

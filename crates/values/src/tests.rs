@@ -1,4 +1,4 @@
-//! Write-behind: what `Latest` promises whatever the store does.
+//! Write-behind: what `LatestCache` promises whatever the store does.
 
 use std::{
     collections::BTreeSet,
@@ -104,17 +104,17 @@ impl LatestStore for Flaky {
     }
 }
 
-pub(super) fn record(latest: &Latest, device: &str, topic: &str, payload: &[u8]) {
+pub(super) fn record(latest: &LatestCache, device: &str, topic: &str, payload: &[u8]) {
     let device = ClientId::new(device);
     let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
     latest.record(&Message::new(topic, payload, NOW, origin));
 }
 
-pub(super) async fn payload(latest: &Latest, topic: &str, device: Option<&str>) -> Option<Vec<u8>> {
+pub(super) async fn payload(latest: &LatestCache, topic: &str, device: Option<&str>) -> Option<Vec<u8>> {
     latest.get(topic, device).await.unwrap().map(|value| value.payload.to_vec())
 }
 
-pub(super) async fn list_all(latest: &Latest, mut query: LatestQuery) -> Vec<LatestValue> {
+pub(super) async fn list_all(latest: &LatestCache, mut query: LatestQuery) -> Vec<LatestValue> {
     let mut all = Vec::new();
     loop {
         let page = latest.list(query.clone()).await.unwrap();
@@ -133,7 +133,7 @@ async fn the_suite_passes_in_memory() {
 
 #[tokio::test]
 async fn reads_see_writes_before_and_after_the_flush() {
-    let latest = Latest::new(Flaky::new(), LatestOptions::default());
+    let latest = LatestCache::new(Flaky::new(), LatestOptions::default());
     record(&latest, "d1", "t", b"1");
     record(&latest, "d2", "t", b"2");
     for _ in 0..2 {
@@ -153,7 +153,7 @@ async fn reads_see_writes_before_and_after_the_flush() {
 #[tokio::test]
 async fn a_value_that_cannot_be_written_keeps_only_itself_waiting() {
     let store = Flaky::new();
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
     for n in 0..5000 {
         record(&latest, &format!("d{n}"), if n == 7 { "poison" } else { "t" }, b"1");
     }
@@ -167,14 +167,14 @@ async fn a_value_that_cannot_be_written_keeps_only_itself_waiting() {
 /// A store during whose writes all devices publish again.
 #[derive(Default)]
 struct Chased {
-    latest: OnceLock<Arc<Latest>>,
+    latest: OnceLock<Arc<LatestCache>>,
     seen: Mutex<BTreeSet<Arc<str>>>,
 }
 
 impl Chased {
     const KEYS: usize = 10_000;
 
-    fn publish(latest: &Latest) {
+    fn publish(latest: &LatestCache) {
         for n in 0..Self::KEYS {
             record(latest, &format!("d{n}"), &format!("t{n}"), b"1");
         }
@@ -210,7 +210,7 @@ impl LatestStore for Chased {
 #[tokio::test]
 async fn no_value_waits_for_ever_while_all_change_faster_than_they_are_written() {
     let store = Arc::new(Chased::default());
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
     assert!(store.latest.set(Arc::clone(&latest)).is_ok());
     Chased::publish(&latest);
     for _ in 0..10 {
@@ -222,7 +222,7 @@ async fn no_value_waits_for_ever_while_all_change_faster_than_they_are_written()
 #[tokio::test]
 async fn values_of_one_topic_coalesce() {
     let store = Flaky::new();
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
     for n in 0..1000u32 {
         record(&latest, "d", "t", &n.to_le_bytes());
     }
@@ -237,7 +237,7 @@ async fn values_of_one_topic_coalesce() {
 #[tokio::test]
 async fn only_device_messages_on_included_topics_are_kept() {
     let options = LatestOptions { excluded: vec!["noise/#".into(), "+/raw".into()], ..Default::default() };
-    let latest = Latest::new(Flaky::new(), options);
+    let latest = LatestCache::new(Flaky::new(), options);
     for topic in ["noise", "noise/1", "a/raw", "$SYS/x"] {
         record(&latest, "d", topic, b"x");
     }
@@ -252,7 +252,7 @@ async fn only_device_messages_on_included_topics_are_kept() {
 #[tokio::test(start_paused = true)]
 async fn an_outage_loses_nothing_that_fits() {
     let store = Flaky::new();
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
     let (stop, stopped) = watch::channel(false);
     let task = tokio::spawn(Arc::clone(&latest).run(stopped));
     store.away.store(true, SeqCst);
@@ -285,7 +285,7 @@ async fn an_outage_loses_nothing_that_fits() {
 #[tokio::test(start_paused = true)]
 async fn a_store_that_hangs_stalls_nothing_and_gets_everything_once_it_answers() {
     let store = Flaky::new();
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, LatestOptions::default());
     let (stop, stopped) = watch::channel(false);
     let task = tokio::spawn(Arc::clone(&latest).run(stopped));
     store.hangs.store(true, SeqCst);
@@ -325,7 +325,7 @@ async fn reads_fail_at_once_while_the_database_is_known_to_be_away() {
         Arc::new(MemoryHistory::default()),
         HistoryOptions { reads: Arc::clone(&reads), ..HistoryOptions::default() },
     );
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
     let (stop, stopped) = watch::channel(false);
     let task = tokio::spawn(Arc::clone(&latest).run(stopped));
     let query = || LatestQuery { limit: 10, ..LatestQuery::default() };
@@ -383,7 +383,7 @@ async fn reads_fail_at_once_while_the_database_is_known_to_be_away() {
 
 #[tokio::test]
 async fn a_flush_that_is_dropped_half_way_loses_nothing() {
-    let latest = Latest::new(Flaky::new(), LatestOptions::default());
+    let latest = LatestCache::new(Flaky::new(), LatestOptions::default());
     record(&latest, "d", "t", b"1");
     {
         let mut flush = Box::pin(latest.flush());
@@ -404,7 +404,7 @@ async fn over_the_byte_bound_known_values_are_replaced_and_new_ones_refused() {
     let store = Flaky::new();
     store.away.store(true, SeqCst);
     let options = LatestOptions { max_bytes: 100_000, ..Default::default() };
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
     for n in 0..1000 {
         record(&latest, "d", &format!("t/{n:03}"), &[1; 500]);
     }
@@ -429,7 +429,7 @@ async fn a_device_that_floods_an_absent_store_leaves_room_for_others() {
     let store = Flaky::new();
     store.away.store(true, SeqCst);
     let options = LatestOptions { max_bytes: 200_000, ..Default::default() };
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
     for n in 0..1000 {
         for flooder in ["f1", "f2", "f3", "f4"] {
             record(&latest, flooder, &format!("t/{n:03}"), &[1; 500]);
@@ -444,7 +444,7 @@ async fn a_device_that_floods_an_absent_store_leaves_room_for_others() {
 
 #[tokio::test]
 async fn idle_entries_leave_memory() {
-    let latest = Latest::new(Flaky::new(), LatestOptions::default());
+    let latest = LatestCache::new(Flaky::new(), LatestOptions::default());
     for n in 0..20 {
         record(&latest, "d", &format!("t/{n}"), b"x");
         record(&latest, &format!("other{n}"), "t", b"x");
@@ -464,7 +464,7 @@ async fn a_device_over_its_topics_keeps_no_stale_value_of_a_known_one() {
 
 #[tokio::test]
 async fn lists_merge_memory_and_store_in_order() {
-    let latest = Latest::new(Flaky::new(), LatestOptions::default());
+    let latest = LatestCache::new(Flaky::new(), LatestOptions::default());
     for n in (0..300).step_by(2) {
         record(&latest, &format!("d{}", n % 3), &format!("t/{n:03}"), b"stored");
     }
@@ -498,7 +498,7 @@ async fn versions_never_go_back_over_restarts() {
         let data = DataDir::open(dir.path()).unwrap();
         let mark = Arc::new(VersionMark::open(&data).unwrap());
         let options = LatestOptions { mark: Some(mark), ..Default::default() };
-        let latest = Latest::new(Flaky::new(), options);
+        let latest = LatestCache::new(Flaky::new(), options);
         // The wall clock stands still; only the mark makes versions grow.
         record(&latest, "d", "t", b"1");
         latest.flush().await.unwrap();
@@ -522,7 +522,7 @@ fn shards_record_while_the_flusher_writes() {
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let store = Flaky::new();
     let options = LatestOptions { flush_interval: Duration::from_millis(1), ..Default::default() };
-    let latest = Latest::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
+    let latest = LatestCache::new(Arc::clone(&store) as Arc<dyn LatestStore>, options);
     let (stop, stopped) = watch::channel(false);
     let task = runtime.spawn(Arc::clone(&latest).run(stopped));
     std::thread::scope(|scope| {

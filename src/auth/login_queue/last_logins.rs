@@ -8,9 +8,9 @@ use std::{
 };
 
 use broker::{Account, Charge, MemoryKind};
-use edge::door::{Address, Network};
+use edge::door::{SourceAddress, SourceNetwork};
 
-use super::turns::Rank;
+use super::turns::LoginRank;
 
 /// Addresses and networks that are remembered.
 const SOURCES: usize = 8_192;
@@ -24,39 +24,39 @@ const ENTRY: usize = 96;
 
 /// The client that asks for a job, as far as the order of jobs is concerned.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::auth) struct Asker {
-    pub(super) address: Option<Address>,
-    pub(super) identity: Option<Identity>,
+pub(in crate::auth) struct LoginClient {
+    pub(super) address: Option<SourceAddress>,
+    pub(super) identity: Option<LoginDigest>,
 }
 
-impl Asker {
+impl LoginClient {
     /// The network of the address.
-    pub(super) fn network(self) -> Option<Network> {
-        self.address.map(Address::network)
+    pub(super) fn network(self) -> Option<SourceNetwork> {
+        self.address.map(SourceAddress::network)
     }
 }
 
 /// A digest of an address and a user name that only this process can make.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(super) struct Identity(pub(super) u64);
+pub(super) struct LoginDigest(pub(super) u64);
 
 /// See the module.
 #[derive(Debug)]
 pub(super) struct LastLogins {
     random: RandomState,
-    sources: Bounded<Source, Outcomes>,
-    known: Bounded<Identity, ()>,
+    sources: Bounded<LoginSource, Outcomes>,
+    known: Bounded<LoginDigest, ()>,
     /// Identities with a job that waits before all others: one each, so that who guesses the password of a known user from its
     /// own address does not keep others waiting.
-    ahead: HashSet<Identity>,
+    ahead: HashSet<LoginDigest>,
     /// None before there is an account, and then nothing is remembered.
     charge: Option<Charge>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Source {
-    Address(Address),
-    Network(Network),
+enum LoginSource {
+    Address(SourceAddress),
+    Network(SourceNetwork),
 }
 
 #[derive(Debug, Clone, Copy, Default)]
@@ -82,42 +82,43 @@ impl LastLogins {
     }
 
     /// Names a client by its address and the user name that it claims.
-    pub(super) fn asker(&self, address: Option<Address>, user: Option<&str>) -> Asker {
-        let identity = user.map(|user| Identity(self.random.hash_one((address, user))));
-        Asker { address, identity }
+    pub(super) fn login_client(&self, address: Option<SourceAddress>, user: Option<&str>) -> LoginClient {
+        let identity = user.map(|user| LoginDigest(self.random.hash_one((address, user))));
+        LoginClient { address, identity }
     }
 
     /// The rank of a job that begins to wait; [`Self::leaves`] must be told when it no longer does.
-    pub(super) fn rank(&mut self, asker: Asker) -> Rank {
-        match asker.identity {
+    pub(super) fn rank(&mut self, login_client: LoginClient) -> LoginRank {
+        match login_client.identity {
             Some(identity) if self.known.get(&identity).is_some() && self.ahead.insert(identity) => {
-                Rank::Known
+                LoginRank::Known
             }
-            _ if self.is_failing(asker.address) => Rank::Failing,
-            _ => Rank::Fresh,
+            _ if self.is_failing(login_client.address) => LoginRank::Failing,
+            _ => LoginRank::Fresh,
         }
     }
 
     /// A job of this rank waits no longer.
-    pub(super) fn leaves(&mut self, asker: Asker, rank: Rank) {
-        if let (Rank::Known, Some(identity)) = (rank, asker.identity) {
+    pub(super) fn leaves(&mut self, login_client: LoginClient, rank: LoginRank) {
+        if let (LoginRank::Known, Some(identity)) = (rank, login_client.identity) {
             self.ahead.remove(&identity);
         }
     }
 
     /// A login has come to its end. While memory is short, only what is known already changes.
-    pub(super) fn told(&mut self, asker: Asker, good: bool) {
+    pub(super) fn told(&mut self, login_client: LoginClient, good: bool) {
         let more = (self.sources.len() + self.known.len() + 3) * ENTRY;
         let has_room = self.charge.as_mut().is_some_and(|charge| charge.set(more));
-        if let Some(identity) = asker.identity {
+        if let Some(identity) = login_client.identity {
             if !good {
                 self.known.remove(&identity);
             } else if has_room {
                 self.known.put(identity, ());
             }
         }
-        let sources =
-            asker.address.map(|address| [Source::Address(address), Source::Network(address.network())]);
+        let sources = login_client
+            .address
+            .map(|address| [LoginSource::Address(address), LoginSource::Network(address.network())]);
         for source in sources.into_iter().flatten() {
             let known = self.sources.get(&source).copied();
             if has_room || known.is_some() {
@@ -133,10 +134,10 @@ impl LastLogins {
     }
 
     /// Returns whether most of the last logins from an address were wrong; of its network, if nobody has come from the address.
-    fn is_failing(&self, address: Option<Address>) -> bool {
+    fn is_failing(&self, address: Option<SourceAddress>) -> bool {
         let Some(address) = address else { return false };
-        let network = || self.sources.get(&Source::Network(address.network()));
-        let outcomes = self.sources.get(&Source::Address(address)).or_else(network);
+        let network = || self.sources.get(&LoginSource::Network(address.network()));
+        let outcomes = self.sources.get(&LoginSource::Address(address)).or_else(network);
         outcomes.is_some_and(|outcomes| outcomes.bad > outcomes.good)
     }
 }
@@ -209,45 +210,45 @@ mod tests {
         last
     }
 
-    fn asker(last: &LastLogins, ip: &str, user: &str) -> Asker {
+    fn login_client(last: &LastLogins, ip: &str, user: &str) -> LoginClient {
         let address = SocketAddr::new(ip.parse().unwrap(), 1).into();
-        last.asker(Some(address), Some(user))
+        last.login_client(Some(address), Some(user))
     }
 
     #[test]
     fn who_was_let_in_from_there_goes_first_until_a_password_is_wrong() {
         let mut last = last_logins();
-        let ann = asker(&last, "192.0.2.1", "ann");
-        assert_eq!(last.rank(ann), Rank::Fresh);
+        let ann = login_client(&last, "192.0.2.1", "ann");
+        assert_eq!(last.rank(ann), LoginRank::Fresh);
         last.told(ann, true);
-        assert_eq!(last.rank(ann), Rank::Known);
-        assert_eq!(last.rank(ann), Rank::Fresh, "one at a time");
-        last.leaves(ann, Rank::Known);
-        assert_eq!(last.rank(ann), Rank::Known);
-        last.leaves(ann, Rank::Known);
-        let elsewhere = asker(&last, "192.0.2.2", "ann");
-        assert_eq!(last.rank(elsewhere), Rank::Fresh);
+        assert_eq!(last.rank(ann), LoginRank::Known);
+        assert_eq!(last.rank(ann), LoginRank::Fresh, "one at a time");
+        last.leaves(ann, LoginRank::Known);
+        assert_eq!(last.rank(ann), LoginRank::Known);
+        last.leaves(ann, LoginRank::Known);
+        let elsewhere = login_client(&last, "192.0.2.2", "ann");
+        assert_eq!(last.rank(elsewhere), LoginRank::Fresh);
         last.told(ann, false);
-        assert_eq!(last.rank(ann), Rank::Fresh);
+        assert_eq!(last.rank(ann), LoginRank::Fresh);
     }
 
     #[test]
     fn an_address_that_fails_is_told_from_its_neighbours() {
         let mut last = last_logins();
-        let (bad, good) = (asker(&last, "192.0.2.1", "x"), asker(&last, "192.0.2.2", "y"));
-        let stranger = asker(&last, "192.0.2.3", "z");
+        let (bad, good) = (login_client(&last, "192.0.2.1", "x"), login_client(&last, "192.0.2.2", "y"));
+        let stranger = login_client(&last, "192.0.2.3", "z");
         last.told(good, true);
         for _ in 0..100 {
             last.told(bad, false);
         }
-        assert_eq!(last.rank(bad), Rank::Failing);
-        assert_eq!(last.rank(asker(&last, "192.0.2.2", "new")), Rank::Fresh);
-        assert_eq!(last.rank(stranger), Rank::Failing, "of a network where most are wrong");
-        assert_eq!(last.rank(asker(&last, "198.51.100.1", "z")), Rank::Fresh);
+        assert_eq!(last.rank(bad), LoginRank::Failing);
+        assert_eq!(last.rank(login_client(&last, "192.0.2.2", "new")), LoginRank::Fresh);
+        assert_eq!(last.rank(stranger), LoginRank::Failing, "of a network where most are wrong");
+        assert_eq!(last.rank(login_client(&last, "198.51.100.1", "z")), LoginRank::Fresh);
         for _ in 0..40 {
             last.told(bad, true);
         }
-        assert_eq!(last.rank(asker(&last, "192.0.2.1", "new")), Rank::Fresh);
+        assert_eq!(last.rank(login_client(&last, "192.0.2.1", "new")), LoginRank::Fresh);
     }
 
     #[test]
@@ -255,8 +256,8 @@ mod tests {
         let mut last = last_logins();
         for n in 0..100_000_u32 {
             let address = SocketAddr::new(std::net::Ipv4Addr::from_bits(n << 8).into(), 1).into();
-            let asker = last.asker(Some(address), Some("u"));
-            last.told(asker, true);
+            let login_client = last.login_client(Some(address), Some("u"));
+            last.told(login_client, true);
         }
         assert_eq!((last.sources.entries.len(), last.known.entries.len()), (SOURCES, IDENTITIES));
         assert_eq!((last.sources.order.len(), last.known.order.len()), (SOURCES, IDENTITIES));
@@ -267,8 +268,8 @@ mod tests {
         last.charge_to(&small);
         for n in 0..100_u32 {
             let address = SocketAddr::new(std::net::Ipv4Addr::from_bits(n << 8).into(), 1).into();
-            let asker = last.asker(Some(address), Some("u"));
-            last.told(asker, true);
+            let login_client = last.login_client(Some(address), Some("u"));
+            last.told(login_client, true);
         }
         assert!((8 * ENTRY..=10 * ENTRY).contains(&small.used()), "{}", small.used());
     }

@@ -7,17 +7,17 @@ mod turns;
 use std::sync::Arc;
 
 use broker::Account;
-use edge::door::Address;
+use edge::door::SourceAddress;
 
-pub(in crate::auth) use self::{last_logins::Asker, turns::Ticket};
 use self::{
     last_logins::LastLogins,
-    turns::{Rank, Turns},
+    turns::{LoginRank, Turns},
 };
+pub(in crate::auth) use self::{last_logins::LoginClient, turns::LoginTicket};
 
 /// See the module.
 pub(super) struct LoginQueue<J> {
-    turns: Turns<(Asker, Rank, J)>,
+    turns: Turns<(LoginClient, LoginRank, J)>,
     last: LastLogins,
 }
 
@@ -28,13 +28,13 @@ impl<J> LoginQueue<J> {
     }
 
     /// Names a client by its address and the user name that it claims.
-    pub(super) fn asker(&self, address: Option<Address>, user: Option<&str>) -> Asker {
-        self.last.asker(address, user)
+    pub(super) fn login_client(&self, address: Option<SourceAddress>, user: Option<&str>) -> LoginClient {
+        self.last.login_client(address, user)
     }
 
     /// Remembers what became of a login: it decides whose jobs are done first.
-    pub(super) fn told(&mut self, asker: Asker, good: bool) {
-        self.last.told(asker, good);
+    pub(super) fn told(&mut self, login_client: LoginClient, good: bool) {
+        self.last.told(login_client, good);
     }
 
     /// Charges what is remembered of logins to this account from now on; before that nothing is.
@@ -43,9 +43,9 @@ impl<J> LoginQueue<J> {
     }
 
     /// Lets a job wait. Returns its ticket and the jobs that leave so that at most `most` wait, possibly this one.
-    pub(super) fn push(&mut self, asker: Asker, job: J, most: usize) -> (Ticket, Vec<J>) {
-        let rank = self.last.rank(asker);
-        let ticket = self.turns.push(rank, asker, (asker, rank, job));
+    pub(super) fn push(&mut self, login_client: LoginClient, job: J, most: usize) -> (LoginTicket, Vec<J>) {
+        let rank = self.last.rank(login_client);
+        let ticket = self.turns.push(rank, login_client, (login_client, rank, job));
         let mut displaced = Vec::new();
         while self.turns.len() > most
             && let Some(waited) = self.turns.displace()
@@ -62,7 +62,7 @@ impl<J> LoginQueue<J> {
     }
 
     /// Takes a job out that nobody waits for any more; `None` if it waits no longer.
-    pub(super) fn remove(&mut self, ticket: Ticket) -> Option<J> {
+    pub(super) fn remove(&mut self, ticket: LoginTicket) -> Option<J> {
         let waited = self.turns.remove(ticket)?;
         Some(self.leaves(waited))
     }
@@ -73,8 +73,8 @@ impl<J> LoginQueue<J> {
         self.turns.len()
     }
 
-    fn leaves(&mut self, (asker, rank, job): (Asker, Rank, J)) -> J {
-        self.last.leaves(asker, rank);
+    fn leaves(&mut self, (login_client, rank, job): (LoginClient, LoginRank, J)) -> J {
+        self.last.leaves(login_client, rank);
         job
     }
 }

@@ -6,16 +6,16 @@ use std::{
     hash::Hash,
 };
 
-use edge::door::{Address, Network};
+use edge::door::{SourceAddress, SourceNetwork};
 
-use super::last_logins::{Asker, Identity};
+use super::last_logins::{LoginClient, LoginDigest};
 
 /// Jobs of the middle rank that are done for each of the lowest while both wait.
 const FRESH_PER_FAILING: u32 = 4;
 
 /// Precedence of a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Rank {
+pub(super) enum LoginRank {
     /// Before all others: its identity was let in from its address lately.
     Known,
     /// Most jobs.
@@ -26,49 +26,49 @@ pub(super) enum Rank {
 
 /// Finds a job that waits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::auth) struct Ticket {
-    rank: Rank,
-    asker: Asker,
+pub(in crate::auth) struct LoginTicket {
+    rank: LoginRank,
+    login_client: LoginClient,
     number: u64,
 }
 
 /// Jobs that wait. A client without an address, of a Unix socket, has its turns like one address more.
 #[derive(Debug)]
 pub(super) struct Turns<J> {
-    /// By [`Rank`].
-    lanes: [Lane<J>; 3],
+    /// By [`LoginRank`].
+    lanes: [RankQueue<J>; 3],
     next: u64,
     /// Jobs of the middle rank since the last one of the lowest.
     in_a_row: u32,
 }
 
-type Lane<J> = Rotation<Option<Network>, AddressJobs<J>>;
-type AddressJobs<J> = Rotation<Option<Address>, UserJobs<J>>;
-type UserJobs<J> = Rotation<Option<Identity>, VecDeque<(u64, J)>>;
+type RankQueue<J> = Rotation<Option<SourceNetwork>, AddressJobs<J>>;
+type AddressJobs<J> = Rotation<Option<SourceAddress>, UserJobs<J>>;
+type UserJobs<J> = Rotation<Option<LoginDigest>, VecDeque<(u64, J)>>;
 
 impl<J> Turns<J> {
     /// Nobody waits.
     pub(super) fn new() -> Self {
-        Self { lanes: [Lane::new(), Lane::new(), Lane::new()], next: 0, in_a_row: 0 }
+        Self { lanes: [RankQueue::new(), RankQueue::new(), RankQueue::new()], next: 0, in_a_row: 0 }
     }
 
     /// Number of jobs that wait.
     pub(super) fn len(&self) -> usize {
-        self.lanes.iter().map(Waiting::len).sum()
+        self.lanes.iter().map(WaitingJobs::len).sum()
     }
 
     /// Lets a job wait for its turn.
-    pub(super) fn push(&mut self, rank: Rank, asker: Asker, job: J) -> Ticket {
+    pub(super) fn push(&mut self, rank: LoginRank, login_client: LoginClient, job: J) -> LoginTicket {
         let number = self.next;
         self.next += 1;
-        self.lanes[rank as usize].change(asker.network(), |network| {
+        self.lanes[rank as usize].change(login_client.network(), |network| {
             network.newest = number;
-            network.change(asker.address, |address| {
+            network.change(login_client.address, |address| {
                 address.newest = number;
-                address.change(asker.identity, |queue| queue.push_back((number, job)));
+                address.change(login_client.identity, |queue| queue.push_back((number, job)));
             });
         });
-        Ticket { rank, asker, number }
+        LoginTicket { rank, login_client, number }
     }
 
     /// The job whose turn it is.
@@ -87,11 +87,11 @@ impl<J> Turns<J> {
     }
 
     /// Takes a job out that nobody waits for any more; `None` if it waits no longer.
-    pub(super) fn remove(&mut self, ticket: Ticket) -> Option<J> {
-        let Ticket { rank, asker, number } = ticket;
-        self.lanes[rank as usize].change_known(asker.network(), |network| {
-            network.change_known(asker.address, |address| {
-                address.change_known(asker.identity, |queue| {
+    pub(super) fn remove(&mut self, ticket: LoginTicket) -> Option<J> {
+        let LoginTicket { rank, login_client, number } = ticket;
+        self.lanes[rank as usize].change_known(login_client.network(), |network| {
+            network.change_known(login_client.address, |address| {
+                address.change_known(login_client.identity, |queue| {
                     let at = queue.binary_search_by_key(&number, |(number, _)| *number).ok()?;
                     queue.remove(at).map(|(_, job)| job)
                 })
@@ -117,7 +117,7 @@ impl<J> Turns<J> {
 }
 
 /// Something that waits, possibly many.
-trait Waiting {
+trait WaitingJobs {
     type Job;
     fn empty() -> Self;
     fn len(&self) -> usize;
@@ -128,7 +128,7 @@ trait Waiting {
     fn pop_last_of_most(&mut self) -> Option<Self::Job>;
 }
 
-impl<J> Waiting for VecDeque<(u64, J)> {
+impl<J> WaitingJobs for VecDeque<(u64, J)> {
     type Job = (u64, J);
 
     fn empty() -> Self {
@@ -161,7 +161,7 @@ struct Rotation<K, Q> {
     newest: u64,
 }
 
-impl<K: Copy + Eq + Hash, Q: Waiting> Rotation<K, Q> {
+impl<K: Copy + Eq + Hash, Q: WaitingJobs> Rotation<K, Q> {
     fn new() -> Self {
         Self { queues: HashMap::new(), turns: VecDeque::new(), len: 0, newest: 0 }
     }
@@ -188,7 +188,7 @@ impl<K: Copy + Eq + Hash, Q: Waiting> Rotation<K, Q> {
     }
 }
 
-impl<K: Copy + Eq + Hash, Q: Waiting> Waiting for Rotation<K, Q> {
+impl<K: Copy + Eq + Hash, Q: WaitingJobs> WaitingJobs for Rotation<K, Q> {
     type Job = Q::Job;
 
     fn empty() -> Self {
@@ -219,7 +219,7 @@ impl<K: Copy + Eq + Hash, Q: Waiting> Waiting for Rotation<K, Q> {
     fn pop_last_of_most(&mut self) -> Option<Q::Job> {
         let most = self.queues.iter().max_by_key(|(_, queue)| (queue.len(), queue.newest()));
         let most = most.map(|(key, _)| *key)?;
-        self.change_known(most, Waiting::pop_last_of_most)
+        self.change_known(most, WaitingJobs::pop_last_of_most)
     }
 }
 
@@ -229,16 +229,16 @@ mod tests {
 
     use super::*;
 
-    fn asker(text: &str, user: Option<u64>) -> Asker {
+    fn login_client(text: &str, user: Option<u64>) -> LoginClient {
         let address = Some(SocketAddr::new(text.parse().unwrap(), 1).into());
-        Asker { address, identity: user.map(Identity) }
+        LoginClient { address, identity: user.map(LoginDigest) }
     }
 
-    fn at(text: &str) -> Asker {
-        asker(text, None)
+    fn at(text: &str) -> LoginClient {
+        login_client(text, None)
     }
 
-    const UNIX: Asker = Asker { address: None, identity: None };
+    const UNIX: LoginClient = LoginClient { address: None, identity: None };
 
     fn all(turns: &mut Turns<u32>) -> Vec<u32> {
         std::iter::from_fn(|| turns.pop()).collect()
@@ -248,13 +248,13 @@ mod tests {
     fn networks_take_turns_and_in_each_the_addresses() {
         let mut turns = Turns::new();
         for job in 0..4 {
-            turns.push(Rank::Fresh, at("192.0.2.1"), job);
+            turns.push(LoginRank::Fresh, at("192.0.2.1"), job);
         }
-        turns.push(Rank::Fresh, at("192.0.2.2"), 10);
+        turns.push(LoginRank::Fresh, at("192.0.2.2"), 10);
         for host in 1..=3 {
-            turns.push(Rank::Fresh, at(&format!("2001:db8:7:{host}::1")), 20 + host);
+            turns.push(LoginRank::Fresh, at(&format!("2001:db8:7:{host}::1")), 20 + host);
         }
-        turns.push(Rank::Fresh, UNIX, 30);
+        turns.push(LoginRank::Fresh, UNIX, 30);
         assert_eq!(turns.len(), 9);
         assert_eq!(all(&mut turns), [0, 21, 30, 10, 22, 1, 23, 2, 3]);
         assert_eq!(turns.len(), 0);
@@ -265,9 +265,9 @@ mod tests {
     fn at_one_address_user_names_take_turns() {
         let mut turns = Turns::new();
         for job in 0..4 {
-            turns.push(Rank::Fresh, asker("192.0.2.1", Some(1)), job);
+            turns.push(LoginRank::Fresh, login_client("192.0.2.1", Some(1)), job);
         }
-        turns.push(Rank::Fresh, asker("192.0.2.1", Some(2)), 10);
+        turns.push(LoginRank::Fresh, login_client("192.0.2.1", Some(2)), 10);
         assert_eq!(all(&mut turns), [0, 10, 1, 2, 3]);
     }
 
@@ -275,10 +275,10 @@ mod tests {
     fn known_identities_go_first_and_failing_addresses_are_not_starved() {
         let mut turns = Turns::new();
         for job in 0..10 {
-            turns.push(Rank::Failing, at("192.0.2.1"), job);
-            turns.push(Rank::Fresh, at("198.51.100.1"), 100 + job);
+            turns.push(LoginRank::Failing, at("192.0.2.1"), job);
+            turns.push(LoginRank::Fresh, at("198.51.100.1"), 100 + job);
         }
-        turns.push(Rank::Known, at("192.0.2.1"), 1_000);
+        turns.push(LoginRank::Known, at("192.0.2.1"), 1_000);
         let order = all(&mut turns);
         assert_eq!(order[..7], [1_000, 100, 101, 102, 103, 0, 104]);
         assert_eq!(order.len(), 21);
@@ -287,7 +287,7 @@ mod tests {
     #[test]
     fn a_job_that_is_taken_out_leaves_nothing_behind() {
         let mut turns = Turns::new();
-        let tickets: Vec<Ticket> = (0..5).map(|job| turns.push(Rank::Fresh, UNIX, job)).collect();
+        let tickets: Vec<LoginTicket> = (0..5).map(|job| turns.push(LoginRank::Fresh, UNIX, job)).collect();
         assert_eq!((turns.remove(tickets[2]), turns.remove(tickets[2])), (Some(2), None));
         assert_eq!(turns.pop(), Some(0));
         assert_eq!(turns.remove(tickets[0]), None, "it was done");
@@ -302,11 +302,11 @@ mod tests {
     fn who_holds_most_is_displaced_first_and_those_who_fail_before_others() {
         let mut turns = Turns::new();
         for job in 0..3 {
-            turns.push(Rank::Fresh, asker("192.0.2.1", Some(1)), job);
+            turns.push(LoginRank::Fresh, login_client("192.0.2.1", Some(1)), job);
         }
-        turns.push(Rank::Fresh, at("198.51.100.1"), 10);
-        turns.push(Rank::Failing, at("203.0.113.1"), 20);
-        turns.push(Rank::Known, at("192.0.2.1"), 30);
+        turns.push(LoginRank::Fresh, at("198.51.100.1"), 10);
+        turns.push(LoginRank::Failing, at("203.0.113.1"), 20);
+        turns.push(LoginRank::Known, at("192.0.2.1"), 30);
         let displaced: Vec<u32> = std::iter::from_fn(|| turns.displace()).collect();
         assert_eq!(displaced, [2, 1, 20, 10, 0, 30]);
     }
@@ -316,12 +316,12 @@ mod tests {
     fn those_who_fail_keep_a_fifth_of_the_places() {
         let mut turns = Turns::new();
         for job in 0..30 {
-            turns.push(Rank::Fresh, at("192.0.2.2"), job);
+            turns.push(LoginRank::Fresh, at("192.0.2.2"), job);
         }
-        turns.push(Rank::Failing, at("192.0.2.1"), 100);
+        turns.push(LoginRank::Failing, at("192.0.2.1"), 100);
         assert_eq!(turns.displace(), Some(29));
         for job in 200..220 {
-            turns.push(Rank::Failing, at("192.0.2.2"), job);
+            turns.push(LoginRank::Failing, at("192.0.2.2"), job);
             turns.displace();
         }
         let kept = all(&mut turns);
@@ -335,10 +335,10 @@ mod tests {
     fn of_devices_with_one_login_each_the_last_is_displaced() {
         let mut turns = Turns::new();
         for job in 0..100 {
-            turns.push(Rank::Fresh, asker("192.0.2.1", Some(job.into())), job);
+            turns.push(LoginRank::Fresh, login_client("192.0.2.1", Some(job.into())), job);
         }
         for job in 100..200 {
-            turns.push(Rank::Fresh, at(&format!("198.51.100.{job}")), job);
+            turns.push(LoginRank::Fresh, at(&format!("198.51.100.{job}")), job);
         }
         let displaced: Vec<u32> = std::iter::from_fn(|| turns.displace()).take(100).collect();
         let mut kept = all(&mut turns);

@@ -28,7 +28,7 @@ const AT_ONCE: usize = 16;
 
 /// Request of a device to be authorised.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Wish {
+pub(crate) enum AuthorizationRequest {
     /// Publish messages of this QoS and RETAIN flag to a topic.
     Publish { topic: Box<str>, qos: QoS, retain: bool },
     /// Subscribe to a filter, which may be shared.
@@ -37,7 +37,7 @@ pub(crate) enum Wish {
 
 /// Nobody has said whether it may, and the configuration does not say that it may then.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Unanswered;
+pub(crate) struct NoDecision;
 
 /// See the module.
 pub(crate) struct RemoteAuthorizer {
@@ -79,17 +79,17 @@ impl RemoteAuthorizer {
     pub(crate) fn may(
         self: &Arc<Self>,
         subject: &Subject<'_>,
-        wish: &Wish,
-    ) -> impl Future<Output = Result<bool, Unanswered>> + Send + use<> {
-        let question = question(subject, wish);
+        authorization_request: &AuthorizationRequest,
+    ) -> impl Future<Output = Result<bool, NoDecision>> + Send + use<> {
+        let question = question(subject, authorization_request);
         let keys = self.digester.topic(&question.encode_to_vec(), subject);
         // Only what is named by the client counts: its address is not known here.
-        let asker = self.guard.asker(None, Some(subject.client_id));
+        let login_client = self.guard.login_client(None, Some(subject.client_id));
         let this = Arc::clone(self);
         async move {
             let provider = this.provider.clone();
             let about = AskedAbout::topic(&question);
-            let asked = this.guard.answer(asker, keys, async move {
+            let asked = this.guard.answer(login_client, keys, async move {
                 let asked = provider.client().authorize(provider.request(question)).await;
                 let answer = asked.map_err(|status| about.note("auth.grpc.authorize", status.into()))?;
                 match answer.into_inner().decision() {
@@ -103,7 +103,7 @@ impl RemoteAuthorizer {
                 Ok(ServiceAnswer::Allow(())) => Ok(true),
                 Ok(ServiceAnswer::Deny | ServiceAnswer::Ignore) => Ok(false),
                 Err(_) if this.on_error == OnError::Allow => Ok(true),
-                Err(_) => Err(Unanswered),
+                Err(_) => Err(NoDecision),
             }
         }
     }
@@ -116,13 +116,13 @@ impl RemoteAuthorizer {
         self: &Arc<Self>,
         subject: &Subject<'_>,
         filters: Vec<(Box<str>, QoS)>,
-    ) -> Result<Vec<Box<str>>, Unanswered> {
+    ) -> Result<Vec<Box<str>>, NoDecision> {
         let (mut asked, mut allowed) = (JoinSet::new(), Vec::new());
         for (filter, qos) in filters {
             if asked.len() >= AT_ONCE {
                 allowed.extend(told(&mut asked).await?);
             }
-            let may = self.may(subject, &Wish::Subscribe { filter: filter.clone(), qos });
+            let may = self.may(subject, &AuthorizationRequest::Subscribe { filter: filter.clone(), qos });
             // Only waits: what is asked runs where it does.
             asked.spawn(async move { may.await.map(|may| may.then_some(filter)) });
         }
@@ -141,20 +141,20 @@ impl RemoteAuthorizer {
     }
 }
 
-type AuthorizerAnswer = Result<Option<Box<str>>, Unanswered>;
+type AuthorizerAnswer = Result<Option<Box<str>>, NoDecision>;
 
 async fn told(asked: &mut JoinSet<AuthorizerAnswer>) -> AuthorizerAnswer {
-    asked.join_next().await.and_then(Result::ok).unwrap_or(Err(Unanswered))
+    asked.join_next().await.and_then(Result::ok).unwrap_or(Err(NoDecision))
 }
 
-fn question(subject: &Subject<'_>, wish: &Wish) -> v1::AuthorizeRequest {
-    let (action, topic, qos, retain) = match wish {
-        Wish::Publish { topic, qos, retain } => (v1::Action::Publish, topic, *qos, *retain),
-        Wish::Subscribe { filter, qos } => (v1::Action::Subscribe, filter, *qos, false),
+fn question(subject: &Subject<'_>, authorization_request: &AuthorizationRequest) -> v1::AuthorizeRequest {
+    let (action, topic, qos, retain) = match authorization_request {
+        AuthorizationRequest::Publish { topic, qos, retain } => (v1::Action::Publish, topic, *qos, *retain),
+        AuthorizationRequest::Subscribe { filter, qos } => (v1::Action::Subscribe, filter, *qos, false),
     };
-    let shared = match wish {
-        Wish::Publish { .. } => None,
-        Wish::Subscribe { filter, .. } => parse_shared(filter).ok().flatten(),
+    let shared = match authorization_request {
+        AuthorizationRequest::Publish { .. } => None,
+        AuthorizationRequest::Subscribe { filter, .. } => parse_shared(filter).ok().flatten(),
     };
     let (share_name, topic) = shared.unwrap_or(("", topic));
     let qos = match qos {

@@ -33,12 +33,12 @@ const QUEUE_BYTES: usize = 16 << 20;
 const LINGER: Duration = Duration::from_millis(100);
 
 /// See the module.
-pub(crate) struct Courier {
+pub(crate) struct EventSender {
     provider: Provider,
     kinds: Vec<HookEvent>,
     deadline: Duration,
     retry: Retry,
-    queue: Queue,
+    queue: EventQueue,
     /// Batch that is under way, or to be sent again.
     batch: Option<OnEventsRequest>,
     sequence: u64,
@@ -56,7 +56,7 @@ struct Retry {
 }
 
 /// Events that wait.
-struct Queue {
+struct EventQueue {
     events: VecDeque<(v1::Event, usize)>,
     bytes: usize,
     most: usize,
@@ -73,9 +73,9 @@ enum LeftOut<'a> {
     Full,
 }
 
-type Sending = Pin<Box<dyn Future<Output = Result<(), NoAnswer>> + Send>>;
+type EventSend = Pin<Box<dyn Future<Output = Result<(), NoAnswer>> + Send>>;
 
-impl Courier {
+impl EventSender {
     /// For the service that is configured; `None` if it is told nothing. To be called within the runtime that carries the
     /// connection.
     ///
@@ -91,7 +91,7 @@ impl Courier {
             kinds: config.events.clone(),
             deadline: limits.deadline.0,
             retry: Retry { threshold: limits.failures, first: limits.retry_after.0, failures: 0 },
-            queue: Queue { events: VecDeque::new(), bytes: 0, most: config.max_events, dropped: 0 },
+            queue: EventQueue { events: VecDeque::new(), bytes: 0, most: config.max_events, dropped: 0 },
             batch: None,
             sequence: 0,
             most: BATCH,
@@ -111,7 +111,7 @@ impl Courier {
         translate: fn(Event) -> v1::Event,
         mut stop: watch::Receiver<bool>,
     ) {
-        let mut sending: Option<Sending> = None;
+        let mut sending: Option<EventSend> = None;
         let mut next: Pin<Box<Sleep>> = Box::pin(sleep(LINGER));
         let mut stopping = false;
         loop {
@@ -181,7 +181,7 @@ impl Courier {
     }
 
     /// Begins to send a batch: the one that was not taken, or another.
-    fn send(&mut self) -> Sending {
+    fn send(&mut self) -> EventSend {
         if self.batch.is_none() {
             self.sequence += 1;
             self.batch = Some(OnEventsRequest {
@@ -276,7 +276,7 @@ impl Courier {
 }
 
 /// Returns the outcome of the batch under way; never, if none is.
-async fn told(sending: &mut Option<Sending>) -> Result<(), NoAnswer> {
+async fn told(sending: &mut Option<EventSend>) -> Result<(), NoAnswer> {
     match sending {
         Some(sending) => sending.await,
         None => std::future::pending().await,
@@ -297,7 +297,7 @@ impl Retry {
     }
 }
 
-impl Queue {
+impl EventQueue {
     fn push(&mut self, event: v1::Event) {
         let bytes = event.encoded_len();
         self.events.push_back((event, bytes));
@@ -344,7 +344,7 @@ mod tests {
 
     #[test]
     fn the_oldest_events_give_way_by_number_and_by_bytes() {
-        let mut queue = Queue { events: VecDeque::new(), bytes: 0, most: 3, dropped: 0 };
+        let mut queue = EventQueue { events: VecDeque::new(), bytes: 0, most: 3, dropped: 0 };
         for id in ["a", "b", "c", "d", "e"] {
             queue.push(event(id));
         }

@@ -59,9 +59,9 @@ impl GrpcHook {
     ) -> LoginOutcome {
         let question = question(credentials, fields);
         let keys = self.digester.login(&question.encode_to_vec(), credentials);
-        let asker = self.guard.asker(credentials.address(), credentials.username.as_deref());
+        let login_client = self.guard.login_client(credentials.address(), credentials.username.as_deref());
         let (provider, about) = (self.provider.clone(), AskedAbout::login(credentials));
-        let asked = self.guard.answer(asker, keys, async move {
+        let asked = self.guard.answer(login_client, keys, async move {
             let asked = provider.client().authenticate(provider.request(question)).await;
             let answer = asked.map_err(|status| about.note("auth.grpc", status.into()))?;
             Ok(understand(answer.into_inner())?)

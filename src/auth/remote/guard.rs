@@ -6,13 +6,13 @@
 use std::{future::Future, sync::Arc, time::Duration};
 
 use access::{
-    breaker::{Breaker, BreakerRule, Permit, QuestionFailure},
+    breaker::{Breaker, BreakerRule, QuestionFailure, QuestionPermit},
     remote::{Cache, CachedAnswer},
 };
 use aws_lc_rs::rand;
 use broker::Account;
 use config::RemoteLimits;
-use edge::door::Address;
+use edge::door::SourceAddress;
 use gateway_core::{Timestamp, clock, metrics::count, warn_limited};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
@@ -21,10 +21,10 @@ use tracing::{info, warn};
 use super::{
     ServiceAnswer,
     keys::{AllowedLately, QuestionKeys},
-    places::{Place, Places},
+    places::{Place, QuestionPlaces},
     status::NoAnswer,
 };
-use crate::auth::login_queue::Asker;
+use crate::auth::login_queue::LoginClient;
 
 /// The longest that a source that does not answer is left alone.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);
@@ -46,7 +46,7 @@ pub(super) struct ServiceGuard<P> {
     limits: RemoteLimits,
     /// Runtime on which questions are asked: neither on shards nor on their timers.
     runtime: Handle,
-    places: Arc<Places>,
+    places: Arc<QuestionPlaces>,
     breaker: Mutex<Breaker>,
     caches: Mutex<Caches<P>>,
     allowed: Mutex<AllowedLately>,
@@ -71,7 +71,7 @@ impl<P: Clone> Caches<P> {
 /// breaker would wait for ever for the outcome of its try.
 struct Asking<'a> {
     breaker: &'a Mutex<Breaker>,
-    permit: Permit,
+    permit: QuestionPermit,
     is_told: bool,
 }
 
@@ -90,7 +90,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         Arc::new(Self {
             name,
             runtime: Handle::current(),
-            places: Places::new(limits.max_concurrent, limits.max_waiting),
+            places: QuestionPlaces::new(limits.max_concurrent, limits.max_waiting),
             breaker: Mutex::new(Breaker::new(rule(&limits))),
             caches: Mutex::new(Caches {
                 allowed: Cache::new(limits.cache_size),
@@ -102,8 +102,8 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
     }
 
     /// Names a client by its address and the name that it claims.
-    pub(super) fn asker(&self, address: Option<Address>, name: Option<&str>) -> Asker {
-        self.places.asker(address, name)
+    pub(super) fn login_client(&self, address: Option<SourceAddress>, name: Option<&str>) -> LoginClient {
+        self.places.login_client(address, name)
     }
 
     /// Charges what is remembered of clients to this account from now on; before that nothing is.
@@ -118,7 +118,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
     /// [`Away`], within twice the deadline.
     pub(super) async fn answer<F>(
         self: &Arc<Self>,
-        asker: Asker,
+        login_client: LoginClient,
         keys: QuestionKeys,
         ask: F,
     ) -> Result<ServiceAnswer<P>, Away>
@@ -134,7 +134,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             CachedAnswer::Stale(answer) => Some(answer),
             CachedAnswer::Nothing => None,
         };
-        match self.ask(asker, keys, ask).await {
+        match self.ask(login_client, keys, ask).await {
             Ok(answer) => Ok(answer),
             Err(away) => stale.map_or(Err(away), |answer| {
                 count(|c| c.hook_stale.add(1));
@@ -145,7 +145,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
 
     async fn ask<F>(
         self: &Arc<Self>,
-        asker: Asker,
+        login_client: LoginClient,
         keys: QuestionKeys,
         ask: F,
     ) -> Result<ServiceAnswer<P>, Away>
@@ -162,14 +162,14 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
                     biased;
                     // With it goes what the peer sent.
                     _ = gone => return Err(Away::Busy),
-                    admitted = this.admit(asker, &keys) => admitted?,
+                    admitted = this.admit(login_client, &keys) => admitted?,
                 },
             };
             let mut asking = Asking { breaker: &this.breaker, permit, is_told: false };
             let late = || NoAnswer::Failed(QuestionFailure::Unreachable, "no answer in time".to_owned());
             let told = timeout(this.limits.deadline.0, ask).await.unwrap_or_else(|_| Err(late()));
             asking.is_told = true;
-            this.take(asker, &keys, permit, told, clock::now())
+            this.take(login_client, &keys, permit, told, clock::now())
         });
         let answer = asked.await.unwrap_or(Err(Away::Silent));
         drop(client);
@@ -178,7 +178,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
 
     /// While the breaker is open: a place for a question that it lets pass, since nobody waits for a place to ask a source that
     /// does not answer. `None` while the breaker is closed.
-    fn admit_at_once(&self, keys: &QuestionKeys) -> Result<Option<(Permit, Place)>, Away> {
+    fn admit_at_once(&self, keys: &QuestionKeys) -> Result<Option<(QuestionPermit, Place)>, Away> {
         if !self.breaker.lock().is_open() {
             return Ok(None);
         }
@@ -190,8 +190,12 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
     }
 
     /// A place, waited for.
-    async fn admit(&self, asker: Asker, keys: &QuestionKeys) -> Result<(Permit, Place), Away> {
-        let place = timeout(self.limits.deadline.0, self.places.take(asker)).await;
+    async fn admit(
+        &self,
+        login_client: LoginClient,
+        keys: &QuestionKeys,
+    ) -> Result<(QuestionPermit, Place), Away> {
+        let place = timeout(self.limits.deadline.0, self.places.take(login_client)).await;
         let Ok(Some(place)) = place else {
             count(|c| c.hook_busy.add(1));
             return Err(Away::Busy);
@@ -199,9 +203,9 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         Ok((self.permit(keys)?, place))
     }
 
-    fn permit(&self, keys: &QuestionKeys) -> Result<Permit, Away> {
-        let standing = self.allowed.lock().standing(keys);
-        let permit = self.breaker.lock().may_ask(standing, clock::now());
+    fn permit(&self, keys: &QuestionKeys) -> Result<QuestionPermit, Away> {
+        let history = self.allowed.lock().history(keys);
+        let permit = self.breaker.lock().may_ask(history, clock::now());
         permit.ok_or_else(|| {
             count(|c| c.hook_open.add(1));
             Away::Silent
@@ -210,9 +214,9 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
 
     fn take(
         &self,
-        asker: Asker,
+        login_client: LoginClient,
         keys: &QuestionKeys,
-        permit: Permit,
+        permit: QuestionPermit,
         told: Result<ServiceAnswer<P>, NoAnswer>,
         now: Timestamp,
     ) -> Result<ServiceAnswer<P>, Away> {
@@ -225,9 +229,9 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
                 match answer {
                     ServiceAnswer::Allow(_) => {
                         self.allowed.lock().insert(keys);
-                        self.places.told(asker, true);
+                        self.places.told(login_client, true);
                     }
-                    ServiceAnswer::Deny => self.places.told(asker, false),
+                    ServiceAnswer::Deny => self.places.told(login_client, false),
                     ServiceAnswer::Ignore => (),
                 }
                 self.remember(keys.question, &answer, now);
@@ -236,7 +240,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             Err(NoAnswer::Denied(_)) => {
                 count(|c| c.hook_status.add(1));
                 self.breaker.lock().undecided(permit);
-                self.places.told(asker, false);
+                self.places.told(login_client, false);
                 self.remember(keys.question, &ServiceAnswer::Deny, now);
                 Ok(ServiceAnswer::Deny)
             }
@@ -294,8 +298,8 @@ mod tests {
         QuestionKeys { question: [key; 32], proof: [key; 16], name: [key; 16] }
     }
 
-    fn nobody(guard: &ServiceGuard<u8>) -> Asker {
-        guard.asker(None, None)
+    fn nobody(guard: &ServiceGuard<u8>) -> LoginClient {
+        guard.login_client(None, None)
     }
 
     async fn answer(

@@ -78,9 +78,9 @@ impl HttpHook {
     ) -> LoginOutcome {
         let Some(question) = question(credentials, fields) else { return LoginOutcome::Deny };
         let keys = self.digester.login(&question, credentials);
-        let asker = self.guard.asker(credentials.address(), credentials.username.as_deref());
+        let login_client = self.guard.login_client(credentials.address(), credentials.username.as_deref());
         let (client, about) = (self.service.client(), AskedAbout::login(credentials));
-        let asked = self.guard.answer(asker, keys, async move {
+        let asked = self.guard.answer(login_client, keys, async move {
             let (status, body) = client.post(question).await?;
             understand(status, &body).map_err(|answer| about.note("auth.http", answer))
         });

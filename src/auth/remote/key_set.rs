@@ -29,12 +29,12 @@ const REFETCH: Duration = Duration::from_secs(5);
 const RETRY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(30));
 
 /// See the module. It is no longer fetched once this is dropped.
-pub(in crate::auth) struct KeySet {
-    inner: Arc<Inner>,
+pub(in crate::auth) struct RemoteKeySet {
+    inner: Arc<RemoteKeySetInner>,
     task: AbortHandle,
 }
 
-struct Inner {
+struct RemoteKeySetInner {
     service: Arc<Service>,
     interval: Duration,
     keys: ArcSwap<SigningKeys>,
@@ -51,7 +51,7 @@ struct Fetches {
     failures: u32,
 }
 
-impl KeySet {
+impl RemoteKeySet {
     /// Begins to fetch the set that is configured; `None` if none is. To be called within the runtime where that is to be done.
     ///
     /// # Errors
@@ -62,7 +62,7 @@ impl KeySet {
         }
         let again = config.clone();
         let ca = config.jwks_ca.clone();
-        let inner = Arc::new(Inner {
+        let inner = Arc::new(RemoteKeySetInner {
             service: Service::new("authorities of auth.jwt.jwks_url", ca, move || client(&again))?,
             interval: config.jwks_interval.0,
             keys: ArcSwap::default(),
@@ -112,13 +112,13 @@ impl KeySet {
     }
 }
 
-impl Drop for KeySet {
+impl Drop for RemoteKeySet {
     fn drop(&mut self) {
         self.task.abort();
     }
 }
 
-impl Inner {
+impl RemoteKeySetInner {
     async fn run(self: Arc<Self>) {
         loop {
             self.fetches.lock().under_way = true;

@@ -1,6 +1,6 @@
 //! Digests that stand for questions and for the parties they are about, so that no password stays in memory.
 
-use access::{Lately, ShortDigest, Subject, breaker::Standing};
+use access::{Lately, ShortDigest, Subject, breaker::QuestionHistory};
 use aws_lc_rs::{hmac, rand};
 use config::{ConfigError, Problem};
 
@@ -96,13 +96,13 @@ impl AllowedLately {
     }
 
     /// Returns the standing of the party that a question is about.
-    pub(super) fn standing(&self, keys: &QuestionKeys) -> Standing {
+    pub(super) fn history(&self, keys: &QuestionKeys) -> QuestionHistory {
         if self.proofs.contains(&keys.proof) {
-            Standing::Proved
+            QuestionHistory::Proved
         } else if self.names.contains(&keys.name) {
-            Standing::Named
+            QuestionHistory::Named
         } else {
-            Standing::Unknown
+            QuestionHistory::Unknown
         }
     }
 }
@@ -114,7 +114,7 @@ mod tests {
     use bytes::Bytes;
 
     use super::*;
-    use crate::auth::Secret;
+    use crate::auth::SecretBytes;
 
     #[test]
     fn the_same_password_from_elsewhere_is_known_and_a_guess_is_not() {
@@ -123,7 +123,7 @@ mod tests {
             let credentials = Credentials {
                 client_id: client_id.to_owned(),
                 username: Some(user.to_owned()),
-                password: Some(Secret(Bytes::copy_from_slice(password.as_bytes()))),
+                password: Some(SecretBytes(Bytes::copy_from_slice(password.as_bytes()))),
                 certificate: None,
                 peer: peer.to_owned(),
                 listener: Arc::new("l".to_owned()),
@@ -135,9 +135,9 @@ mod tests {
         lately.insert(&ann);
         let moved = keys("c", "ann", "right", "127.0.0.2:2");
         assert_ne!(moved.question, ann.question);
-        assert_eq!(lately.standing(&moved), Standing::Proved);
-        assert_eq!(lately.standing(&keys("c", "ann", "guess", "127.0.0.1:1")), Standing::Named);
-        assert_eq!(lately.standing(&keys("c", "annr", "ight", "127.0.0.1:1")), Standing::Unknown);
-        assert_eq!(lately.standing(&keys("ca", "nn", "right", "127.0.0.1:1")), Standing::Unknown);
+        assert_eq!(lately.history(&moved), QuestionHistory::Proved);
+        assert_eq!(lately.history(&keys("c", "ann", "guess", "127.0.0.1:1")), QuestionHistory::Named);
+        assert_eq!(lately.history(&keys("c", "annr", "ight", "127.0.0.1:1")), QuestionHistory::Unknown);
+        assert_eq!(lately.history(&keys("ca", "nn", "right", "127.0.0.1:1")), QuestionHistory::Unknown);
     }
 }

@@ -18,10 +18,10 @@ use self::guard::Away;
 use super::{Credentials, Principal};
 
 pub(crate) use self::{
-    authorizer::{RemoteAuthorizer, Unanswered, Wish},
-    events::Courier,
+    authorizer::{AuthorizationRequest, NoDecision, RemoteAuthorizer},
+    events::EventSender,
 };
-pub(super) use self::{grpc::GrpcHook, http::HttpHook, key_set::KeySet};
+pub(super) use self::{grpc::GrpcHook, http::HttpHook, key_set::RemoteKeySet};
 
 /// The most claims of an answer that are kept for rules, and the most values of each.
 const MAX_CLAIMS: usize = 64;

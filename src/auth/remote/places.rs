@@ -4,43 +4,46 @@
 use std::sync::Arc;
 
 use broker::Account;
-use edge::door::Address;
+use edge::door::SourceAddress;
 use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
-use crate::auth::login_queue::{Asker, LoginQueue, Ticket};
+use crate::auth::login_queue::{LoginClient, LoginQueue, LoginTicket};
 
 /// See the module.
-pub(super) struct Places {
-    inner: Mutex<Inner>,
+pub(super) struct QuestionPlaces {
+    inner: Mutex<QuestionPlacesState>,
     /// Clients that may wait for a place.
     most: usize,
 }
 
-struct Inner {
+struct QuestionPlacesState {
     /// More than none only while nobody waits.
     free: usize,
     waiting: LoginQueue<oneshot::Sender<Place>>,
 }
 
 /// A place, until it is dropped: then it is that of the client whose turn is next.
-pub(super) struct Place(Option<Arc<Places>>);
+pub(super) struct Place(Option<Arc<QuestionPlaces>>);
 
-impl Places {
+impl QuestionPlaces {
     /// For `at_once` questions, of clients of which no more than `all` have a place or wait for one.
     pub(super) fn new(at_once: usize, all: usize) -> Arc<Self> {
         let free = at_once.min(all);
-        Arc::new(Self { inner: Mutex::new(Inner { free, waiting: LoginQueue::new() }), most: all - free })
+        Arc::new(Self {
+            inner: Mutex::new(QuestionPlacesState { free, waiting: LoginQueue::new() }),
+            most: all - free,
+        })
     }
 
     /// Names a client by its address and the name that it claims.
-    pub(super) fn asker(&self, address: Option<Address>, name: Option<&str>) -> Asker {
-        self.inner.lock().waiting.asker(address, name)
+    pub(super) fn login_client(&self, address: Option<SourceAddress>, name: Option<&str>) -> LoginClient {
+        self.inner.lock().waiting.login_client(address, name)
     }
 
     /// Remembers what became of a question: it decides whose are asked first.
-    pub(super) fn told(&self, asker: Asker, allowed: bool) {
-        self.inner.lock().waiting.told(asker, allowed);
+    pub(super) fn told(&self, login_client: LoginClient, allowed: bool) {
+        self.inner.lock().waiting.told(login_client, allowed);
     }
 
     /// Charges what is remembered to this account from now on; before that nothing is.
@@ -56,14 +59,14 @@ impl Places {
     }
 
     /// Waits for a place. `None` if too many wait, and this client has least claim to. Cancel safe.
-    pub(super) async fn take(self: &Arc<Self>, asker: Asker) -> Option<Place> {
+    pub(super) async fn take(self: &Arc<Self>, login_client: LoginClient) -> Option<Place> {
         if let Some(place) = self.take_free() {
             return Some(place);
         }
         let (give, given) = oneshot::channel();
-        let (ticket, displaced) = self.inner.lock().waiting.push(asker, give, self.most);
+        let (ticket, displaced) = self.inner.lock().waiting.push(login_client, give, self.most);
         drop(displaced);
-        let _waits = Waits { places: self, ticket };
+        let _waits = PlaceWait { places: self, ticket };
         given.await.ok()
     }
 
@@ -100,12 +103,12 @@ impl Drop for Place {
 }
 
 /// A client that waits for a place.
-struct Waits<'a> {
-    places: &'a Places,
-    ticket: Ticket,
+struct PlaceWait<'a> {
+    places: &'a QuestionPlaces,
+    ticket: LoginTicket,
 }
 
-impl Drop for Waits<'_> {
+impl Drop for PlaceWait<'_> {
     fn drop(&mut self) {
         let left = self.places.inner.lock().waiting.remove(self.ticket);
         drop(left);
@@ -123,19 +126,20 @@ mod tests {
 
     use super::*;
 
-    fn from(places: &Places, ip: &str, name: &str) -> Asker {
-        places.asker(Some(SocketAddr::new(ip.parse().unwrap(), 1).into()), Some(name))
+    fn from(places: &QuestionPlaces, ip: &str, name: &str) -> LoginClient {
+        places.login_client(Some(SocketAddr::new(ip.parse().unwrap(), 1).into()), Some(name))
     }
 
     /// Otherwise the client that asks first and most keeps all others out for as long as the source is slow.
     #[tokio::test]
     async fn a_flood_displaces_its_own_and_others_take_turns_with_it() {
-        let places = Places::new(1, 11);
+        let places = QuestionPlaces::new(1, 11);
         let held = places.take_free().expect("a place");
         let flood: Vec<_> = (0..20)
             .map(|n| {
-                let (places, asker) = (Arc::clone(&places), from(&places, "192.0.2.1", &format!("f{n}")));
-                tokio::spawn(async move { places.take(asker).await })
+                let (places, login_client) =
+                    (Arc::clone(&places), from(&places, "192.0.2.1", &format!("f{n}")));
+                tokio::spawn(async move { places.take(login_client).await })
             })
             .collect();
         while flood.iter().filter(|task| task.is_finished()).count() < 10 {
@@ -159,7 +163,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_place_of_a_client_that_has_gone_is_passed_on() {
-        let places = Places::new(1, 10);
+        let places = QuestionPlaces::new(1, 10);
         let held = places.take_free().expect("a place");
         let context = &mut Context::from_waker(Waker::noop());
         let mut second = Box::pin(places.take(from(&places, "192.0.2.1", "a")));
@@ -171,6 +175,9 @@ mod tests {
         assert!(matches!(third.as_mut().poll(context), Poll::Ready(Some(_))));
         drop(third);
         assert_eq!(places.inner.lock().free, 1);
-        assert!(Places::new(5, 0).take(from(&places, "192.0.2.1", "a")).await.is_none(), "nobody may wait");
+        assert!(
+            QuestionPlaces::new(5, 0).take(from(&places, "192.0.2.1", "a")).await.is_none(),
+            "nobody may wait"
+        );
     }
 }

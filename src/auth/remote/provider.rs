@@ -43,9 +43,9 @@ const KEEP_ALIVE: Duration = Duration::from_secs(10);
 
 /// One connection to the service, made when it is first needed, and again whenever it is lost or what is shown has changed.
 #[derive(Clone)]
-pub(crate) struct Provider(Arc<Inner>);
+pub(crate) struct Provider(Arc<ProviderInner>);
 
-struct Inner {
+struct ProviderInner {
     /// Name that is shown for the provider.
     name: &'static str,
     config: AuthGrpc,
@@ -70,7 +70,7 @@ impl Provider {
         let allowance = Allowance::new(MOST_QUESTIONS * PER_QUESTION, PER_SECOND, IDLE_MOST);
         let current = ArcSwap::from_pointee(Current::new(config, &allowance)?);
         let (config, runtime) = (config.clone(), Handle::current());
-        Ok(Self(Arc::new(Inner { name, config, runtime, current, allowance })))
+        Ok(Self(Arc::new(ProviderInner { name, config, runtime, current, allowance })))
     }
 
     /// Checks that the URL and the files can be used.

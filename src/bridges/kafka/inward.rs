@@ -1,5 +1,5 @@
-//! Messages from Kafka, as a member of a consumer group there. Its offsets are committed by hand, and only after messages that the
-//! gateway has on its disk.
+//! Messages from Kafka, as a member of a consumer group there. Its offsets are committed by hand, and only after messages that
+//! the gateway has on its disk.
 //!
 //! ```text
 //! taken from librdkafka ── published ── owed: not on the disk ── safe: not committed ── gone
@@ -45,9 +45,9 @@ use super::{
 };
 use crate::bridges::{
     MARK,
-    inward::{Door, In, InwardMessage},
+    inward::{BridgePublisher, In, InwardMessage},
     outward::pause,
-    status::{BridgeFailure, BridgeRefusal, Reason, Status},
+    status::{BridgeFailure, BridgeRefusal, BridgeStatus, Reason},
 };
 
 /// Messages that are taken and not committed.
@@ -79,17 +79,17 @@ pub(in crate::bridges) struct KafkaIn {
 struct Sink {
     kafka: KafkaBridge,
     config: Bridge,
-    status: Arc<Status>,
-    door: Door,
+    status: Arc<BridgeStatus>,
+    door: BridgePublisher,
     /// The longest message that the gateway takes.
     most: usize,
 }
 
 /// A member of the group, and what it has in hand.
 struct KafkaMember {
-    consumer: Arc<Consumer>,
+    consumer: Arc<KafkaConsumer>,
     /// In the order in which they were published.
-    owed: VecDeque<Owed>,
+    owed: VecDeque<UncommittedRecord>,
     /// Sum of `owed`.
     owing: MessageCount,
     commits: Commits,
@@ -98,7 +98,7 @@ struct KafkaMember {
 
 /// Offsets, and where they are.
 struct Commits {
-    consumer: Arc<Consumer>,
+    consumer: Arc<KafkaConsumer>,
     /// On the disk, and not in a commit.
     safe: MessageCount,
     /// A commit that is under way, and what is in it.
@@ -115,10 +115,10 @@ struct HeldRecords {
     retry: Instant,
 }
 
-type Consumer = StreamConsumer<Moves>;
+type KafkaConsumer = StreamConsumer<Moves>;
 
 /// A message that is published here and not committed there.
-struct Owed {
+struct UncommittedRecord {
     topic: Arc<str>,
     partition: i32,
     offset: i64,
@@ -167,8 +167,8 @@ impl KafkaIn {
     pub(in crate::bridges) fn new(
         kafka: KafkaBridge,
         config: Bridge,
-        status: Arc<Status>,
-        door: Door,
+        status: Arc<BridgeStatus>,
+        door: BridgePublisher,
         most: usize,
         member: String,
     ) -> Self {
@@ -207,23 +207,23 @@ impl KafkaIn {
         ] {
             settings.set(key, value);
         }
-        let consumer: Consumer = settings.create_with_context(Moves::default()).map_err(unusable)?;
+        let consumer: KafkaConsumer = settings.create_with_context(Moves::default()).map_err(unusable)?;
         let reader = KafkaMember::new(Arc::new(consumer));
         let consumer = Arc::clone(&reader.consumer);
         let (topics, start, absent) = (config.topics.clone(), kafka.start, self.absent.clone());
         let begun = spawn_blocking(move || begin(&consumer, &topics, start, &absent)).await;
         match begun.unwrap_or_else(|_| {
-            Err(Begin::Failed(BridgeFailure::new(Reason::Failed, "the client has ended")))
+            Err(StartFailure::Failed(BridgeFailure::new(Reason::Failed, "the client has ended")))
         }) {
             Ok(()) => Ok(reader),
-            Err(Begin::Absent(topic)) => {
+            Err(StartFailure::Absent(topic)) => {
                 let failure = BridgeFailure::new(Reason::Denied, format!("there is no topic \"{topic}\""));
                 if !self.absent.contains(&topic) {
                     self.absent.push(topic);
                 }
                 Err(failure)
             }
-            Err(Begin::Failed(failure)) => Err(failure),
+            Err(StartFailure::Failed(failure)) => Err(failure),
         }
     }
 }
@@ -313,7 +313,7 @@ impl Sink {
     async fn take<'a>(
         &self,
         first: KafkaResult<BorrowedMessage<'a>>,
-        consumer: &'a Consumer,
+        consumer: &'a KafkaConsumer,
         reader: &mut KafkaMember,
         question: &mut Question,
     ) -> Result<(), BridgeFailure> {
@@ -433,7 +433,7 @@ impl Sink {
 }
 
 impl KafkaMember {
-    fn new(consumer: Arc<Consumer>) -> Self {
+    fn new(consumer: Arc<KafkaConsumer>) -> Self {
         let now = Instant::now();
         Self {
             owed: VecDeque::new(),
@@ -470,7 +470,7 @@ impl KafkaMember {
         };
         let bytes = bytes_of(message);
         self.owing.add(1, bytes);
-        self.owed.push_back(Owed {
+        self.owed.push_back(UncommittedRecord {
             topic,
             partition: message.partition(),
             offset: message.offset(),
@@ -490,11 +490,12 @@ impl KafkaMember {
     }
 
     /// The first that is owed is on the disk, and maybe others: their offsets go with the next commit.
-    fn settle(&mut self, status: &Status) {
+    fn settle(&mut self, status: &BridgeStatus) {
         let mut offsets = BTreeMap::new();
         let mut carried = MessageCount::default();
-        let is_safe =
-            |owed: &mut Owed| owed.commit.as_ref().is_none_or(|commit| commit.result() == Some(Ok(())));
+        let is_safe = |owed: &mut UncommittedRecord| {
+            owed.commit.as_ref().is_none_or(|commit| commit.result() == Some(Ok(())))
+        };
         while let Some(done) = self.owed.pop_front_if(is_safe) {
             self.owing.messages -= 1;
             self.owing.bytes -= done.bytes;
@@ -603,7 +604,7 @@ impl Question {
     }
 
     /// The answer, when one was asked for; never otherwise. Cancel safe.
-    async fn answer(&mut self, consumer: &Arc<Consumer>) -> bool {
+    async fn answer(&mut self, consumer: &Arc<KafkaConsumer>) -> bool {
         let Some(at) = self.at else { return pending().await };
         sleep_until(at).await;
         let asked = self.asked.get_or_insert_with(|| {
@@ -621,7 +622,7 @@ fn bytes_of(message: &impl rdkafka::Message) -> usize {
 }
 
 /// Until the first that is owed is on the disk; never if nothing is.
-async fn written(owed: &VecDeque<Owed>) -> Result<(), gateway_core::Refused> {
+async fn written(owed: &VecDeque<UncommittedRecord>) -> Result<(), gateway_core::CommitRefused> {
     match owed.front().map(|owed| &owed.commit) {
         Some(Some(commit)) => commit.wait().await,
         Some(None) => Ok(()),
@@ -656,13 +657,13 @@ fn is_final(error: &KafkaError) -> bool {
 }
 
 /// Why a consumer has not begun.
-enum Begin {
+enum StartFailure {
     /// This topic is not there.
     Absent(String),
     Failed(BridgeFailure),
 }
 
-impl From<KafkaError> for Begin {
+impl From<KafkaError> for StartFailure {
     fn from(error: KafkaError) -> Self {
         Self::Failed(why(&error))
     }
@@ -670,14 +671,19 @@ impl From<KafkaError> for Begin {
 
 /// Subscribes. Before that a group that has no offsets gets those where the topics end now, if it is to begin there: from then on
 /// nothing is passed over, whenever the consumer gets its partitions. Blocks.
-fn begin(consumer: &Consumer, topics: &[String], start: KafkaStart, absent: &[String]) -> Result<(), Begin> {
+fn begin(
+    consumer: &KafkaConsumer,
+    topics: &[String],
+    start: KafkaStart,
+    absent: &[String],
+) -> Result<(), StartFailure> {
     let mut all = TopicPartitionList::new();
     for name in topics {
         let metadata = consumer.client().fetch_metadata(Some(name), ASKING)?;
         let topic = metadata.topics().iter().find(|topic| topic.name() == name);
         let partitions = topic.map(|topic| topic.partitions()).unwrap_or_default();
         if partitions.is_empty() {
-            return Err(Begin::Absent(name.clone()));
+            return Err(StartFailure::Absent(name.clone()));
         }
         for partition in partitions {
             all.add_partition(name, partition.id());
@@ -705,14 +711,14 @@ fn begin(consumer: &Consumer, topics: &[String], start: KafkaStart, absent: &[St
 fn understand(
     template: &RecordTopic,
     message: &impl rdkafka::Message,
-    door: &Door,
+    door: &BridgePublisher,
 ) -> Result<Option<(String, Properties)>, BridgeRefusal> {
     let headers = headers(message)?;
     let (mark, entry) = (door.mark.as_bytes(), door.entry.as_bytes());
     if headers.iter().any(|(name, value)| *name == MARK && (*value == mark || *value == entry)) {
         return Ok(None);
     }
-    let record = View { message, headers: &headers };
+    let record = RecordView { message, headers: &headers };
     let topic = template.fill(&record).ok_or(BridgeRefusal::Field)?;
     let mut properties = Properties::default();
     let place = format!("{}/{}/{}", message.topic(), message.partition(), message.offset());
@@ -760,12 +766,12 @@ fn is_text(value: &str) -> bool {
 }
 
 /// A record, for its topic.
-struct View<'a, M> {
+struct RecordView<'a, M> {
     message: &'a M,
     headers: &'a [(&'a str, &'a [u8])],
 }
 
-impl<M: rdkafka::Message> RecordFields for View<'_, M> {
+impl<M: rdkafka::Message> RecordFields for RecordView<'_, M> {
     fn topic(&self) -> &str {
         self.message.topic()
     }

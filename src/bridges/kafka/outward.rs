@@ -34,8 +34,8 @@ use super::{
 };
 use crate::bridges::{
     MARK, has_mark,
-    outward::{Delivered, Out},
-    status::{BridgeFailure, BridgeRefusal, Reason, Status},
+    outward::{BridgeSink, OutboundProgress},
+    status::{BridgeFailure, BridgeRefusal, BridgeStatus, Reason},
     work::{BridgeBatch, BridgeItem, Fate},
 };
 
@@ -57,7 +57,7 @@ pub(in crate::bridges) struct KafkaOut {
     log: u64,
     /// The number of this gateway.
     mark: String,
-    status: Arc<Status>,
+    status: Arc<BridgeStatus>,
     /// Made anew, with the files read again, after a failure and after a verdict.
     producer: Option<Producer>,
     /// The cluster has answered the producer.
@@ -118,12 +118,12 @@ impl RequestLimit {
 }
 
 impl KafkaOut {
-    /// `log` names the gateway in the ids of messages, and `mark` in what shows that a message was here. Packets of devices have at
-    /// most `most` bytes.
+    /// `log` names the gateway in the ids of messages, and `mark` in what shows that a message was here. Packets of devices have
+    /// at most `most` bytes.
     pub(in crate::bridges) fn new(
         config: KafkaBridge,
         bridge: &Bridge,
-        status: Arc<Status>,
+        status: Arc<BridgeStatus>,
         log: u64,
         mark: String,
         most: usize,
@@ -228,15 +228,15 @@ impl KafkaOut {
             match self.send(producer, item, &topic, &key) {
                 Ok(delivery) => all.sent.push(Sent { at, hash, delivery }),
                 Err(error) => match judge(&error) {
-                    Verdict::About(refusal) => {
+                    RecordVerdict::About(refusal) => {
                         work.set(at, Fate::Refused(refusal, error.to_string()));
                     }
                     // A record that the producer already has was refused.
-                    Verdict::Aside => {
+                    RecordVerdict::Aside => {
                         all.has_stopped = true;
                         break;
                     }
-                    Verdict::Fails => {
+                    RecordVerdict::Fails => {
                         all.failure = Some(why(&error));
                         break;
                     }
@@ -303,8 +303,8 @@ impl KafkaOut {
     }
 
     /// Waits for what became of records. Trouble with the cluster is told at once, although librdkafka goes on trying.
-    async fn collect(&mut self, producer: &Producer, all: Vec<Sent>, work: &mut BridgeBatch) -> Answers {
-        let mut answers = Answers::default();
+    async fn collect(&mut self, producer: &Producer, all: Vec<Sent>, work: &mut BridgeBatch) -> WaveAnswers {
+        let mut answers = WaveAnswers::default();
         let errors = &producer.errors;
         let mut pause = Duration::from_secs(1);
         let mut look = Instant::now() + pause;
@@ -347,7 +347,7 @@ impl KafkaOut {
     }
 
     /// Refuses the records that were alone in their requests, and makes requests smaller where they were not.
-    fn conclude(&mut self, answers: &mut Answers, work: &mut BridgeBatch) {
+    fn conclude(&mut self, answers: &mut WaveAnswers, work: &mut BridgeBatch) {
         for (partition, refused) in std::mem::take(&mut answers.refused) {
             // Names of bad records in the answer tell apart which are at fault.
             let is_named = answers.beside.contains(&partition);
@@ -396,7 +396,7 @@ struct RefusedRecord {
 
 /// Answers about the records of one wave, beside those that were delivered.
 #[derive(Default)]
-struct Answers {
+struct WaveAnswers {
     /// Verdicts about records, by topic and partition.
     refused: BTreeMap<TopicPartition, Vec<RefusedRecord>>,
     /// Partitions with records that are told to be not at fault.
@@ -406,19 +406,19 @@ struct Answers {
     failure: Option<BridgeFailure>,
 }
 
-impl Answers {
+impl WaveAnswers {
     fn failed(&mut self, at: usize, error: &KafkaError, partition: TopicPartition, errors: &ClientErrors) {
         self.has_stopped = true;
         match judge(error) {
-            Verdict::About(refusal) => {
+            RecordVerdict::About(refusal) => {
                 let why = error.to_string();
                 self.refused.entry(partition).or_default().push(RefusedRecord { at, refusal, why });
             }
-            Verdict::Aside if error.rdkafka_error_code() == Some(Code::InvalidDifferentRecord) => {
+            RecordVerdict::Aside if error.rdkafka_error_code() == Some(Code::InvalidDifferentRecord) => {
                 self.beside.insert(partition);
             }
-            Verdict::Aside => {}
-            Verdict::Fails => {
+            RecordVerdict::Aside => {}
+            RecordVerdict::Fails => {
                 let mut failure = why(error);
                 if failure.reason == Reason::Deadline {
                     failure = errors.failure().unwrap_or(failure);
@@ -447,8 +447,8 @@ fn clean(value: &str) -> String {
     value.chars().map(known).collect()
 }
 
-impl Out for KafkaOut {
-    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<Delivered, BridgeFailure> {
+impl BridgeSink for KafkaOut {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<OutboundProgress, BridgeFailure> {
         let producer = self.producer()?;
         let HandedOver { sent, has_stopped, failure } = self.hand_over(&producer, work);
         let places: Vec<usize> = sent.iter().map(|sent| sent.at).collect();
@@ -469,7 +469,7 @@ impl Out for KafkaOut {
             return Err(BridgeFailure::new(Reason::Failed, "the client of Kafka has stopped"));
         }
         self.is_known = true;
-        Ok(Delivered::of(work))
+        Ok(OutboundProgress::of(work))
     }
 
     async fn idle(&mut self) -> Result<(), BridgeFailure> {
@@ -491,7 +491,7 @@ impl Out for KafkaOut {
 
 /// Meaning of an error for its record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Verdict {
+enum RecordVerdict {
     /// A record of the request will never be taken.
     About(BridgeRefusal),
     /// Another record is at fault, or the producer has stopped for another: this one is to be sent again.
@@ -500,21 +500,23 @@ enum Verdict {
     Fails,
 }
 
-fn judge(error: &KafkaError) -> Verdict {
+fn judge(error: &KafkaError) -> RecordVerdict {
     match error.rdkafka_error_code() {
-        Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize) => Verdict::About(BridgeRefusal::Size),
-        Some(Code::InvalidTopic) => Verdict::About(BridgeRefusal::Topic),
-        Some(Code::InvalidRecord) => Verdict::About(BridgeRefusal::Record),
-        Some(Code::InvalidTimestamp) => Verdict::About(BridgeRefusal::Timestamp),
-        Some(Code::PolicyViolation) => Verdict::About(BridgeRefusal::Policy),
+        Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize) => {
+            RecordVerdict::About(BridgeRefusal::Size)
+        }
+        Some(Code::InvalidTopic) => RecordVerdict::About(BridgeRefusal::Topic),
+        Some(Code::InvalidRecord) => RecordVerdict::About(BridgeRefusal::Record),
+        Some(Code::InvalidTimestamp) => RecordVerdict::About(BridgeRefusal::Timestamp),
+        Some(Code::PolicyViolation) => RecordVerdict::About(BridgeRefusal::Policy),
         Some(
             Code::InvalidDifferentRecord
             | Code::PurgeQueue
             | Code::PurgeInflight
             | Code::Fatal
             | Code::GaplessGuarantee,
-        ) => Verdict::Aside,
-        _ => Verdict::Fails,
+        ) => RecordVerdict::Aside,
+        _ => RecordVerdict::Fails,
     }
 }
 
@@ -528,7 +530,7 @@ mod tests {
         for (packet, record) in
             [(1_000, 1_000_000), (1 << 20, (1 << 20) + ENVELOPE), (10 << 20, (10 << 20) + ENVELOPE)]
         {
-            let status = Arc::new(Status::new("b", "kafka", "out"));
+            let status = Arc::new(BridgeStatus::new("b", "kafka", "out"));
             let out =
                 KafkaOut::new(KafkaBridge::default(), &Bridge::default(), status, 1, String::new(), packet);
             let settings = out.settings().expect("settings");

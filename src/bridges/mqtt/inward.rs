@@ -15,11 +15,11 @@ use tokio::{
 
 use super::{
     Dial,
-    link::{BrokerLink, STEADY, Wish},
+    link::{BrokerLink, STEADY, SessionParameters},
 };
 use crate::bridges::{
-    inward::{Door, In, InwardMessage},
-    status::{BridgeFailure, BridgeRefusal, Reason, Status},
+    inward::{BridgePublisher, In, InwardMessage},
+    status::{BridgeFailure, BridgeRefusal, BridgeStatus, Reason},
 };
 
 /// Messages that the broker may have sent and that are not acknowledged.
@@ -35,13 +35,13 @@ const SUBSCRIBING: Duration = Duration::from_secs(15);
 pub(in crate::bridges) struct MqttIn {
     dial: Dial,
     config: Bridge,
-    status: Arc<Status>,
-    door: Door,
+    status: Arc<BridgeStatus>,
+    door: BridgePublisher,
     max_packet: usize,
 }
 
 /// A message that is published here and not acknowledged there.
-struct Owed {
+struct UnacknowledgedMessage {
     id: u16,
     bytes: usize,
     /// True if the message was published, and not left out.
@@ -53,8 +53,8 @@ impl MqttIn {
     pub(in crate::bridges) fn new(
         dial: Dial,
         config: Bridge,
-        status: Arc<Status>,
-        door: Door,
+        status: Arc<BridgeStatus>,
+        door: BridgePublisher,
         max_packet: usize,
     ) -> Self {
         Self { dial, config, status, door, max_packet }
@@ -73,9 +73,10 @@ impl In for MqttIn {
 impl MqttIn {
     async fn bring(&self) -> Result<std::convert::Infallible, BridgeFailure> {
         let keeps = u32::try_from(self.config.max_age.0.as_secs()).unwrap_or(u32::MAX);
-        let wish = Wish { keeps: Some(keeps), receive_maximum: WINDOW, max_packet: self.max_packet };
-        let mut link = BrokerLink::open(&self.dial, wish).await?;
-        let mut owed: VecDeque<Owed> = VecDeque::new();
+        let parameters =
+            SessionParameters { keeps: Some(keeps), receive_maximum: WINDOW, max_packet: self.max_packet };
+        let mut link = BrokerLink::open(&self.dial, parameters).await?;
+        let mut owed: VecDeque<UnacknowledgedMessage> = VecDeque::new();
         link.put(&Packet::Subscribe(self.subscription(&link)));
         // Messages of the session may come before the answer.
         let (mut granted, deadline) = (false, Instant::now() + SUBSCRIBING);
@@ -158,7 +159,7 @@ impl MqttIn {
         link: &mut BrokerLink,
         packet: &Bytes,
         granted: bool,
-        owed: &mut VecDeque<Owed>,
+        owed: &mut VecDeque<UnacknowledgedMessage>,
         turn: &mut Turn,
     ) -> Result<bool, BridgeFailure> {
         let publish = match link.read(packet)? {
@@ -171,7 +172,7 @@ impl MqttIn {
             packet => return link.other(&packet).map(|()| false),
         };
         let published = self.publish(&publish, link.mark(), turn).await?;
-        owed.push_back(Owed {
+        owed.push_back(UnacknowledgedMessage {
             id: publish.packet_id,
             bytes: publish.payload.len(),
             is_carried: published.is_some(),

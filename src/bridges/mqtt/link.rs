@@ -25,7 +25,7 @@ impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
 
 /// Parameters of a session that the bridge asks for.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wish {
+pub(super) struct SessionParameters {
     /// Seconds for which the broker keeps the session; `None` if nothing of an earlier connection is kept.
     pub(super) keeps: Option<u32>,
     /// Messages that the broker may have sent unacknowledged.
@@ -57,8 +57,8 @@ pub(super) struct BrokerLink {
 
 /// A connection, with its login, takes no longer.
 const MOST_CONNECT: Duration = Duration::from_secs(15);
-/// Time that a connection must last to count as up, unless a message shows earlier that it works. A side that lets the bridge in and
-/// closes at once is not up.
+/// Time that a connection must last to count as up, unless a message shows earlier that it works. A side that lets the bridge in
+/// and closes at once is not up.
 pub(super) const STEADY: Duration = Duration::from_secs(1);
 /// The longest mark of a gateway.
 const MOST_MARK: usize = 64;
@@ -70,12 +70,12 @@ impl BrokerLink {
     ///
     /// # Errors
     /// Why there is none.
-    pub(super) async fn open(dial: &Dial, wish: Wish) -> Result<Self, BridgeFailure> {
-        let connecting = timeout(dial.deadline.min(MOST_CONNECT), Self::connect(dial, wish)).await;
+    pub(super) async fn open(dial: &Dial, parameters: SessionParameters) -> Result<Self, BridgeFailure> {
+        let connecting = timeout(dial.deadline.min(MOST_CONNECT), Self::connect(dial, parameters)).await;
         connecting.unwrap_or_else(|_| Err(BridgeFailure::new(Reason::Deadline, "no connection in time")))
     }
 
-    async fn connect(dial: &Dial, wish: Wish) -> Result<Self, BridgeFailure> {
+    async fn connect(dial: &Dial, parameters: SessionParameters) -> Result<Self, BridgeFailure> {
         let setup =
             |(key, text): (&str, String)| BridgeFailure::new(Reason::Denied, format!("{key}: {text}"));
         let (tls, password) = (dial.tls().map_err(setup)?, dial.password().map_err(setup)?);
@@ -101,7 +101,7 @@ impl BrokerLink {
             output: BytesMut::new(),
             unflushed: false,
             protocol,
-            max_packet: wish.max_packet,
+            max_packet: parameters.max_packet,
             interval,
             ping_at: Instant::now() + interval,
             pinged: false,
@@ -110,14 +110,14 @@ impl BrokerLink {
             welcome: ConnAck::default(),
         };
         let mut connect = Connect::new(protocol, dial.client_id.as_str());
-        connect.clean_start = wish.keeps.is_none();
+        connect.clean_start = parameters.keeps.is_none();
         connect.keep_alive = u16::try_from(dial.config.keep_alive.0.as_secs()).unwrap_or(u16::MAX);
         connect.username.clone_from(&dial.config.username);
         connect.password = password.map(Bytes::from);
         if protocol.is_v5() {
-            connect.session_expiry = wish.keeps;
-            connect.receive_maximum = Some(wish.receive_maximum);
-            connect.maximum_packet_size = u32::try_from(wish.max_packet).ok();
+            connect.session_expiry = parameters.keeps;
+            connect.receive_maximum = Some(parameters.receive_maximum);
+            connect.maximum_packet_size = u32::try_from(parameters.max_packet).ok();
             // A gateway answers with its own.
             connect.user.push((MARK.to_owned(), dial.mark.clone()));
         }

@@ -11,20 +11,20 @@ use tokio::{
 
 use super::{
     Dial,
-    link::{BrokerLink, STEADY, Wish},
+    link::{BrokerLink, STEADY, SessionParameters},
 };
 use crate::bridges::{
     MARK, has_mark,
-    outward::{Delivered, Out},
+    outward::{BridgeSink, OutboundProgress},
     search::PoisonSearch,
-    status::{BridgeFailure, BridgeRefusal, Reason, Status},
+    status::{BridgeFailure, BridgeRefusal, BridgeStatus, Reason},
     work::{BridgeBatch, BridgeItem, Fate},
 };
 
 /// A broker that messages are sent to. They count as delivered when it has acknowledged them; at QoS 0 when they are written.
 pub(in crate::bridges) struct MqttOut {
     dial: Dial,
-    status: Arc<Status>,
+    status: Arc<BridgeStatus>,
     link: Option<BrokerLink>,
     /// Time at which the connection counts as up; `None` once it does.
     steady: Option<Instant>,
@@ -35,24 +35,24 @@ pub(in crate::bridges) struct MqttOut {
 }
 
 /// The broker sends acknowledgements, and nothing long.
-const WISH: Wish = Wish { keeps: None, receive_maximum: 16, max_packet: 64 << 10 };
+const WISH: SessionParameters = SessionParameters { keeps: None, receive_maximum: 16, max_packet: 64 << 10 };
 /// Bytes that wait to be written before more are encoded.
 const AHEAD: usize = 64 << 10;
 
 impl MqttOut {
-    pub(in crate::bridges) fn new(dial: Dial, status: Arc<Status>) -> Self {
+    pub(in crate::bridges) fn new(dial: Dial, status: Arc<BridgeStatus>) -> Self {
         Self { dial, status, link: None, steady: None, search: PoisonSearch::default(), last: 0 }
     }
 }
 
-impl Out for MqttOut {
-    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<Delivered, BridgeFailure> {
+impl BridgeSink for MqttOut {
+    async fn deliver(&mut self, work: &mut BridgeBatch) -> Result<OutboundProgress, BridgeFailure> {
         let part = self.search.next(work);
         // Messages that are written and not acknowledged.
         let mut sent = Vec::new();
         let Err(failure) = self.send(work, &part, &mut sent).await else {
             self.search.succeeded(&part, work);
-            return Ok(Delivered::of(work));
+            return Ok(OutboundProgress::of(work));
         };
         self.link = None;
         sent.retain(|&at| work.is_open(at));
@@ -63,7 +63,7 @@ impl Out for MqttOut {
             [at] => failure.alone(&work.item(at).message().topic),
             _ => failure,
         };
-        if self.search.failed(&sent, work, &failure) { Ok(Delivered::of(work)) } else { Err(failure) }
+        if self.search.failed(&sent, work, &failure) { Ok(OutboundProgress::of(work)) } else { Err(failure) }
     }
 
     async fn idle(&mut self) -> Result<(), BridgeFailure> {
@@ -159,18 +159,18 @@ impl MqttOut {
                     _ => self.next_id(),
                 };
                 match self.put(link, work.item(at), id, qos) {
-                    Put::Sent => {
+                    SendAttempt::Sent => {
                         sent.push(at);
                         if id != 0 {
                             waiting.insert(id, at);
                         }
                     }
-                    Put::Passed => work.set(at, Fate::Done),
-                    Put::Expired => {
+                    SendAttempt::Passed => work.set(at, Fate::Done),
+                    SendAttempt::Expired => {
                         self.status.expired(1);
                         work.set(at, Fate::Done);
                     }
-                    Put::Refused(refusal, why) => work.set(at, Fate::Refused(refusal, why)),
+                    SendAttempt::Refused(refusal, why) => work.set(at, Fate::Refused(refusal, why)),
                 }
             }
             if open.peek().is_none() && waiting.is_empty() && link.unwritten() == 0 {
@@ -195,23 +195,23 @@ impl MqttOut {
         self.last
     }
 
-    fn put(&self, link: &mut BrokerLink, item: &BridgeItem, id: u16, qos: QoS) -> Put {
+    fn put(&self, link: &mut BrokerLink, item: &BridgeItem, id: u16, qos: QoS) -> SendAttempt {
         let message = item.message();
         let has = |mark: &str| has_mark(message.properties.as_deref(), mark);
         if has(&self.dial.mark) || link.mark().is_some_and(has) {
             // Sent before, and back again; or received from the gateway on the other side.
             self.status.looped();
-            return Put::Passed;
+            return SendAttempt::Passed;
         }
         let left = item.left(clock::now());
         if left.is_some_and(|left| left.is_zero()) {
-            return Put::Expired;
+            return SendAttempt::Expired;
         }
         let config = &self.dial.config;
         let rest = message.topic.strip_prefix(config.local_prefix.as_str()).unwrap_or(&message.topic);
         let topic = format!("{}{rest}", config.remote_prefix);
         if topic.is_empty() || topic.len() > usize::from(u16::MAX) {
-            return Put::Refused(BridgeRefusal::Topic, "its topic has no name there".to_owned());
+            return SendAttempt::Refused(BridgeRefusal::Topic, "its topic has no name there".to_owned());
         }
         let is_v5 = link.protocol().is_v5();
         let properties = is_v5.then(|| {
@@ -234,15 +234,18 @@ impl MqttOut {
         };
         let most = link.welcome.maximum_packet_size.map_or(codec::MAX_FRAME_LEN, |most| most as usize);
         if PublishFrame::of(&publish, link.protocol()).encoded_len() > most {
-            return Put::Refused(BridgeRefusal::Size, format!("longer than the broker takes ({most} bytes)"));
+            return SendAttempt::Refused(
+                BridgeRefusal::Size,
+                format!("longer than the broker takes ({most} bytes)"),
+            );
         }
         link.put(&Packet::Publish(publish));
-        Put::Sent
+        SendAttempt::Sent
     }
 }
 
 /// Result of an attempt to send a message.
-enum Put {
+enum SendAttempt {
     Sent,
     /// The message is not for the other side.
     Passed,

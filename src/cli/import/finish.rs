@@ -5,9 +5,9 @@ use std::path::Path;
 use config::{Binding, TlsVersion};
 
 use super::{
-    Imported, Remark,
+    ImportedFiles, Remark,
     draft::quoted,
-    listeners::{Listener, Made},
+    listeners::{Made, MosquittoListener},
     options::{LEVELS, OptionReader},
     rules,
 };
@@ -17,9 +17,9 @@ const NONE_LEFT: &str =
     "no listener could be carried over: there is one on this machine only, and it lets nobody in";
 
 impl OptionReader {
-    pub(super) fn finish(mut self, source: &str, rules_file: &Path) -> Imported {
+    pub(super) fn finish(mut self, source: &str, rules_file: &Path) -> ImportedFiles {
         let opened = self.open_listeners();
-        let listeners: Vec<&Listener> = opened.iter().collect();
+        let listeners: Vec<&MosquittoListener> = opened.iter().collect();
         self.addresses(&listeners);
         self.backends(&listeners);
         self.draft.set("", "data_dir", quoted("/var/lib/mqtt-server"), "");
@@ -47,7 +47,7 @@ impl OptionReader {
             "false".to_owned(),
             "with commands the gateway answers what begins with cmd/; with Mosquitto that is a topic like others",
         );
-        Imported {
+        ImportedFiles {
             draft: self.draft,
             source: source.to_owned(),
             rules,
@@ -57,7 +57,7 @@ impl OptionReader {
         }
     }
 
-    fn addresses(&mut self, listeners: &[&Listener]) {
+    fn addresses(&mut self, listeners: &[&MosquittoListener]) {
         let secured = listeners
             .iter()
             .find_map(|listener| Some((listener.certfile.as_ref()?, listener.keyfile.as_ref()?)));
@@ -89,7 +89,7 @@ impl OptionReader {
     }
 
     /// Writes those listeners that let in nobody else than before, and the others as comments.
-    fn open_listeners(&mut self) -> Vec<Listener> {
+    fn open_listeners(&mut self) -> Vec<MosquittoListener> {
         // Without any, Mosquitto listens on this machine and lets everybody in.
         let local = self.listeners.len() == 1 && !self.default_asked;
         let mut found = std::mem::take(&mut self.listeners);
@@ -100,7 +100,7 @@ impl OptionReader {
             let default = found.remove(0);
             self.without_default(&default);
         }
-        let mut opened: Vec<Listener> = Vec::new();
+        let mut opened: Vec<MosquittoListener> = Vec::new();
         for mut listener in found {
             self.guard_of(&mut listener, local);
             self.look_at_others(&mut listener, &opened);
@@ -125,7 +125,7 @@ impl OptionReader {
 
     /// Tells of settings that come before the first listener with `per_listener_settings`, and so are for a default listener that
     /// nothing opens.
-    fn without_default(&mut self, default: &Listener) {
+    fn without_default(&mut self, default: &MosquittoListener) {
         let guard = &default.guard;
         let set = guard.allow_anonymous.is_some()
             || guard.password_file.is_some()
@@ -140,7 +140,7 @@ impl OptionReader {
     }
 
     /// Closes a listener for a setting that is each listener's there and the whole broker's here.
-    fn look_at_others(&self, listener: &mut Listener, opened: &[Listener]) {
+    fn look_at_others(&self, listener: &mut MosquittoListener, opened: &[MosquittoListener]) {
         listener.blocked.extend(self.shut.iter().cloned());
         let first = opened.iter().find_map(|other| other.guard.password_file.as_ref());
         if let (Some(first), Some(other)) = (first, &listener.guard.password_file)
@@ -161,7 +161,7 @@ impl OptionReader {
                 format!("there is one tls.crl for all listeners: put the list of {other} into {first}");
             listener.blocked.push(problem);
         }
-        let binding = |listener: &Listener| {
+        let binding = |listener: &MosquittoListener| {
             let address = listener.address().ok()?.parse().ok()?;
             Some(Binding { address, ipv6_only: listener.takes_ipv6_only() })
         };
@@ -172,7 +172,7 @@ impl OptionReader {
         }
     }
 
-    fn tell_of(&mut self, listener: &Listener) {
+    fn tell_of(&mut self, listener: &MosquittoListener) {
         let mut note = |text: String| {
             self.told.push(Remark { place: listener.place.clone(), text, lost: false });
         };
@@ -193,7 +193,7 @@ impl OptionReader {
         }
     }
 
-    fn guard_of(&self, listener: &mut Listener, local: bool) {
+    fn guard_of(&self, listener: &mut MosquittoListener, local: bool) {
         if !self.per_listener {
             let own = listener.guard.allow_anonymous;
             let plugin = listener.guard.plugin.clone();
@@ -207,7 +207,7 @@ impl OptionReader {
     }
 
     /// Listeners may have the ports of gRPC and metrics.
-    fn backends(&mut self, listeners: &[&Listener]) {
+    fn backends(&mut self, listeners: &[&MosquittoListener]) {
         let mut taken: Vec<u16> = listeners.iter().map(|listener| listener.port).collect();
         for (key, usual) in [("grpc_addr", 10000_u16), ("http_addr", 9090)] {
             let free = (usual..).find(|port| !taken.contains(port)).unwrap_or(usual);
@@ -224,7 +224,7 @@ impl OptionReader {
     }
 
     /// Of each listener there, of all here: the strictest.
-    fn tls(&mut self, listeners: &[&Listener]) {
+    fn tls(&mut self, listeners: &[&MosquittoListener]) {
         let asking = listeners.iter().filter(|listener| listener.asks_for_certificates());
         if let Some(crl) = asking.clone().find_map(|listener| listener.crlfile.as_ref()) {
             self.draft.set("tls", "crl", quoted(crl), "crlfile");
@@ -246,7 +246,7 @@ impl OptionReader {
     }
 
     /// Mosquitto believes a user name that nobody has checked, and applies its lines of the `acl_file`.
-    fn unproved_names(&mut self, listeners: &[&Listener]) {
+    fn unproved_names(&mut self, listeners: &[&MosquittoListener]) {
         for listener in listeners {
             let guard = &listener.guard;
             let proved = guard.password_file.is_some() || listener.identity_as_username;

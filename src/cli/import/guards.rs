@@ -4,7 +4,7 @@
 
 use config::TlsVersion;
 
-use super::{lines::OptionLine, listeners::Listener, options::OptionReader};
+use super::{lines::OptionLine, listeners::MosquittoListener, options::OptionReader};
 
 /// Plugins of Mosquitto that decide about nobody.
 const HARMLESS_PLUGINS: &[&str] = &["mosquitto_persist_sqlite.so", "mosquitto_sparkplug_aware.so"];
@@ -103,14 +103,14 @@ impl OptionReader {
         }
     }
 
-    fn listener_flag(&mut self, line: &OptionLine, place: fn(&mut Listener) -> &mut bool) {
+    fn listener_flag(&mut self, line: &OptionLine, place: fn(&mut MosquittoListener) -> &mut bool) {
         match line.flag() {
             Some(on) => *place(self.listener()) = on,
             None => self.block(line, "neither true nor false, which are spelt so"),
         }
     }
 
-    fn listener_text(&mut self, line: &OptionLine, place: fn(&mut Listener) -> &mut Option<String>) {
+    fn listener_text(&mut self, line: &OptionLine, place: fn(&mut MosquittoListener) -> &mut Option<String>) {
         match line.rest() {
             Some(text) => *place(self.listener()) = Some(text.to_owned()),
             None => self.block(line, "no value that could be a path"),
@@ -121,8 +121,10 @@ impl OptionReader {
         let mut words = line.words().take_while(|word| !word.starts_with('#'));
         let port = words.next().and_then(super::lines::number).and_then(|port| u16::try_from(port).ok());
         let host = words.next().and_then(super::lines::text).map(str::to_owned);
-        let mut listener =
-            Listener { place: format!("{}: {}", line.place(), line.text()), ..Listener::default() };
+        let mut listener = MosquittoListener {
+            place: format!("{}: {}", line.place(), line.text()),
+            ..MosquittoListener::default()
+        };
         match (port, host) {
             (Some(0), Some(path)) => listener.unix = Some(path),
             (Some(0), None) => listener.blocked.push("port 0 is for the path of a Unix socket".to_owned()),

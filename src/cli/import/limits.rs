@@ -2,7 +2,7 @@
 
 use config::Limits;
 
-use super::{Remark, lines::OptionLine, listeners::Listener, options::OptionReader};
+use super::{Remark, lines::OptionLine, listeners::MosquittoListener, options::OptionReader};
 
 impl OptionReader {
     pub(super) fn of_limits(&mut self, line: &OptionLine) -> bool {
@@ -97,7 +97,7 @@ impl OptionReader {
         self.copy(line, "limits", "max_packet_size", bytes.to_string());
     }
 
-    pub(super) fn limits(&mut self, listeners: &[&Listener]) {
+    pub(super) fn limits(&mut self, listeners: &[&MosquittoListener]) {
         // The limit is each listener's there and the whole broker's here: the largest of the limits, if all listeners
         // have one.
         for key in ["max_qos", "topic_alias_maximum"] {

@@ -18,7 +18,7 @@ pub(super) struct ListenerGuard {
 
 /// A listener as Mosquitto's configuration describes it.
 #[derive(Default)]
-pub(super) struct Listener {
+pub(super) struct MosquittoListener {
     pub(super) place: String,
     pub(super) port: u16,
     /// Address or host name.
@@ -51,7 +51,7 @@ pub(super) enum Made {
     Blocked(Vec<String>),
 }
 
-impl Listener {
+impl MosquittoListener {
     /// Returns the listener's name in logs, metrics and rules.
     pub(super) fn name(&self) -> String {
         let kind = match (self.websockets, self.certfile.is_some()) {

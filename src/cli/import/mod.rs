@@ -31,7 +31,7 @@ use std::{
     process::ExitCode,
 };
 
-use self::{draft::quoted, options::OptionReader, targets::Target};
+use self::{draft::quoted, options::OptionReader, targets::ImportTarget};
 
 /// Name of the rules file if the user gives none.
 const RULES: &str = "rules.toml";
@@ -48,7 +48,7 @@ struct Remark {
 }
 
 /// Result of reading the files.
-struct Imported {
+struct ImportedFiles {
     draft: draft::Draft,
     /// The main file.
     source: String,
@@ -61,7 +61,7 @@ struct Imported {
     told: Vec<Remark>,
 }
 
-impl Imported {
+impl ImportedFiles {
     fn config(&self) -> String {
         self.draft.written(&self.source)
     }
@@ -79,7 +79,7 @@ impl Imported {
 }
 
 /// Reads what the lines say.
-fn convert(lines: &[lines::OptionLine], rules_file: &Path) -> Imported {
+fn convert(lines: &[lines::OptionLine], rules_file: &Path) -> ImportedFiles {
     let mut reader = OptionReader::new();
     for line in lines {
         reader.line(line);
@@ -117,18 +117,18 @@ pub(crate) fn run(command: &ImportCommand) -> Result<ExitCode, Box<dyn Error>> {
 /// the others it is told that they are missing.
 fn targets(
     command: &ImportCommand,
-    imported: &mut Imported,
+    imported: &mut ImportedFiles,
     rules_file: &Path,
     users: Option<(PathBuf, String)>,
-) -> Vec<Target> {
+) -> Vec<ImportTarget> {
     let mut targets = Vec::new();
     let whole = command.output.is_some();
     if let Some(path) = &command.output {
-        targets.push(Target { path: path.clone(), text: imported.config(), secret: false });
+        targets.push(ImportTarget { path: path.clone(), text: imported.config(), secret: false });
     }
     match imported.rules.clone() {
         Some(text) if whole || command.rules.is_some() => {
-            targets.push(Target { path: rules_file.to_owned(), text, secret: false });
+            targets.push(ImportTarget { path: rules_file.to_owned(), text, secret: false });
         }
         Some(_) => imported.lost(format!(
             "the rules of acl_file were not written; name a file with --rules, or write all with --output ({} is named in the \
@@ -141,7 +141,7 @@ fn targets(
     let users = users.into_iter().map(|users| (users, "the users that can be taken were"));
     for ((path, text), what) in secrets.chain(users).collect::<Vec<_>>() {
         match whole {
-            true => targets.push(Target { path, text, secret: true }),
+            true => targets.push(ImportTarget { path, text, secret: true }),
             false => imported
                 .lost(format!("{what} not written; write all with --output, or make {}", path.display())),
         }

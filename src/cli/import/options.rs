@@ -8,7 +8,7 @@ use super::{
     bridges::BridgeBlock,
     draft::{Draft, quoted},
     lines::OptionLine,
-    listeners::{Listener, ListenerGuard},
+    listeners::{ListenerGuard, MosquittoListener},
 };
 
 /// Options that need nothing here, and why.
@@ -132,7 +132,7 @@ pub(super) struct OptionReader {
     pub(super) draft: Draft,
     pub(super) told: Vec<Remark>,
     /// The first is Mosquitto's default listener, which opens if it is asked for, or if there is no other.
-    pub(super) listeners: Vec<Listener>,
+    pub(super) listeners: Vec<MosquittoListener>,
     pub(super) default_asked: bool,
     pub(super) per_listener: bool,
     /// A `password_file`, `allow_anonymous` or the like came already.
@@ -158,8 +158,11 @@ pub(super) struct LogTypes {
 
 impl OptionReader {
     pub(super) fn new() -> Self {
-        let default =
-            Listener { port: 1883, place: "the default listener".to_owned(), ..Listener::default() };
+        let default = MosquittoListener {
+            port: 1883,
+            place: "the default listener".to_owned(),
+            ..MosquittoListener::default()
+        };
         Self { listeners: vec![default], ..Self::default() }
     }
 
@@ -185,7 +188,7 @@ impl OptionReader {
 
     /// Returns the listener that an option of this file is about. An option before the first `listener` is about the
     /// default one, and opens it.
-    pub(super) fn listener(&mut self) -> &mut Listener {
+    pub(super) fn listener(&mut self) -> &mut MosquittoListener {
         let at = self.place();
         self.default_asked |= at == 0;
         &mut self.listeners[at]

@@ -10,7 +10,7 @@ use std::{
     path::Path,
 };
 
-use access::passwords::{Hash, Passwords, is_user};
+use access::passwords::{PasswordDigest, Passwords, is_user};
 
 use super::{Remark, lines::shown};
 
@@ -85,7 +85,7 @@ fn read_line(line: &[u8]) -> Option<(String, Result<String, &'static str>)> {
         Some(hash) if hash.starts_with("$6$") => {
             Err("Mosquitto's $6$ is one round of SHA-512, which is guessed too fast to be taken")
         }
-        Some(hash) => match Hash::parse(hash) {
+        Some(hash) => match PasswordDigest::parse(hash) {
             Ok(_) => Ok(hash.to_owned()),
             Err(_) => Err("not a hash that is taken: argon2id and Mosquitto's $7$ are"),
         },

@@ -4,10 +4,10 @@ use std::{collections::BTreeMap, fmt::Write as _, fs};
 
 use access::rules::import_mosquitto;
 
-use super::{Remark, draft::quoted, listeners::Listener};
+use super::{Remark, draft::quoted, listeners::MosquittoListener};
 
 /// Rules for the listeners that open; `None` where none of them has an `acl_file`, so that everything is allowed.
-pub(super) fn of_listeners(listeners: &[&Listener], told: &mut Vec<Remark>) -> Option<String> {
+pub(super) fn of_listeners(listeners: &[&MosquittoListener], told: &mut Vec<Remark>) -> Option<String> {
     let mut files: BTreeMap<Option<&str>, Vec<String>> = BTreeMap::new();
     for listener in listeners {
         files.entry(listener.guard.acl_file.as_deref()).or_default().push(listener.name());

@@ -9,7 +9,7 @@ use std::{
 };
 
 /// A file to be made.
-pub(super) struct Target {
+pub(super) struct ImportTarget {
     pub(super) path: PathBuf,
     pub(super) text: String,
     /// Only its owner may read it.
@@ -21,7 +21,7 @@ pub(super) struct Target {
 ///
 /// # Errors
 /// Each place that cannot be used, or what went wrong on the way; no target is left then.
-pub(super) fn write_all(targets: &[Target]) -> Result<(), String> {
+pub(super) fn write_all(targets: &[ImportTarget]) -> Result<(), String> {
     look_at(targets)?;
     let mut drafts = Drafts::default();
     for target in targets {
@@ -44,10 +44,10 @@ pub(super) fn write_all(targets: &[Target]) -> Result<(), String> {
     Ok(())
 }
 
-fn look_at(targets: &[Target]) -> Result<(), String> {
+fn look_at(targets: &[ImportTarget]) -> Result<(), String> {
     let mut seen = BTreeSet::new();
     let mut problems = Vec::new();
-    for Target { path, .. } in targets {
+    for ImportTarget { path, .. } in targets {
         let folder = folder(path);
         if !seen.insert(place(path)) {
             problems.push(format!("{} is named for two files; choose another with --rules", path.display()));
@@ -86,7 +86,7 @@ fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}.new", std::process::id()))
 }
 
-fn write_draft(draft: &Path, target: &Target) -> io::Result<()> {
+fn write_draft(draft: &Path, target: &ImportTarget) -> io::Result<()> {
     let mode = if target.secret { 0o600 } else { 0o666 };
     let mut file = fs::OpenOptions::new().write(true).create_new(true).mode(mode).open(draft)?;
     file.write_all(target.text.as_bytes())?;

@@ -3,7 +3,9 @@
 
 use gateway_core::{Message, Partition, Timestamp};
 
-use super::encode::{Received, Time, delimited, number, number_len, text, text_len, varint, varint_len};
+use super::encode::{
+    EncodedMessage, EncodedTime, delimited, number, number_len, text, text_len, varint, varint_len,
+};
 
 /// Field 1 of `ConsumeResponse`, the repeated items.
 const ITEMS: u8 = delimited(1);
@@ -55,7 +57,7 @@ fn hex(out: &mut [u8], value: u64) {
 }
 
 /// Content of a delivery.
-pub(in crate::grpc) enum Content<'a> {
+pub(in crate::grpc) enum DeliveryContent<'a> {
     Message(&'a Message<'a>),
     /// An event, encoded.
     Event(&'a [u8]),
@@ -67,25 +69,26 @@ pub(in crate::grpc) struct Consumed<'a> {
     pub(in crate::grpc) attempt: u32,
     pub(in crate::grpc) deadline: Timestamp,
     pub(in crate::grpc) id: MessageId,
-    pub(in crate::grpc) content: Content<'a>,
+    pub(in crate::grpc) content: DeliveryContent<'a>,
 }
 
 impl Consumed<'_> {
     /// Appends `{ message }` of `ConsumeResponse`.
     pub(in crate::grpc) fn encode(&self, out: &mut Vec<u8>) {
         let received = match self.content {
-            Content::Message(message) => Ok(Received::new(message, true)),
-            Content::Event(event) => Err(event),
+            DeliveryContent::Message(message) => Ok(EncodedMessage::new(message, true)),
+            DeliveryContent::Event(event) => Err(event),
         };
-        let deadline = Time::new(self.deadline);
+        let deadline = EncodedTime::new(self.deadline);
         let len = number_len(self.delivery_id)
             + number_len(u64::from(self.attempt))
             + 2
             + deadline.len
             + text_len(ID_BYTES)
-            + received
-                .as_ref()
-                .map_or_else(|event| 1 + varint_len(event.len() as u64) + event.len(), Received::field_len);
+            + received.as_ref().map_or_else(
+                |event| 1 + varint_len(event.len() as u64) + event.len(),
+                EncodedMessage::field_len,
+            );
         let item = 1 + varint_len(len as u64) + len;
         out.reserve(item + 12);
         out.push(ITEMS);
@@ -147,7 +150,7 @@ mod tests {
             let deadline = Timestamp(40_000);
             let mut out = Vec::new();
             for attempt in [1, 300] {
-                Consumed { delivery_id, attempt, deadline, id, content: Content::Message(&message) }
+                Consumed { delivery_id, attempt, deadline, id, content: DeliveryContent::Message(&message) }
                     .encode(&mut out);
             }
             let decoded = v1::ConsumeResponse::decode(&out[..]).unwrap();

@@ -215,7 +215,7 @@ pub(in crate::grpc) fn properties(
 
 /// A subscription that passed validation.
 #[derive(Debug)]
-pub(in crate::grpc) struct Subscribe {
+pub(in crate::grpc) struct SubscriptionRequest {
     pub(in crate::grpc) selector: Selector,
     pub(in crate::grpc) filters: Vec<String>,
     pub(in crate::grpc) policy: SlowPolicy,
@@ -226,7 +226,10 @@ pub(in crate::grpc) struct Subscribe {
 }
 
 /// Validates a subscription.
-pub(in crate::grpc) fn subscribe(request: v1::SubscribeRequest, limits: &Limits) -> Result<Subscribe, Error> {
+pub(in crate::grpc) fn subscribe(
+    request: v1::SubscribeRequest,
+    limits: &Limits,
+) -> Result<SubscriptionRequest, Error> {
     let entries = request.device_ids.len()
         + request.device_id_prefixes.len()
         + request.topic_filters.len()
@@ -255,7 +258,7 @@ pub(in crate::grpc) fn subscribe(request: v1::SubscribeRequest, limits: &Limits)
     let buffer = bytes_within("buffer_bytes", request.buffer_bytes, MIN_BUFFER, limits.stream_buffer.0)?;
     let batch =
         bytes_within("max_batch_bytes", request.max_batch_bytes, 1, MAX_STREAM_BATCH.min(buffer / 4))?;
-    Ok(Subscribe {
+    Ok(SubscriptionRequest {
         selector,
         filters: or_all(request.topic_filters),
         policy,

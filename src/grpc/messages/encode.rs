@@ -47,7 +47,7 @@ pub(in crate::grpc) fn message(out: &mut Vec<u8>, form: StreamForm, message: &Me
         text(out, 3, message.payload);
         return;
     }
-    let received = Received::new(message, form == StreamForm::Item);
+    let received = EncodedMessage::new(message, form == StreamForm::Item);
     let item = 1 + varint_len(received.len as u64) + received.len;
     out.reserve(item + 12);
     out.push(ITEMS);
@@ -56,24 +56,24 @@ pub(in crate::grpc) fn message(out: &mut Vec<u8>, form: StreamForm, message: &Me
 }
 
 /// A `ReceivedMessage`, or a `LatestValue`, of which the length is known.
-pub(super) struct Received<'a> {
+pub(super) struct EncodedMessage<'a> {
     message: &'a Message<'a>,
     whole: bool,
     properties: Option<v1::Properties>,
     properties_len: usize,
     expires: Option<u32>,
-    time: Time,
+    time: EncodedTime,
     len: usize,
 }
 
-impl<'a> Received<'a> {
+impl<'a> EncodedMessage<'a> {
     /// `whole` with what a latest value has not.
     pub(super) fn new(message: &'a Message<'a>, whole: bool) -> Self {
         let device = message.origin.client_id.map_or("", |id| id.as_str());
         let properties = message.properties.map(|p| answers::properties_to_proto(p));
         let properties_len = properties.as_ref().map_or(0, prost::Message::encoded_len);
         let expires = message.expires.filter(|_| whole).map(|at| message.received.secs_until(at));
-        let time = Time::new(message.received);
+        let time = EncodedTime::new(message.received);
 
         let mut len =
             text_len(device.len()) + text_len(message.topic.len()) + text_len(message.payload.len());
@@ -121,13 +121,13 @@ impl<'a> Received<'a> {
 }
 
 /// A point in time as the wall clock shows it, of which the length is known: below 128.
-pub(super) struct Time {
+pub(super) struct EncodedTime {
     seconds: u64,
     nanos: u64,
     pub(super) len: usize,
 }
 
-impl Time {
+impl EncodedTime {
     pub(super) fn new(at: Timestamp) -> Self {
         let at = clock::to_wall(at);
         let (seconds, nanos) = (at.0 / 1_000, at.0 % 1_000 * 1_000_000);

@@ -5,7 +5,8 @@ use std::time::Duration;
 use broker::{is_event, is_event_message};
 use config::{Groups as Defaults, Limits};
 use consumer_groups::{
-    DeadLetter, Definition, Filter, GroupStatus, Info, KeptOrder, PendingMessage, Start, WhenFull,
+    DeadLetter, Definition, GroupMessageFilter, GroupStart, GroupStatus, Info, KeptOrder, PendingMessage,
+    RetentionPolicy,
 };
 use gateway_core::{SharedMessage, Timestamp, clock, has_wildcard};
 use groups::{AckResult, Delivery, Gap, GapReason, MemberStatus, PendingState};
@@ -137,8 +138,8 @@ pub(in crate::grpc) fn definition(
         retention_bytes: group.retention_bytes,
         replay_age: millis(age("group.replay_age", group.replay_age)?.unwrap_or_default()),
         when_full: match convert::known(group.when_full, "group.when_full")? {
-            v1::WhenFull::Unspecified | v1::WhenFull::DropOldest => WhenFull::DropOldest,
-            v1::WhenFull::Refuse => WhenFull::Refuse,
+            v1::WhenFull::Unspecified | v1::WhenFull::DropOldest => RetentionPolicy::DropOldest,
+            v1::WhenFull::Refuse => RetentionPolicy::Refuse,
         },
         paused: group.paused,
         labels: group.labels.into_iter().collect(),
@@ -149,7 +150,7 @@ fn millis(span: Duration) -> u64 {
     u64::try_from(span.as_millis()).unwrap_or(u64::MAX)
 }
 
-fn filter(filter: v1::Filter, limits: &Limits) -> Result<Filter, Error> {
+fn filter(filter: v1::Filter, limits: &Limits) -> Result<GroupMessageFilter, Error> {
     let entries = filter.device_ids.len()
         + filter.device_id_prefixes.len()
         + filter.topic_filters.len()
@@ -183,7 +184,7 @@ fn filter(filter: v1::Filter, limits: &Limits) -> Result<Filter, Error> {
         true => convert::or_all(filter.topic_filters),
         false => sorted(filter.topic_filters),
     };
-    Ok(Filter {
+    Ok(GroupMessageFilter {
         devices: sorted(filter.device_ids),
         device_prefixes: sorted(filter.device_id_prefixes),
         topics: topic_filters,
@@ -215,12 +216,12 @@ fn event_name(kind: v1::EventKind) -> &'static str {
 }
 
 /// Parsed request to change a group: the fields of its mask and their new values.
-pub(in crate::grpc) struct Update {
+pub(in crate::grpc) struct GroupUpdate {
     fields: Vec<&'static str>,
     new: Definition,
 }
 
-impl Update {
+impl GroupUpdate {
     /// Validates the fields that the mask names; the others are as if they were not there.
     pub(in crate::grpc) fn new(
         group: v1::Group,
@@ -288,25 +289,28 @@ impl Update {
     }
 
     /// The filter, if it changes.
-    pub(in crate::grpc) fn filter(&self) -> Option<&Filter> {
+    pub(in crate::grpc) fn filter(&self) -> Option<&GroupMessageFilter> {
         self.fields.contains(&"filter").then_some(&self.new.filter)
     }
 }
 
 /// Validates a place in the log.
-pub(in crate::grpc) fn position(field: &str, position: Option<v1::Position>) -> Result<Option<Start>, Error> {
+pub(in crate::grpc) fn position(
+    field: &str,
+    position: Option<v1::Position>,
+) -> Result<Option<GroupStart>, Error> {
     use v1::position::At;
 
     let Some(at) = position.and_then(|position| position.at) else { return Ok(None) };
     Ok(Some(match at {
-        At::Latest(true) => Start::Latest,
-        At::Earliest(true) => Start::Earliest,
+        At::Latest(true) => GroupStart::Latest,
+        At::Earliest(true) => GroupStart::Earliest,
         At::Latest(false) | At::Earliest(false) => return Err(Error::invalid(field, "is false")),
         At::Time(time) => match convert::time(field, Some(time))? {
-            Some(time) => Start::Time(clock::from_wall(time)),
+            Some(time) => GroupStart::Time(clock::from_wall(time)),
             None => return Ok(None),
         },
-        At::Token(token) => Start::Token(token),
+        At::Token(token) => GroupStart::Token(token),
     }))
 }
 
@@ -319,8 +323,8 @@ pub(in crate::grpc) fn group(info: &Info) -> v1::Group {
         KeptOrder::None => v1::OrderKey::None,
     };
     let when_full = match definition.when_full {
-        WhenFull::DropOldest => v1::WhenFull::DropOldest,
-        WhenFull::Refuse => v1::WhenFull::Refuse,
+        RetentionPolicy::DropOldest => v1::WhenFull::DropOldest,
+        RetentionPolicy::Refuse => v1::WhenFull::Refuse,
     };
     v1::Group {
         name: definition.name.clone(),
@@ -342,7 +346,7 @@ pub(in crate::grpc) fn group(info: &Info) -> v1::Group {
     }
 }
 
-fn filter_to_proto(filter: &Filter) -> v1::Filter {
+fn filter_to_proto(filter: &GroupMessageFilter) -> v1::Filter {
     let min_qos = [v1::Qos::AtMostOnce, v1::Qos::AtLeastOnce, v1::Qos::ExactlyOnce]
         .get(usize::from(filter.min_qos))
         .copied()
@@ -531,7 +535,7 @@ mod tests {
             let info = Info {
                 id: gateway_core::GroupId(1),
                 definition: definition.clone(),
-                reach: std::sync::Arc::default(),
+                group_filters: std::sync::Arc::default(),
                 etag: String::new(),
                 created: Timestamp(0),
                 status: GroupStatus::default(),
@@ -571,7 +575,7 @@ mod tests {
         let update = |group: v1::Group, paths: &[&str]| {
             let mask =
                 prost_types::FieldMask { paths: paths.iter().map(|path| (*path).to_owned()).collect() };
-            Update::new(group, Some(mask), &Defaults::default(), &Limits::default())
+            GroupUpdate::new(group, Some(mask), &Defaults::default(), &Limits::default())
         };
         let mut changed = convert(v1::Group { max_attempts: 3, ..Default::default() }).unwrap();
         let before = changed.clone();

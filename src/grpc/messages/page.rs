@@ -13,11 +13,11 @@ pub(in crate::grpc) const PAGE_BYTES: usize = 3 << 20;
 
 /// The pages of one request.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::grpc) struct Pages {
+pub(in crate::grpc) struct RequestPages {
     request: u32,
 }
 
-impl Pages {
+impl RequestPages {
     /// Of the RPC `method`; `request` is without its page size and token.
     pub(in crate::grpc) fn of(method: &str, request: &impl Message) -> Self {
         let mut bytes = method.as_bytes().to_vec();
@@ -77,17 +77,17 @@ mod tests {
     fn a_token_is_good_for_its_own_request_and_for_no_other() {
         let request =
             |filter: &str| ListLatestRequest { topic_filter: filter.to_owned(), ..Default::default() };
-        let pages = Pages::of("ListLatest", &request("a/#"));
+        let pages = RequestPages::of("ListLatest", &request("a/#"));
         let token = pages.token(Some("d\u{1}a/b"));
         assert_eq!(pages.start(&token), Ok(Some("d\u{1}a/b".to_owned())));
         assert_eq!((pages.start(""), pages.token(None)), (Ok(None), String::new()));
         assert!(!token.contains("a/b"), "nothing to read there");
 
-        let other = Pages::of("ListLatest", &request("b/#"));
+        let other = RequestPages::of("ListLatest", &request("b/#"));
         assert_eq!(other.start(&token), Err(Error::PageTokenMismatch));
         // The same fields of another RPC.
         let retained = ListRetainedRequest { topic_filter: "a/#".to_owned(), ..Default::default() };
-        assert_eq!(Pages::of("ListRetained", &retained).start(&token), Err(Error::PageTokenMismatch));
+        assert_eq!(RequestPages::of("ListRetained", &retained).start(&token), Err(Error::PageTokenMismatch));
 
         for at in 0..token.len() {
             let mut bad = token.clone().into_bytes();

@@ -5,7 +5,7 @@ use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
 use arc_swap::ArcSwap;
 use broker::Account;
 use edge::{
-    door::{Door, DoorBounds, DoorRefusal, Guest, Lobby, Seat},
+    door::{AcceptQueue, ConnectionPermit, Door, DoorBounds, DoorRefusal, PendingConnection},
     tls::{self, Revocations},
 };
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
@@ -19,9 +19,9 @@ use tokio::{
 use tokio_rustls::TlsAcceptor;
 
 use super::{
-    calls::Standing,
-    connection::{Io, MeteredSocket, ServedConnection, say_left, say_refused, say_timed_out},
-    purse::{Holding, Purse},
+    caller_memory::{CallerMemory, MemoryReservation},
+    calls::ConnectionCalls,
+    connection::{GrpcSocket, MeteredSocket, ServedConnection, say_left, say_refused, say_timed_out},
     unauthenticated::UnauthenticatedMemory,
 };
 use crate::{backends::CertificateNames, grpc::GrpcConfig};
@@ -72,17 +72,18 @@ pub(in crate::grpc) async fn accept(
     let unauthenticated = UnauthenticatedMemory::new(&account);
     let revocations = tls.as_ref().and_then(|tls| tls.revocations.clone());
     let tls = tls.map(|tls| Arc::new(Http2Tls { shared: tls.settings, last: Mutex::new(None) }));
-    let mut lobby = Lobby::new(config.max_handshakes.saturating_mul(LOBBY).min(config.max_connections));
+    let mut accept_queue =
+        AcceptQueue::new(config.max_handshakes.saturating_mul(LOBBY).min(config.max_connections));
     loop {
         let accepted = tokio::select! {
             accepted = listener.accept() => Some(accepted),
-            () = door.changed(), if !lobby.is_empty() => None,
+            () = door.changed(), if !accept_queue.is_empty() => None,
             () = ready.closed() => return,
         };
         match accepted {
             // Without a rate nobody comes too often.
             Some(Ok((socket, peer))) => {
-                let turned_away = lobby.push(Some(peer.into()), (socket, peer));
+                let turned_away = accept_queue.push(Some(peer.into()), (socket, peer));
                 count(|c| c.grpc_refused_waiting.add(turned_away.iter().count() as u64));
             }
             Some(Err(error)) => {
@@ -92,8 +93,8 @@ pub(in crate::grpc) async fn accept(
             }
             None => {}
         }
-        while let Some(((socket, peer), entered)) = lobby.next(|address| door.enter(address)) {
-            let (seat, guest) = match entered {
+        while let Some(((socket, peer), entered)) = accept_queue.next(|address| door.enter(address)) {
+            let (permit, pending) = match entered {
                 Ok(places) => places,
                 Err(refusal) => {
                     refuse(peer, refusal);
@@ -102,11 +103,12 @@ pub(in crate::grpc) async fn accept(
             };
             let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.current()));
             let window = crate::grpc::windows(&config, &account).0 as usize;
-            let purse = Purse::unauthenticated(Arc::clone(&account), &unauthenticated);
+            let caller_memory = CallerMemory::unauthenticated(Arc::clone(&account), &unauthenticated);
             let (ready, revocations) = (ready.clone(), revocations.clone());
             tokio::spawn(async move {
                 let deadline = Instant::now() + config.handshake_timeout;
-                let opened = open(socket, peer, tls, (seat, guest), purse, (deadline, window)).await;
+                let opened =
+                    open(socket, peer, tls, (permit, pending), caller_memory, (deadline, window)).await;
                 if let Some(mut connection) = opened {
                     connection.heed(revocations);
                     let _ = ready.send(Ok(connection)).await;
@@ -129,27 +131,27 @@ async fn open(
     socket: TcpStream,
     peer: SocketAddr,
     tls: Option<TlsAcceptor>,
-    (seat, guest): (Seat, Guest),
-    purse: Arc<Purse>,
+    (permit, pending): (ConnectionPermit, PendingConnection),
+    caller_memory: Arc<CallerMemory>,
     (deadline, window): (Instant, usize),
 ) -> Option<ServedConnection> {
     if let Err(error) = socket.set_nodelay(true) {
         tracing::debug!(%peer, %error, "grpc connection lost");
         return None;
     }
-    let mut own = purse.open();
+    let mut own = caller_memory.open();
     if !own.set(if tls.is_some() { CONNECTION + TLS } else { CONNECTION }) {
         count(|c| c.grpc_refused_memory.add(1));
         say_refused(peer, "memory is short");
         return None;
     }
     let io = match tls {
-        None => Io::Plain(MeteredSocket::new(socket, None)),
-        Some(acceptor) => handshake(socket, peer, acceptor, &guest, purse.open(), deadline).await?,
+        None => GrpcSocket::Plain(MeteredSocket::new(socket, None)),
+        Some(acceptor) => handshake(socket, peer, acceptor, &pending, caller_memory.open(), deadline).await?,
     };
     let certificate = io.certificate().map(|der| CertificateNames::read(der));
-    let standing = Arc::new(Standing::new(peer, certificate, (seat, guest), own, window));
-    Some(ServedConnection::new(io, standing, purse, deadline))
+    let connection_calls = Arc::new(ConnectionCalls::new(peer, certificate, (permit, pending), own, window));
+    Some(ServedConnection::new(io, connection_calls, caller_memory, deadline))
 }
 
 /// Brings TLS up, with `received` charged for what comes meanwhile.
@@ -157,24 +159,24 @@ async fn handshake(
     socket: TcpStream,
     peer: SocketAddr,
     acceptor: TlsAcceptor,
-    guest: &Guest,
-    received: Holding,
+    pending: &PendingConnection,
+    received: MemoryReservation,
     deadline: Instant,
-) -> Option<Io> {
-    let purse = Arc::clone(received.purse());
+) -> Option<GrpcSocket> {
+    let caller_memory = Arc::clone(received.caller_memory());
     let accepted = acceptor.accept(MeteredSocket::new(socket, Some(received)));
     let accepted = pin!(async {
         tokio::select! {
             biased;
-            () = purse.closed() => None,
+            () = caller_memory.closed() => None,
             accepted = timeout_at(deadline, accepted) => Some(accepted),
         }
     });
-    let ended = guest.attend(accepted).await;
+    let ended = pending.attend(accepted).await;
     if let Some(Some(Ok(Ok(mut stream)))) = ended {
         count(|c| c.handshake_tls_ok.add(1));
         stream.get_mut().0.stop_metering();
-        return Some(Io::Tls(Box::new(stream)));
+        return Some(GrpcSocket::Tls(Box::new(stream)));
     }
     count(|c| c.handshake_tls_failed.add(1));
     match ended {

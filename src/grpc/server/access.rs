@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use access::backends::{Grant, Scope, covers};
+use access::backends::{Scope, TokenGrant, covers};
 use broker::InScope;
 use gateway_core::{has_wildcard, metrics::count};
 use hyper::body::{Frame, SizeHint};
@@ -32,14 +32,14 @@ use tonic::{
 use tower_layer::Layer;
 
 use super::{
-    callers::{CallerKey, NoPlace, Places, Shares},
-    calls::{CallPlace, Standing},
-    local::Behalf,
-    methods::{Method, Who, method},
+    callers::{CallerKey, CallerPlaces, CallerShares, NoPlace},
+    calls::{CallPlace, ConnectionCalls},
+    local::OnBehalfOf,
+    methods::{AllowedCallers, GrpcMethod, method},
 };
 use crate::{
     backends::{
-        Backends, Caller, Unknown,
+        BackendAuthenticator, Caller, Unknown,
         audit::{self, AuditLine},
         now,
     },
@@ -54,7 +54,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 const MOST_OBJECT: usize = 256;
 
 /// The devices in the scope of a grant, for a [`Selector`](broker::Selector); `None` if it does not limit them.
-pub(in crate::grpc) fn devices_of(grant: &Arc<Grant>) -> Option<Arc<InScope>> {
+pub(in crate::grpc) fn devices_of(grant: &Arc<TokenGrant>) -> Option<Arc<InScope>> {
     grant.scope.devices()?;
     let grant = Arc::clone(grant);
     Some(Arc::new(move |device: &str| grant.scope.has_device(device)))
@@ -80,7 +80,7 @@ impl Call {
     /// One without limits.
     #[cfg(test)]
     pub(in crate::grpc) fn unlimited() -> Self {
-        let backends = Backends::open(&Default::default()).unwrap();
+        let backends = BackendAuthenticator::open(&Default::default()).unwrap();
         let caller = backends.anybody().clone();
         Self { caller, method: "test", peer: None, object: Mutex::default() }
     }
@@ -100,7 +100,7 @@ impl Call {
         CallerKey::of(&self.caller, self.peer)
     }
 
-    /// The method, as `/package.Service/Method`.
+    /// The method, as `/package.Service/GrpcMethod`.
     pub(in crate::grpc) fn method(&self) -> &'static str {
         self.method
     }
@@ -201,14 +201,14 @@ impl Call {
 /// Lets those pass who may, each with no more calls at once than its share.
 #[derive(Clone)]
 pub(in crate::grpc) struct Access {
-    backends: Arc<Backends>,
-    calls: Arc<Shares>,
+    backends: Arc<BackendAuthenticator>,
+    calls: Arc<CallerShares>,
 }
 
 impl Access {
     /// For `calls` at once.
-    pub(in crate::grpc) fn new(backends: Arc<Backends>, calls: Places) -> Self {
-        Self { backends, calls: Shares::new(calls) }
+    pub(in crate::grpc) fn new(backends: Arc<BackendAuthenticator>, calls: CallerPlaces) -> Self {
+        Self { backends, calls: CallerShares::new(calls) }
     }
 }
 
@@ -229,11 +229,11 @@ pub(in crate::grpc) struct Guarded<S> {
 
 impl<S> Guarded<S> {
     /// The call, if it may be made. Its connection counts as authenticated once the caller is known.
-    fn admit<B>(&self, request: &Request<B>) -> Result<(Arc<Call>, &'static Method), Error> {
+    fn admit<B>(&self, request: &Request<B>) -> Result<(Arc<Call>, &'static GrpcMethod), Error> {
         let path = request.uri().path();
-        let standing = request.extensions().get::<Arc<Standing>>();
-        let behalf = || request.extensions().get::<Behalf>().map(|behalf| behalf.0);
-        let peer = standing.map(|standing| standing.peer()).or_else(behalf);
+        let connection_calls = request.extensions().get::<Arc<ConnectionCalls>>();
+        let behalf = || request.extensions().get::<OnBehalfOf>().map(|behalf| behalf.0);
+        let peer = connection_calls.map(|connection_calls| connection_calls.peer()).or_else(behalf);
         let deny = |caller: Option<&Caller>, error: Error| {
             // An unknown method name is text of the peer's choice.
             let end = path.floor_char_boundary(MOST_OBJECT);
@@ -244,8 +244,10 @@ impl<S> Guarded<S> {
         };
         let found = method(path);
         let identified = match found {
-            Some(Method { who: Who::Anybody, .. }) => Ok(self.access.backends.anybody().clone()),
-            _ => self.identify(request.headers(), standing),
+            Some(GrpcMethod { who: AllowedCallers::Anybody, .. }) => {
+                Ok(self.access.backends.anybody().clone())
+            }
+            _ => self.identify(request.headers(), connection_calls),
         };
         let caller = match identified {
             Ok(caller) => caller,
@@ -255,12 +257,12 @@ impl<S> Guarded<S> {
             }
         };
         let shows_nothing =
-            self.access.backends.is_on() && found.is_some_and(|found| found.who == Who::Anybody);
-        if let Some(standing) = standing.filter(|_| !shows_nothing) {
-            standing.authenticate()?;
+            self.access.backends.is_on() && found.is_some_and(|found| found.who == AllowedCallers::Anybody);
+        if let Some(connection_calls) = connection_calls.filter(|_| !shows_nothing) {
+            connection_calls.authenticate()?;
         }
         let method = found.ok_or(Error::Unimplemented)?;
-        if let Who::Has(roles) = method.who
+        if let AllowedCallers::Has(roles) = method.who
             && !roles.include(caller.grant.role)
         {
             count(|c| c.backend_denied_role.add(1));
@@ -271,8 +273,9 @@ impl<S> Guarded<S> {
     }
 
     /// Takes a place among the calls of its caller, which is held until the answer is sent.
-    fn place<B>(&self, request: &Request<B>, call: &Call, method: &Method) -> Result<(), Error> {
-        let Some(place) = request.extensions().get::<CallPlace>().filter(|_| method.who != Who::Anybody)
+    fn place<B>(&self, request: &Request<B>, call: &Call, method: &GrpcMethod) -> Result<(), Error> {
+        let Some(place) =
+            request.extensions().get::<CallPlace>().filter(|_| method.who != AllowedCallers::Anybody)
         else {
             return Ok(());
         };
@@ -296,13 +299,19 @@ impl<S> Guarded<S> {
         self.admit(request).map(|(call, _)| call.key())
     }
 
-    fn identify(&self, headers: &HeaderMap, standing: Option<&Arc<Standing>>) -> Result<Caller, Unknown> {
+    fn identify(
+        &self,
+        headers: &HeaderMap,
+        connection_calls: Option<&Arc<ConnectionCalls>>,
+    ) -> Result<Caller, Unknown> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let value = values.next().map(|value| value.as_bytes());
         if value.is_some_and(|value| value.len() > MOST_BYTES) || values.next().is_some() {
             return self.access.backends.identify(Some(b""), None);
         }
-        self.access.backends.identify(value, standing.and_then(|standing| standing.certificate()))
+        self.access
+            .backends
+            .identify(value, connection_calls.and_then(|connection_calls| connection_calls.certificate()))
     }
 }
 
@@ -351,7 +360,7 @@ where
 }
 
 /// An answer that ends when its caller's rights do.
-fn ending(answer: Response<Body>, backends: Arc<Backends>, call: Arc<Call>) -> Response<Body> {
+fn ending(answer: Response<Body>, backends: Arc<BackendAuthenticator>, call: Arc<Call>) -> Response<Body> {
     if answer.body().is_end_stream() {
         return answer;
     }
@@ -361,7 +370,7 @@ fn ending(answer: Response<Body>, backends: Arc<Backends>, call: Arc<Call>) -> R
             let (open, call) = (Arc::clone(&open), Arc::clone(&call));
             async move { close(&open, lost(&backends, &call.caller).await) }
         });
-        Body::new(Ending { open, watch: watch.abort_handle(), call })
+        Body::new(EndingCall { open, watch: watch.abort_handle(), call })
     })
 }
 
@@ -381,7 +390,7 @@ fn close(open: &Mutex<PermittedBody>, unknown: Unknown) {
 }
 
 /// Waits until `caller` is no longer who it was, and says why.
-async fn lost(backends: &Backends, caller: &Caller) -> Unknown {
+async fn lost(backends: &BackendAuthenticator, caller: &Caller) -> Unknown {
     let mut changes = backends.changes();
     loop {
         if let Err(unknown) = backends.check(caller) {
@@ -406,7 +415,7 @@ async fn lost(backends: &Backends, caller: &Caller) -> Unknown {
     }
 }
 
-struct Ending {
+struct EndingCall {
     open: Arc<Mutex<PermittedBody>>,
     watch: AbortHandle,
     call: Arc<Call>,
@@ -421,13 +430,13 @@ struct PermittedBody {
     waker: Option<Waker>,
 }
 
-impl Drop for Ending {
+impl Drop for EndingCall {
     fn drop(&mut self) {
         self.watch.abort();
     }
 }
 
-impl HttpBody for Ending {
+impl HttpBody for EndingCall {
     type Data = Bytes;
     type Error = Status;
 

@@ -20,8 +20,8 @@ use tonic::{
 };
 
 use super::{
+    caller_memory::{CallerMemory, MemoryReservation},
     calls::RunningCall,
-    purse::{Holding, Purse},
 };
 use crate::grpc::status::Error;
 
@@ -36,7 +36,7 @@ struct AnswerBody<B> {
     /// Gone at the end.
     body: Option<Pin<Box<B>>>,
     ahead: VecDeque<Result<Frame<Bytes>, Status>>,
-    purse: Arc<Purse>,
+    caller_memory: Arc<CallerMemory>,
     /// Gone with the last frame, which has it then.
     call: Option<RunningCall>,
 }
@@ -44,7 +44,7 @@ struct AnswerBody<B> {
 /// Bytes that are charged until nobody has them.
 struct Charged {
     bytes: Bytes,
-    _holding: Holding,
+    _holding: MemoryReservation,
 }
 
 impl AsRef<[u8]> for Charged {
@@ -81,7 +81,7 @@ pub(super) fn keep_until_sent<T: Send + 'static>(headers: &mut HeaderMap, kept: 
 pub(in crate::grpc) async fn charged<B>(
     response: Response<B>,
     call: RunningCall,
-    purse: Arc<Purse>,
+    caller_memory: Arc<CallerMemory>,
 ) -> Response<Body>
 where
     B: HttpBody<Data = Bytes, Error = Status> + Send + 'static,
@@ -92,7 +92,7 @@ where
         return Response::from_parts(parts, Body::empty());
     }
     let mut answer =
-        AnswerBody { body: Some(Box::pin(body)), ahead: VecDeque::new(), purse, call: Some(call) };
+        AnswerBody { body: Some(Box::pin(body)), ahead: VecDeque::new(), caller_memory, call: Some(call) };
     // A client that gives no room would leave the answer uncharged where it is.
     let refused = poll_fn(|cx| Poll::Ready(answer.take_ahead(cx))).await.err();
     let Some(error) = refused else { return Response::from_parts(parts, Body::new(answer)) };
@@ -147,7 +147,7 @@ impl<B: HttpBody<Data = Bytes, Error = Status>> AnswerBody<B> {
         if self.call.as_ref().is_some_and(RunningCall::is_reserved) {
             return Ok(Frame::data(bytes));
         }
-        let mut holding = self.purse.open();
+        let mut holding = self.caller_memory.open();
         if !holding.set(bytes.len()) {
             self.body = None;
             return Err(Error::MemoryBudget);
@@ -216,10 +216,10 @@ mod tests {
     #[tokio::test]
     async fn a_call_is_charged_until_its_status_is_written_also_if_it_is_denied() {
         let account = Arc::new(Account::new(8 * MIB));
-        let purse = Purse::new(Arc::clone(&account));
-        let call = RunningCall::holding(&purse, 1_000);
+        let caller_memory = CallerMemory::new(Arc::clone(&account));
+        let call = RunningCall::holding(&caller_memory, 1_000);
         let denied = Status::unauthenticated("nobody").into_http::<Body>();
-        let denied = charged(denied, call, Arc::clone(&purse)).await;
+        let denied = charged(denied, call, Arc::clone(&caller_memory)).await;
         let (parts, body) = denied.into_parts();
         drop(body);
         assert_eq!(account.used(), 1_000, "HTTP/2 has the headers");
@@ -230,9 +230,9 @@ mod tests {
 
         let mut trailers = HeaderMap::new();
         trailers.insert(STATUS, HeaderValue::from_static("0"));
-        let call = RunningCall::holding(&purse, 1_000);
+        let call = RunningCall::holding(&caller_memory, 1_000);
         let end = Ended(Some(Frame::trailers(trailers)));
-        let mut body = charged(Response::new(end), call, purse).await.into_body();
+        let mut body = charged(Response::new(end), call, caller_memory).await.into_body();
         let last = poll_fn(|cx| Pin::new(&mut body).poll_frame(cx)).await.unwrap().unwrap();
         drop(body);
         assert_eq!(account.used(), 1_000, "HTTP/2 has the trailers");
@@ -257,7 +257,7 @@ mod tests {
 
     async fn answer(account: &Arc<Account>, bytes: usize) -> Response<Body> {
         let body = One(Some(vec![0; bytes].into()));
-        charged(Response::new(body), RunningCall::default(), Purse::new(Arc::clone(account))).await
+        charged(Response::new(body), RunningCall::default(), CallerMemory::new(Arc::clone(account))).await
     }
 
     /// Rules out that a client which reads no answer has them all kept for it, on no account.

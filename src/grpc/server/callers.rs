@@ -10,7 +10,7 @@ use std::{
 };
 
 use ahash::RandomState;
-use edge::door::Address;
+use edge::door::SourceAddress;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
@@ -26,13 +26,13 @@ pub(crate) struct CallerKey(u64);
 impl CallerKey {
     /// The key of a caller at `peer`, which counts where callers are not asked who they are.
     pub(crate) fn of(caller: &Caller, peer: Option<SocketAddr>) -> Self {
-        let address = peer.filter(|_| caller.how == How::Unasked).map(Address::from);
+        let address = peer.filter(|_| caller.how == How::Unasked).map(SourceAddress::from);
         Self(KEYS.hash_one((caller.how.as_str(), &caller.grant.id, address)))
     }
 
     /// The key of somebody at `peer` who is told apart by the address alone.
     pub(crate) fn at(peer: SocketAddr) -> Self {
-        Self(KEYS.hash_one(Address::from(peer)))
+        Self(KEYS.hash_one(SourceAddress::from(peer)))
     }
 
     /// The key of somebody who is known by this name alone.
@@ -44,7 +44,7 @@ impl CallerKey {
 
 /// Places, and how many of them one caller may have.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Places {
+pub(crate) struct CallerPlaces {
     /// In all.
     pub(crate) most: usize,
     /// Of one caller.
@@ -63,7 +63,7 @@ pub(crate) enum NoPlace {
 /// In the last quarter nobody gets another place who has one part in this many of what is left.
 const PART: usize = 16;
 
-impl Places {
+impl CallerPlaces {
     /// Tells whether a caller who holds `held` may have one more when `taken` are taken.
     ///
     /// # Errors
@@ -83,8 +83,8 @@ impl Places {
 
 /// Places that are taken and given back, by caller.
 #[derive(Debug)]
-pub(crate) struct Shares {
-    places: Places,
+pub(crate) struct CallerShares {
+    places: CallerPlaces,
     taken: Mutex<TakenPlaces>,
 }
 
@@ -95,8 +95,8 @@ struct TakenPlaces {
     by_caller: HashMap<CallerKey, usize, RandomState>,
 }
 
-impl Shares {
-    pub(crate) fn new(places: Places) -> Arc<Self> {
+impl CallerShares {
+    pub(crate) fn new(places: CallerPlaces) -> Arc<Self> {
         Arc::new(Self { places, taken: Mutex::default() })
     }
 
@@ -117,7 +117,7 @@ impl Shares {
 /// One place of a caller, given back on drop.
 #[derive(Debug)]
 pub(crate) struct Share {
-    of: Arc<Shares>,
+    of: Arc<CallerShares>,
     caller: CallerKey,
 }
 
@@ -137,7 +137,7 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::Backends;
+    use crate::backends::BackendAuthenticator;
 
     fn key(number: u64) -> CallerKey {
         CallerKey(number)
@@ -146,7 +146,7 @@ mod tests {
     /// Rules out that one caller, or a few, take every place and others find none.
     #[test]
     fn the_last_quarter_of_places_is_for_callers_who_have_few() {
-        let shares = Shares::new(Places { most: 100, per_caller: 60 });
+        let shares = CallerShares::new(CallerPlaces { most: 100, per_caller: 60 });
         let take = |caller: u64| std::iter::from_fn(|| shares.take(key(caller)).ok()).collect::<Vec<_>>();
         let first = take(1);
         assert_eq!(first.len(), 60);
@@ -162,7 +162,7 @@ mod tests {
 
     #[test]
     fn callers_who_are_not_asked_are_told_apart_by_their_address() {
-        let backends = Backends::open(&config::Backends::default()).unwrap();
+        let backends = BackendAuthenticator::open(&config::Backends::default()).unwrap();
         let anybody = backends.anybody();
         let at = |text: &str| CallerKey::of(anybody, Some(text.parse().unwrap()));
         assert_eq!(at("192.0.2.1:1"), at("192.0.2.1:2"));

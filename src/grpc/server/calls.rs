@@ -18,7 +18,7 @@ use std::{
 };
 
 use broker::Account;
-use edge::door::{Guest, Seat};
+use edge::door::{ConnectionPermit, PendingConnection};
 use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tonic::{
@@ -33,8 +33,8 @@ use tower_layer::Layer;
 
 use super::{
     answer_body,
+    caller_memory::{CallerMemory, MemoryReservation},
     callers::Share,
-    purse::{Holding, Purse},
     request_body::{self, RequestBounds},
 };
 use crate::backends::CertificateNames;
@@ -56,18 +56,18 @@ const RESERVED_CHECKS: usize = 16;
 const HEADER: usize = 128;
 
 /// State that all calls of a connection share: its places, their number, and the memory that they hold.
-pub(in crate::grpc) struct Standing {
-    guest: Guest,
+pub(in crate::grpc) struct ConnectionCalls {
+    pending: PendingConnection,
     peer: SocketAddr,
     /// Names in the peer's verified client certificate.
     certificate: Option<CertificateNames>,
-    _seat: Seat,
+    _seat: ConnectionPermit,
     calls: AtomicUsize,
     /// Refused calls whose answers are not sent.
     refusals: AtomicUsize,
-    purse: Arc<Purse>,
+    caller_memory: Arc<CallerMemory>,
     /// Charge of the connection besides its calls.
-    own: Mutex<Holding>,
+    own: Mutex<MemoryReservation>,
     /// Bytes that HTTP/2 may buffer once the connection has shown credentials.
     window: usize,
     is_authenticated: AtomicBool,
@@ -77,22 +77,22 @@ pub(in crate::grpc) struct Standing {
     looking: Mutex<Option<Waker>>,
 }
 
-impl Standing {
+impl ConnectionCalls {
     pub(in crate::grpc) fn new(
         peer: SocketAddr,
         certificate: Option<CertificateNames>,
-        (seat, guest): (Seat, Guest),
-        own: Holding,
+        (permit, pending): (ConnectionPermit, PendingConnection),
+        own: MemoryReservation,
         window: usize,
     ) -> Self {
         Self {
-            guest,
+            pending,
             peer,
             certificate,
-            _seat: seat,
+            _seat: permit,
             calls: AtomicUsize::new(0),
             refusals: AtomicUsize::new(0),
-            purse: Arc::clone(own.purse()),
+            caller_memory: Arc::clone(own.caller_memory()),
             own: Mutex::new(own),
             window,
             is_authenticated: AtomicBool::new(false),
@@ -110,11 +110,11 @@ impl Standing {
             return Ok(());
         }
         let mut own = self.own.lock();
-        if !self.purse.authenticate(&mut own, self.window) {
+        if !self.caller_memory.authenticate(&mut own, self.window) {
             return Err(Error::MemoryBudget);
         }
         self.is_authenticated.store(true, Release);
-        self.guest.heard();
+        self.pending.heard();
         Ok(())
     }
 
@@ -152,12 +152,12 @@ impl Standing {
     }
 
     /// Returns the charges of the connection's calls.
-    pub(in crate::grpc) fn purse(&self) -> &Arc<Purse> {
-        &self.purse
+    pub(in crate::grpc) fn caller_memory(&self) -> &Arc<CallerMemory> {
+        &self.caller_memory
     }
 
-    pub(in crate::grpc) fn guest(&self) -> &Guest {
-        &self.guest
+    pub(in crate::grpc) fn pending(&self) -> &PendingConnection {
+        &self.pending
     }
 }
 
@@ -191,13 +191,13 @@ impl CallLimit {
     }
 
     /// A place for a call, on its connection first, and what it holds.
-    fn begin<B>(&self, request: &Request<B>) -> Result<(RunningCall, Arc<Purse>), Error> {
+    fn begin<B>(&self, request: &Request<B>) -> Result<(RunningCall, Arc<CallerMemory>), Error> {
         let is_health = request.uri().path() == HEALTH_CHECK;
         let mut call = RunningCall::default();
-        let standing = request.extensions().get::<Arc<Standing>>();
-        if let Some(standing) = standing {
-            let before = standing.calls.fetch_add(1, Relaxed);
-            call.connection = Some(Arc::clone(standing));
+        let connection_calls = request.extensions().get::<Arc<ConnectionCalls>>();
+        if let Some(connection_calls) = connection_calls {
+            let before = connection_calls.calls.fetch_add(1, Relaxed);
+            call.connection = Some(Arc::clone(connection_calls));
             if before >= self.per_connection {
                 count(|c| c.grpc_calls_refused.add(1));
                 return Err(Error::TooManyCalls("on this connection"));
@@ -211,11 +211,11 @@ impl CallLimit {
                 return Err(Error::TooManyCalls("in all"));
             }
         }
-        let purse = match standing {
-            Some(standing) => Arc::clone(&standing.purse),
-            None => Purse::new(Arc::clone(&self.account)),
+        let caller_memory = match connection_calls {
+            Some(connection_calls) => Arc::clone(&connection_calls.caller_memory),
+            None => CallerMemory::new(Arc::clone(&self.account)),
         };
-        let mut holding = purse.open();
+        let mut holding = caller_memory.open();
         if holding.set(size_of_call(request.uri().path()) + size_of_headers(request.headers())) {
             call.holding = Some(holding);
         } else if is_health && self.reserved.fetch_add(1, Relaxed) < RESERVED_CHECKS {
@@ -226,7 +226,7 @@ impl CallLimit {
             }
             return Err(Error::MemoryBudget);
         }
-        Ok((call, purse))
+        Ok((call, caller_memory))
     }
 
     fn bounds_of<B>(&self, request: &Request<B>) -> RequestBounds {
@@ -260,9 +260,9 @@ impl CallPlace {
 /// A call under way, until its answer is sent or given up.
 #[derive(Default)]
 pub(in crate::grpc) struct RunningCall {
-    connection: Option<Arc<Standing>>,
+    connection: Option<Arc<ConnectionCalls>>,
     all: Option<Arc<AtomicUsize>>,
-    holding: Option<Holding>,
+    holding: Option<MemoryReservation>,
     /// Among the calls of its caller, once that is known.
     place: CallPlace,
     /// A health check of the reserve.
@@ -277,8 +277,8 @@ impl RunningCall {
 
     /// A call of a connection that holds `bytes`.
     #[cfg(test)]
-    pub(super) fn holding(purse: &Arc<Purse>, bytes: usize) -> Self {
-        let mut holding = purse.open();
+    pub(super) fn holding(caller_memory: &Arc<CallerMemory>, bytes: usize) -> Self {
+        let mut holding = caller_memory.open();
         assert!(holding.set(bytes));
         let place = CallPlace::default();
         Self { connection: None, all: None, holding: Some(holding), place, reserved: None }
@@ -286,12 +286,12 @@ impl RunningCall {
 }
 
 /// A call that was refused, until its answer is sent.
-struct RefusedCall(Arc<Standing>);
+struct RefusedCall(Arc<ConnectionCalls>);
 
 impl RefusedCall {
-    fn new(standing: &Arc<Standing>) -> Self {
-        standing.refusals.fetch_add(1, Relaxed);
-        Self(Arc::clone(standing))
+    fn new(connection_calls: &Arc<ConnectionCalls>) -> Self {
+        connection_calls.refusals.fetch_add(1, Relaxed);
+        Self(Arc::clone(connection_calls))
     }
 }
 
@@ -303,8 +303,8 @@ impl Drop for RefusedCall {
 
 impl Drop for RunningCall {
     fn drop(&mut self) {
-        if let Some(standing) = &self.connection {
-            standing.calls.fetch_sub(1, Relaxed);
+        if let Some(connection_calls) = &self.connection {
+            connection_calls.calls.fetch_sub(1, Relaxed);
         }
         for count in [&self.all, &self.reserved].into_iter().flatten() {
             count.fetch_sub(1, Relaxed);
@@ -350,8 +350,9 @@ where
     }
 
     fn call(&mut self, request: Request<Body>) -> Self::Future {
-        let standing = request.extensions().get::<Arc<Standing>>();
-        let newcomer = standing.filter(|standing| !standing.is_authenticated()).cloned();
+        let connection_calls = request.extensions().get::<Arc<ConnectionCalls>>();
+        let newcomer =
+            connection_calls.filter(|connection_calls| !connection_calls.is_authenticated()).cloned();
         let answer = self.begin(request);
         if let Some(newcomer) = newcomer {
             newcomer.look();
@@ -370,22 +371,22 @@ impl<S> Limited<S> {
         B: HttpBody<Data = Bytes, Error = Status> + Send + 'static,
     {
         match self.limit.begin(&request) {
-            Ok((call, purse)) => {
+            Ok((call, caller_memory)) => {
                 request.extensions_mut().insert(call.place.clone());
-                let arrived = Arc::new(Mutex::new(purse.open()));
+                let arrived = Arc::new(Mutex::new(caller_memory.open()));
                 let bounds = self.limit.bounds_of(&request);
                 let request = request_body::charged(request, bounds, Arc::clone(&arrived));
                 let answer = self.inner.call(request);
                 Box::pin(async move {
                     let answer = answer.await?;
                     drop(arrived);
-                    Ok(answer_body::charged(answer, call, purse).await)
+                    Ok(answer_body::charged(answer, call, caller_memory).await)
                 })
             }
             Err(error) => {
                 let mut refused = Status::from(error).into_http();
-                if let Some(standing) = request.extensions().get::<Arc<Standing>>() {
-                    answer_body::keep_until_sent(refused.headers_mut(), RefusedCall::new(standing));
+                if let Some(connection_calls) = request.extensions().get::<Arc<ConnectionCalls>>() {
+                    answer_body::keep_until_sent(refused.headers_mut(), RefusedCall::new(connection_calls));
                 }
                 Box::pin(async move { Ok(refused) })
             }

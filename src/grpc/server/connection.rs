@@ -23,9 +23,9 @@ use tokio_rustls::server::TlsStream;
 use tonic::transport::server::Connected;
 
 use super::{
-    calls::Standing,
+    caller_memory::{CallerMemory, MemoryReservation},
+    calls::ConnectionCalls,
     frame_gate::{CHUNK, FrameGate, Step},
-    purse::{Holding, Purse},
 };
 
 /// Bytes that TLS may keep for a socket that does not take them: before there are credentials, and after that, which is what
@@ -42,9 +42,9 @@ const LAST_READS: usize = 16;
 
 /// A connection that tonic can serve.
 pub(in crate::grpc) struct ServedConnection {
-    io: Io,
+    io: GrpcSocket,
     peer: SocketAddr,
-    standing: Arc<Standing>,
+    connection_calls: Arc<ConnectionCalls>,
     /// Until the client has said what HTTP/2 begins with.
     deadline: Option<Pin<Box<Sleep>>>,
     /// Until it has shown credentials.
@@ -61,14 +61,14 @@ pub(in crate::grpc) struct ServedConnection {
 struct Newcomer {
     gate: Box<FrameGate>,
     /// For what the gate keeps back.
-    holding: Holding,
+    holding: MemoryReservation,
     /// Ends the wait for calls to be looked at.
     wait: Option<Pin<Box<Sleep>>>,
     /// Ends once others need the memory.
     closed: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
-pub(super) enum Io {
+pub(super) enum GrpcSocket {
     Plain(MeteredSocket),
     Tls(Box<TlsStream<MeteredSocket>>),
 }
@@ -76,11 +76,11 @@ pub(super) enum Io {
 /// A socket, with a charge for what comes from it during a handshake.
 pub(super) struct MeteredSocket {
     socket: TcpStream,
-    meter: Option<(Holding, usize)>,
+    meter: Option<(MemoryReservation, usize)>,
 }
 
 impl MeteredSocket {
-    pub(super) fn new(socket: TcpStream, holding: Option<Holding>) -> Self {
+    pub(super) fn new(socket: TcpStream, holding: Option<MemoryReservation>) -> Self {
         Self { socket, meter: holding.map(|holding| (holding, 0)) }
     }
 
@@ -90,7 +90,7 @@ impl MeteredSocket {
     }
 }
 
-impl Io {
+impl GrpcSocket {
     /// The client's certificate.
     pub(super) fn certificate(&self) -> Option<&CertificateDer<'static>> {
         match self {
@@ -122,18 +122,23 @@ pub(super) fn say_left(peer: SocketAddr) {
 
 impl ServedConnection {
     /// One whose client has until `deadline` to say what HTTP/2 begins with.
-    pub(super) fn new(mut io: Io, standing: Arc<Standing>, purse: Arc<Purse>, deadline: Instant) -> Self {
+    pub(super) fn new(
+        mut io: GrpcSocket,
+        connection_calls: Arc<ConnectionCalls>,
+        caller_memory: Arc<CallerMemory>,
+        deadline: Instant,
+    ) -> Self {
         io.limit_buffer(TLS_BUFFER);
         let newcomer = Newcomer {
             gate: Box::default(),
-            holding: purse.open(),
+            holding: caller_memory.open(),
             wait: None,
-            closed: Box::pin(async move { purse.closed().await }),
+            closed: Box::pin(async move { caller_memory.closed().await }),
         };
         Self {
             io,
-            peer: standing.peer(),
-            standing,
+            peer: connection_calls.peer(),
+            connection_calls,
             deadline: Some(Box::pin(sleep_until(deadline))),
             newcomer: Some(newcomer),
             is_stalled: false,
@@ -166,13 +171,13 @@ impl ServedConnection {
             return Poll::Ready(io::ErrorKind::ConnectionAborted.into());
         }
         if let Some(newcomer) = &mut self.newcomer
-            && !self.standing.is_authenticated()
+            && !self.connection_calls.is_authenticated()
             && newcomer.closed.as_mut().poll(cx).is_ready()
         {
             self.newcomer = None;
             return Poll::Ready(self.out_of_memory());
         }
-        if self.is_stalled && self.standing.leaves_refusals_unread() {
+        if self.is_stalled && self.connection_calls.leaves_refusals_unread() {
             count(|c| c.grpc_refused_calls.add(1));
             say_refused(self.peer, "it does not read why its calls are refused");
             return Poll::Ready(io::ErrorKind::ConnectionAborted.into());
@@ -188,7 +193,7 @@ impl ServedConnection {
 
     /// An error once the connection has to end: in favour of another, at shutdown, or at its deadline.
     fn poll_ended(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
-        if self.standing.guest().poll_told(cx).is_ready() {
+        if self.connection_calls.pending().poll_told(cx).is_ready() {
             say_left(self.peer);
             return Poll::Ready(io::ErrorKind::ConnectionAborted.into());
         }
@@ -213,7 +218,7 @@ impl ServedConnection {
     fn poll_through_gate(&mut self, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         loop {
             let Some(newcomer) = &mut self.newcomer else { return Pin::new(&mut self.io).poll_read(cx, buf) };
-            if self.standing.is_authenticated() {
+            if self.connection_calls.is_authenticated() {
                 if newcomer.gate.release() {
                     self.newcomer = None;
                     self.io.limit_buffer(AUTHENTICATED_TLS_BUFFER);
@@ -222,7 +227,7 @@ impl ServedConnection {
                 newcomer.gate.deliver(buf);
                 return Poll::Ready(Ok(()));
             }
-            let looked_at = self.standing.looked_at(cx);
+            let looked_at = self.connection_calls.looked_at(cx);
             let step = newcomer.gate.step(looked_at);
             if step != Step::Wait {
                 newcomer.wait = None;
@@ -267,11 +272,11 @@ impl ServedConnection {
         }
         if self.deadline.is_some() {
             if !read.filled().is_empty() {
-                self.standing.guest().spoke();
+                self.connection_calls.pending().spoke();
             }
             if newcomer.gate.has_begun() {
                 self.deadline = None;
-                self.standing.guest().idle();
+                self.connection_calls.pending().idle();
             }
         }
         Poll::Ready(Ok(read.filled().len()))
@@ -314,10 +319,10 @@ impl ServedConnection {
 }
 
 impl Connected for ServedConnection {
-    type ConnectInfo = Arc<Standing>;
+    type ConnectInfo = Arc<ConnectionCalls>;
 
-    fn connect_info(&self) -> Arc<Standing> {
-        Arc::clone(&self.standing)
+    fn connect_info(&self) -> Arc<ConnectionCalls> {
+        Arc::clone(&self.connection_calls)
     }
 }
 
@@ -369,19 +374,19 @@ impl AsyncWrite for ServedConnection {
 macro_rules! either {
     ($io:expr, $inner:ident => $call:expr) => {
         match $io {
-            Io::Plain($inner) => $call,
-            Io::Tls($inner) => $call,
+            GrpcSocket::Plain($inner) => $call,
+            GrpcSocket::Tls($inner) => $call,
         }
     };
 }
 
-impl AsyncRead for Io {
+impl AsyncRead for GrpcSocket {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         either!(self.get_mut(), io => Pin::new(io).poll_read(cx, buf))
     }
 }
 
-impl AsyncWrite for Io {
+impl AsyncWrite for GrpcSocket {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         either!(self.get_mut(), io => Pin::new(io).poll_write(cx, buf))
     }

@@ -91,7 +91,7 @@ pub(super) struct FrameGate {
     pauses: usize,
     last_stream: u32,
     open: Vec<u32>,
-    outgoing: Outgoing,
+    outgoing: OutgoingFrames,
 }
 
 impl FrameGate {
@@ -257,14 +257,14 @@ impl FrameGate {
 
 /// Frames on their way out.
 #[derive(Debug, Default)]
-struct Outgoing {
+struct OutgoingFrames {
     head: [u8; HEAD],
     head_len: usize,
     /// Bytes of the payload that are missing.
     missing: usize,
 }
 
-impl Outgoing {
+impl OutgoingFrames {
     fn is_between_frames(&self) -> bool {
         self.head_len == 0 && self.missing == 0
     }

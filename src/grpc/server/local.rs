@@ -21,17 +21,17 @@ use super::{access::Guarded, callers::CallerKey, calls::Limited};
 
 /// From where a call inside the process is made on behalf of somebody.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Behalf(pub SocketAddr);
+pub(super) struct OnBehalfOf(pub SocketAddr);
 
 /// Transport of generated clients that call inside the process: `PublisherClient::new(local.on_behalf_of(peer))`. The
 /// `authorization` metadata of each request names the caller, as on a connection.
 #[derive(Clone)]
-pub(crate) struct Local {
+pub(crate) struct LocalChannel {
     service: Limited<Guarded<Routes>>,
     peer: Option<SocketAddr>,
 }
 
-impl Local {
+impl LocalChannel {
     pub(in crate::grpc) fn new(service: Limited<Guarded<Routes>>) -> Self {
         Self { service, peer: None }
     }
@@ -57,13 +57,13 @@ impl Local {
             request.headers_mut().append(AUTHORIZATION, value.clone());
         }
         if let Some(peer) = self.peer {
-            request.extensions_mut().insert(Behalf(peer));
+            request.extensions_mut().insert(OnBehalfOf(peer));
         }
         Ok(self.service.inner().check(&request)?)
     }
 }
 
-impl Service<Request<Body>> for Local {
+impl Service<Request<Body>> for LocalChannel {
     type Response = Response<Body>;
     type Error = Infallible;
     type Future = BoxFuture<Response<Body>, Infallible>;
@@ -74,7 +74,7 @@ impl Service<Request<Body>> for Local {
 
     fn call(&mut self, mut request: Request<Body>) -> Self::Future {
         if let Some(peer) = self.peer {
-            request.extensions_mut().insert(Behalf(peer));
+            request.extensions_mut().insert(OnBehalfOf(peer));
         }
         self.service.call(request)
     }

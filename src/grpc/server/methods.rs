@@ -4,7 +4,7 @@ use access::backends::{Role, Roles};
 
 /// Callers of a method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::grpc) enum Who {
+pub(in crate::grpc) enum AllowedCallers {
     /// Every caller, anonymous ones included.
     Anybody,
     /// Callers with one of these roles.
@@ -13,19 +13,19 @@ pub(in crate::grpc) enum Who {
 
 /// A method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in crate::grpc) struct Method {
+pub(in crate::grpc) struct GrpcMethod {
     /// As in the request.
     pub(in crate::grpc) path: &'static str,
-    pub(in crate::grpc) who: Who,
+    pub(in crate::grpc) who: AllowedCallers,
     /// True if the call stays open, so that its caller can lose its rights meanwhile.
     pub(in crate::grpc) stays: bool,
     /// True if the method does more than read and publish: then each call is in the audit log.
     pub(in crate::grpc) administers: bool,
 }
 
-impl Method {
+impl GrpcMethod {
     const fn asks(path: &'static str, roles: Roles) -> Self {
-        Self { path, who: Who::Has(roles), stays: false, administers: false }
+        Self { path, who: AllowedCallers::Has(roles), stays: false, administers: false }
     }
 
     const fn stays(path: &'static str, roles: Roles) -> Self {
@@ -43,104 +43,104 @@ impl Method {
 
 /// The table: what is not in it is not served. Documented in docs/security.md, and held against reflection by a test.
 #[rustfmt::skip]
-const METHODS: &[Method] = &[
+const METHODS: &[GrpcMethod] = &[
     // As /healthz: asked by those who have nothing to show.
-    Method { path: "/grpc.health.v1.Health/Check", who: Who::Anybody, stays: false, administers: false },
-    Method::stays("/grpc.health.v1.Health/Watch", Roles::READ),
-    Method::stays("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Roles::READ),
-    Method::stays("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Roles::READ),
+    GrpcMethod { path: "/grpc.health.v1.Health/Check", who: AllowedCallers::Anybody, stays: false, administers: false },
+    GrpcMethod::stays("/grpc.health.v1.Health/Watch", Roles::READ),
+    GrpcMethod::stays("/grpc.reflection.v1.ServerReflection/ServerReflectionInfo", Roles::READ),
+    GrpcMethod::stays("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", Roles::READ),
 
-    Method::asks("/gateway.v1.Publisher/Publish", Roles::PUBLISH),
-    Method::asks("/gateway.v1.Publisher/PublishBatch", Roles::PUBLISH),
-    Method::stays("/gateway.v1.Publisher/PublishStream", Roles::PUBLISH),
-    Method::stays("/gateway.v1.Publisher/PublishToDevices", Roles::PUBLISH),
-    Method::asks("/gateway.v1.Publisher/ListScheduled", Roles::READ),
-    Method::administers("/gateway.v1.Publisher/CancelScheduled", Roles::CLEAR),
+    GrpcMethod::asks("/gateway.v1.Publisher/Publish", Roles::PUBLISH),
+    GrpcMethod::asks("/gateway.v1.Publisher/PublishBatch", Roles::PUBLISH),
+    GrpcMethod::stays("/gateway.v1.Publisher/PublishStream", Roles::PUBLISH),
+    GrpcMethod::stays("/gateway.v1.Publisher/PublishToDevices", Roles::PUBLISH),
+    GrpcMethod::asks("/gateway.v1.Publisher/ListScheduled", Roles::READ),
+    GrpcMethod::administers("/gateway.v1.Publisher/CancelScheduled", Roles::CLEAR),
 
-    Method::stays("/gateway.v1.Subscriber/Subscribe", Roles::READ),
-    Method::asks("/gateway.v1.Subscriber/ListStreams", Roles::READ),
+    GrpcMethod::stays("/gateway.v1.Subscriber/Subscribe", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Subscriber/ListStreams", Roles::READ),
 
-    Method::asks("/gateway.v1.State/GetLatest", Roles::READ),
-    Method::asks("/gateway.v1.State/BatchGetLatest", Roles::READ),
-    Method::asks("/gateway.v1.State/ListLatest", Roles::READ),
-    Method::stays("/gateway.v1.State/WatchLatest", Roles::READ),
-    Method::administers("/gateway.v1.State/DeleteLatest", Roles::OPERATE),
-    Method::asks("/gateway.v1.State/ListHistory", Roles::READ),
-    Method::asks("/gateway.v1.State/GetRetained", Roles::READ),
-    Method::asks("/gateway.v1.State/SetRetained", Roles::PUBLISH),
+    GrpcMethod::asks("/gateway.v1.State/GetLatest", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.State/BatchGetLatest", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.State/ListLatest", Roles::READ),
+    GrpcMethod::stays("/gateway.v1.State/WatchLatest", Roles::READ),
+    GrpcMethod::administers("/gateway.v1.State/DeleteLatest", Roles::OPERATE),
+    GrpcMethod::asks("/gateway.v1.State/ListHistory", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.State/GetRetained", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.State/SetRetained", Roles::PUBLISH),
     // An empty retained message deletes one just as well.
-    Method::administers("/gateway.v1.State/DeleteRetained", Roles::CLEAR),
-    Method::asks("/gateway.v1.State/ListRetained", Roles::READ),
+    GrpcMethod::administers("/gateway.v1.State/DeleteRetained", Roles::CLEAR),
+    GrpcMethod::asks("/gateway.v1.State/ListRetained", Roles::READ),
 
-    Method::asks("/gateway.v1.Devices/ListDevices", Roles::READ),
-    Method::asks("/gateway.v1.Devices/ListTopDevices", Roles::READ),
-    Method::asks("/gateway.v1.Devices/GetDevice", Roles::READ),
-    Method::asks("/gateway.v1.Devices/ListSubscriptions", Roles::READ),
-    Method::asks("/gateway.v1.Devices/ListQueue", Roles::READ),
-    Method::administers("/gateway.v1.Devices/PurgeQueue", Roles::OPERATE),
-    Method::administers("/gateway.v1.Devices/SubscribeDevice", Roles::OPERATE),
-    Method::administers("/gateway.v1.Devices/UnsubscribeDevice", Roles::OPERATE),
-    Method::administers("/gateway.v1.Devices/DisconnectDevice", Roles::OPERATE),
-    Method::administers("/gateway.v1.Devices/DeleteDevice", Roles::OPERATE),
-    Method::administers("/gateway.v1.Devices/SetDeviceTrace", Roles::OPERATE),
-    Method::watches("/gateway.v1.Devices/TracePackets", Roles::OPERATE),
+    GrpcMethod::asks("/gateway.v1.Devices/ListDevices", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Devices/ListTopDevices", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Devices/GetDevice", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Devices/ListSubscriptions", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Devices/ListQueue", Roles::READ),
+    GrpcMethod::administers("/gateway.v1.Devices/PurgeQueue", Roles::OPERATE),
+    GrpcMethod::administers("/gateway.v1.Devices/SubscribeDevice", Roles::OPERATE),
+    GrpcMethod::administers("/gateway.v1.Devices/UnsubscribeDevice", Roles::OPERATE),
+    GrpcMethod::administers("/gateway.v1.Devices/DisconnectDevice", Roles::OPERATE),
+    GrpcMethod::administers("/gateway.v1.Devices/DeleteDevice", Roles::OPERATE),
+    GrpcMethod::administers("/gateway.v1.Devices/SetDeviceTrace", Roles::OPERATE),
+    GrpcMethod::watches("/gateway.v1.Devices/TracePackets", Roles::OPERATE),
 
-    Method::stays("/gateway.v1.Events/WatchEvents", Roles::READ),
+    GrpcMethod::stays("/gateway.v1.Events/WatchEvents", Roles::READ),
 
-    Method::administers("/gateway.v1.Groups/CreateGroup", Roles::ADMINISTER),
-    Method::asks("/gateway.v1.Groups/GetGroup", Roles::READ),
-    Method::asks("/gateway.v1.Groups/ListGroups", Roles::READ),
-    Method::administers("/gateway.v1.Groups/UpdateGroup", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Groups/DeleteGroup", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Groups/SeekGroup", Roles::ADMINISTER),
-    Method::asks("/gateway.v1.Groups/ListMembers", Roles::READ),
-    Method::asks("/gateway.v1.Groups/ListPending", Roles::READ),
-    Method::asks("/gateway.v1.Groups/ListDeadLetters", Roles::READ),
-    Method::administers("/gateway.v1.Groups/RequeueDeadLetters", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Groups/PurgeDeadLetters", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Groups/CreateGroup", Roles::ADMINISTER),
+    GrpcMethod::asks("/gateway.v1.Groups/GetGroup", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Groups/ListGroups", Roles::READ),
+    GrpcMethod::administers("/gateway.v1.Groups/UpdateGroup", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Groups/DeleteGroup", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Groups/SeekGroup", Roles::ADMINISTER),
+    GrpcMethod::asks("/gateway.v1.Groups/ListMembers", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Groups/ListPending", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Groups/ListDeadLetters", Roles::READ),
+    GrpcMethod::administers("/gateway.v1.Groups/RequeueDeadLetters", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Groups/PurgeDeadLetters", Roles::ADMINISTER),
 
-    Method::stays("/gateway.v1.Consumer/Consume", Roles::CONSUME),
-    Method::asks("/gateway.v1.Consumer/Fetch", Roles::CONSUME),
-    Method::asks("/gateway.v1.Consumer/Acknowledge", Roles::CONSUME),
-    Method::asks("/gateway.v1.Consumer/ModifyLease", Roles::CONSUME),
+    GrpcMethod::stays("/gateway.v1.Consumer/Consume", Roles::CONSUME),
+    GrpcMethod::asks("/gateway.v1.Consumer/Fetch", Roles::CONSUME),
+    GrpcMethod::asks("/gateway.v1.Consumer/Acknowledge", Roles::CONSUME),
+    GrpcMethod::asks("/gateway.v1.Consumer/ModifyLease", Roles::CONSUME),
 
-    Method::asks("/gateway.v1.Commands/Send", Roles::PUBLISH),
-    Method::asks("/gateway.v1.Commands/StartCommand", Roles::PUBLISH),
-    Method::asks("/gateway.v1.Commands/GetCommand", Roles::READ),
-    Method::asks("/gateway.v1.Commands/ListCommands", Roles::READ),
-    Method::asks("/gateway.v1.Commands/CancelCommand", Roles::PUBLISH),
-    Method::stays("/gateway.v1.Commands/WatchCommand", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Commands/Send", Roles::PUBLISH),
+    GrpcMethod::asks("/gateway.v1.Commands/StartCommand", Roles::PUBLISH),
+    GrpcMethod::asks("/gateway.v1.Commands/GetCommand", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Commands/ListCommands", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Commands/CancelCommand", Roles::PUBLISH),
+    GrpcMethod::stays("/gateway.v1.Commands/WatchCommand", Roles::READ),
 
-    Method::asks("/gateway.v1.Shadows/GetShadow", Roles::READ),
-    Method::asks("/gateway.v1.Shadows/UpdateShadow", Roles::PUBLISH),
-    Method::administers("/gateway.v1.Shadows/DeleteShadow", Roles::OPERATE),
-    Method::asks("/gateway.v1.Shadows/ListShadows", Roles::READ),
-    Method::stays("/gateway.v1.Shadows/WatchShadow", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Shadows/GetShadow", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Shadows/UpdateShadow", Roles::PUBLISH),
+    GrpcMethod::administers("/gateway.v1.Shadows/DeleteShadow", Roles::OPERATE),
+    GrpcMethod::asks("/gateway.v1.Shadows/ListShadows", Roles::READ),
+    GrpcMethod::stays("/gateway.v1.Shadows/WatchShadow", Roles::READ),
 
-    Method::administers("/gateway.v1.Security/CreateToken", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Security/ListTokens", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Security/Reload", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Security/ExplainAccess", Roles::OPERATE),
-    Method::administers("/gateway.v1.Security/ListRules", Roles::OPERATE),
-    Method::administers("/gateway.v1.Security/ListBans", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Security/AddBan", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Security/RemoveBan", Roles::ADMINISTER),
-    Method::administers("/gateway.v1.Security/ListTenants", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Security/CreateToken", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Security/ListTokens", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Security/RevokeToken", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Security/Reload", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Security/ExplainAccess", Roles::OPERATE),
+    GrpcMethod::administers("/gateway.v1.Security/ListRules", Roles::OPERATE),
+    GrpcMethod::administers("/gateway.v1.Security/ListBans", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Security/AddBan", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Security/RemoveBan", Roles::ADMINISTER),
+    GrpcMethod::administers("/gateway.v1.Security/ListTenants", Roles::ADMINISTER),
 
-    Method::asks("/gateway.v1.Operations/GetCaller", Roles::READ),
-    Method::asks("/gateway.v1.Operations/GetStatus", Roles::READ),
-    Method::asks("/gateway.v1.Operations/GetMetrics", Roles::READ),
-    Method::asks("/gateway.v1.Operations/ListCertificates", Roles::READ),
-    Method::administers("/gateway.v1.Operations/GetConfiguration", Roles::ADMINISTER),
-    Method::asks("/gateway.v1.Operations/ListBridges", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Operations/GetCaller", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Operations/GetStatus", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Operations/GetMetrics", Roles::READ),
+    GrpcMethod::asks("/gateway.v1.Operations/ListCertificates", Roles::READ),
+    GrpcMethod::administers("/gateway.v1.Operations/GetConfiguration", Roles::ADMINISTER),
+    GrpcMethod::asks("/gateway.v1.Operations/ListBridges", Roles::READ),
 
-    Method::stays("/rpcserver.PublishedPacketService/StreamPublishedPayload", Roles::READ),
-    Method::asks("/rpcserver.PublishedPacketService/PublishPayloadToDevice", Roles::PUBLISH),
+    GrpcMethod::stays("/rpcserver.PublishedPacketService/StreamPublishedPayload", Roles::READ),
+    GrpcMethod::asks("/rpcserver.PublishedPacketService/PublishPayloadToDevice", Roles::PUBLISH),
 ];
 
 /// The method of this path.
-pub(in crate::grpc) fn method(path: &str) -> Option<&'static Method> {
+pub(in crate::grpc) fn method(path: &str) -> Option<&'static GrpcMethod> {
     // Some fifty comparisons, most of which end with the length.
     METHODS.iter().find(|method| method.path == path)
 }
@@ -148,8 +148,8 @@ pub(in crate::grpc) fn method(path: &str) -> Option<&'static Method> {
 /// The paths of what `role` may call.
 pub(in crate::grpc) fn methods_of(role: Role) -> impl Iterator<Item = &'static str> {
     let may = move |who| match who {
-        Who::Anybody => true,
-        Who::Has(roles) => roles.include(role),
+        AllowedCallers::Anybody => true,
+        AllowedCallers::Has(roles) => roles.include(role),
     };
     METHODS.iter().filter(move |method| may(method.who)).map(|method| method.path)
 }

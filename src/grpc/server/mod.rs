@@ -3,6 +3,7 @@
 pub(super) mod accept;
 pub(super) mod access;
 pub(super) mod answer_body;
+pub(super) mod caller_memory;
 pub(super) mod callers;
 pub(super) mod calls;
 pub(super) mod connection;
@@ -10,7 +11,6 @@ pub(super) mod deadline;
 pub(super) mod frame_gate;
 pub(super) mod local;
 pub(super) mod methods;
-pub(super) mod purse;
 pub(super) mod request_body;
 pub(super) mod request_size;
 pub(super) mod unauthenticated;

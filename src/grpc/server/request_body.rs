@@ -24,7 +24,7 @@ use tonic::{
     codegen::{Body as HttpBody, Bytes, http::Request},
 };
 
-use super::purse::Holding;
+use super::caller_memory::MemoryReservation;
 use crate::grpc::{proto::gateway::v1::PublishRequest, status::Error};
 
 /// The flag and the length of a message.
@@ -56,7 +56,7 @@ pub(in crate::grpc) struct RequestBounds {
 struct RequestBody {
     body: Body,
     bounds: RequestBounds,
-    holding: Arc<Mutex<Holding>>,
+    holding: Arc<Mutex<MemoryReservation>>,
     /// A stream: any time may pass between messages.
     is_stream: bool,
     is_gzip: bool,
@@ -77,7 +77,7 @@ struct RequestBody {
 pub(in crate::grpc) fn charged(
     request: Request<Body>,
     bounds: RequestBounds,
-    holding: Arc<Mutex<Holding>>,
+    holding: Arc<Mutex<MemoryReservation>>,
 ) -> Request<Body> {
     let path = request.uri().path();
     let is_stream = STREAMING.iter().any(|method| path.ends_with(method));
@@ -303,7 +303,7 @@ mod tests {
 
     use prost::Message as _;
 
-    use super::super::purse::Purse;
+    use super::super::caller_memory::CallerMemory;
     use super::*;
     use crate::grpc::proto::DESCRIPTORS;
 
@@ -327,14 +327,14 @@ mod tests {
 
     struct Setup {
         account: Arc<Account>,
-        _call: Arc<Mutex<Holding>>,
+        _call: Arc<Mutex<MemoryReservation>>,
         body: Body,
     }
 
     /// A call that sends `bytes`, with a memory budget for all calls. Messages may have 16 MiB.
     fn setup(budget: usize, path: &str, encoding: &'static str, bytes: &[u8]) -> Setup {
         let account = Arc::new(Account::new(budget));
-        let call = Arc::new(Mutex::new(Purse::new(Arc::clone(&account)).open()));
+        let call = Arc::new(Mutex::new(CallerMemory::new(Arc::clone(&account)).open()));
         let pieces = bytes.chunks(16 << 10).map(Bytes::copy_from_slice).collect();
         let mut request = Request::post(path).body(Body::new(Pieces(pieces))).unwrap();
         request.headers_mut().insert("grpc-encoding", encoding.parse().unwrap());

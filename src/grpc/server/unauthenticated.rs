@@ -44,11 +44,11 @@ struct Holders {
 #[derive(Debug)]
 struct Holder {
     bytes: usize,
-    connection: Arc<Connection>,
+    connection: Arc<UnauthenticatedConnection>,
 }
 
 #[derive(Debug)]
-struct Connection {
+struct UnauthenticatedConnection {
     state: AtomicU8,
     told: Notify,
 }
@@ -62,7 +62,7 @@ const CLOSED: u8 = 2;
 pub(super) struct UnauthenticatedPart {
     all: Arc<UnauthenticatedMemory>,
     number: u64,
-    connection: Arc<Connection>,
+    connection: Arc<UnauthenticatedConnection>,
 }
 
 impl UnauthenticatedMemory {
@@ -75,7 +75,10 @@ impl UnauthenticatedMemory {
     }
 
     pub(super) fn open(self: &Arc<Self>) -> UnauthenticatedPart {
-        let connection = Arc::new(Connection { state: AtomicU8::new(UNAUTHENTICATED), told: Notify::new() });
+        let connection = Arc::new(UnauthenticatedConnection {
+            state: AtomicU8::new(UNAUTHENTICATED),
+            told: Notify::new(),
+        });
         UnauthenticatedPart { all: Arc::clone(self), number: self.next.fetch_add(1, Relaxed), connection }
     }
 }
@@ -90,7 +93,7 @@ impl Holders {
         fits
     }
 
-    fn set(&mut self, number: u64, bytes: usize, connection: &Arc<Connection>) {
+    fn set(&mut self, number: u64, bytes: usize, connection: &Arc<UnauthenticatedConnection>) {
         self.remove(number);
         if bytes > 0 {
             self.by_size.insert((bytes, Reverse(number)));

@@ -6,11 +6,11 @@ use access::bans::{Ban, BanTarget};
 use gateway_core::{Timestamp, clock};
 
 use crate::{
-    abuse::{BanError, Bans, ListedBan, Source},
+    abuse::{BanError, BanOrigin, BanRegistry, ListedBan},
     grpc::{
         messages::{
             answers, convert,
-            page::{PAGE_BYTES, Pages, fit},
+            page::{PAGE_BYTES, RequestPages, fit},
         },
         now,
         proto::gateway::v1,
@@ -24,10 +24,13 @@ const MAX_REASON: usize = 256;
 const MAX_NAME: usize = 65_535;
 
 /// A page of those in force.
-pub(super) fn list(bans: &Bans, mut request: v1::ListBansRequest) -> Result<v1::ListBansResponse, Error> {
+pub(super) fn list(
+    bans: &BanRegistry,
+    mut request: v1::ListBansRequest,
+) -> Result<v1::ListBansResponse, Error> {
     let (limit, token) = (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
     request.page_size = 0;
-    let pages = Pages::of("ListBans", &request);
+    let pages = RequestPages::of("ListBans", &request);
     // The last of the page before: its source, kind and value.
     let after = pages.start(&token)?;
     let after = after.as_deref().map(|after| position(after).ok_or(Error::PageTokenInvalid)).transpose()?;
@@ -46,15 +49,15 @@ pub(super) fn list(bans: &Bans, mut request: v1::ListBansRequest) -> Result<v1::
     Ok(v1::ListBansResponse { bans: page, next_page_token: pages.token(next.as_deref()) })
 }
 
-fn position(text: &str) -> Option<(BanTarget, Source)> {
+fn position(text: &str) -> Option<(BanTarget, BanOrigin)> {
     let mut parts = text.splitn(3, ' ');
-    let source = Source::parse(parts.next()?)?;
+    let source = BanOrigin::parse(parts.next()?)?;
     Some((BanTarget::parse(parts.next()?, parts.next()?).ok()?, source))
 }
 
 /// Makes one, by the caller of `call`.
 pub(super) async fn add(
-    bans: &Arc<Bans>,
+    bans: &Arc<BanRegistry>,
     request: v1::AddBanRequest,
     call: &Call,
 ) -> Result<v1::AddBanResponse, Error> {
@@ -75,12 +78,12 @@ pub(super) async fn add(
     let (made, all) = (ban.clone(), Arc::clone(bans));
     blocking(move || all.add(made)).await?;
     tracing::info!(target = %ban.target, reason = &*ban.reason, expires, by, "banned by a backend");
-    Ok(v1::AddBanResponse { ban: Some(proto(&ListedBan { ban, source: Source::Rpc })) })
+    Ok(v1::AddBanResponse { ban: Some(proto(&ListedBan { ban, source: BanOrigin::Rpc })) })
 }
 
 /// Removes one.
 pub(super) async fn remove(
-    bans: &Arc<Bans>,
+    bans: &Arc<BanRegistry>,
     request: v1::RemoveBanRequest,
     call: &Call,
 ) -> Result<v1::RemoveBanResponse, Error> {
@@ -144,9 +147,9 @@ fn proto(listed: &ListedBan) -> v1::Ban {
         BanTarget::Network(_) => Target::Address(value),
     };
     let source = match source {
-        Source::File => v1::BanSource::File,
-        Source::Rpc => v1::BanSource::Rpc,
-        Source::Flapping => v1::BanSource::Flapping,
+        BanOrigin::File => v1::BanSource::File,
+        BanOrigin::Rpc => v1::BanSource::Rpc,
+        BanOrigin::Flapping => v1::BanSource::Flapping,
     };
     let time = |seconds: u64| answers::time(Timestamp(seconds.saturating_mul(1_000)));
     v1::Ban {

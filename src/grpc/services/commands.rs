@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use ::commands::{Book, CommandRecord, Commands as All, Digest, Spec};
+use ::commands::{CommandDigest, CommandRecord, CommandRegistry, CommandService as All, Spec};
 use aws_lc_rs::digest::{SHA256, digest};
 use gateway_core::clock;
 use prost::Message as _;
@@ -13,7 +13,7 @@ use crate::grpc::{
     Context,
     messages::{
         commands, convert,
-        page::{PAGE_BYTES, Pages, fit},
+        page::{PAGE_BYTES, RequestPages, fit},
     },
     proto::{gateway::v1, server::commands_server::Commands},
     server::{
@@ -51,16 +51,16 @@ impl CommandsService {
         self.context.hooks.commands.as_ref().map_err(|key| Error::CommandsOff(key))
     }
 
-    fn book(&self) -> Result<(&Arc<All>, &Arc<Book>), Error> {
+    fn registry(&self) -> Result<(&Arc<All>, &Arc<CommandRegistry>), Error> {
         let all = self.all()?;
-        Ok((all, all.book()))
+        Ok((all, all.registry()))
     }
 
     /// A command that the caller may see. Nobody learns which others there are.
-    fn find(&self, call: &Call, id: &str) -> Result<(&Arc<Book>, Arc<CommandRecord>), Error> {
-        let (all, book) = self.book()?;
-        let record = book.get(id).filter(|record| in_scope(all, call, record));
-        Ok((book, record.ok_or(Error::CommandNotFound)?))
+    fn find(&self, call: &Call, id: &str) -> Result<(&Arc<CommandRegistry>, Arc<CommandRecord>), Error> {
+        let (all, registry) = self.registry()?;
+        let record = registry.get(id).filter(|record| in_scope(all, call, record));
+        Ok((registry, record.ok_or(Error::CommandNotFound)?))
     }
 }
 
@@ -84,21 +84,21 @@ impl Commands for CommandsService {
         request: Request<v1::StartCommandRequest>,
     ) -> Result<Response<v1::StartCommandResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let (all, book) = self.book()?;
+        let (all, registry) = self.registry()?;
         let (metadata, _, request) = request.into_parts();
-        let mut content = Digest::default();
+        let mut content = CommandDigest::default();
         content.copy_from_slice(digest(&SHA256, &request.encode_to_vec()).as_ref());
         let v1::StartCommandRequest { command_id, spec, start_time, expire_time, retry_interval } = request;
         let id = commands::id(command_id)?;
         let spec = commands::spec(spec, self.context.broker.limits())?;
         check_scope(all, &call, &spec)?;
         // The same again is answered although its time may be over.
-        let known = id.as_deref().and_then(|id| book.get(id));
+        let known = id.as_deref().and_then(|id| registry.get(id));
         let times = match known {
             Some(record) => record.machine.times(),
             None => commands::times(start_time, expire_time, retry_interval, clock::now())?,
         };
-        let start = async { Ok(book.start(id, spec, times, content).await?) };
+        let start = async { Ok(registry.start(id, spec, times, content).await?) };
         let record = within(&metadata, self.context.config.wait_timeout, start).await?;
         Ok(Response::new(v1::StartCommandResponse { command: Some(commands::command(&record)) }))
     }
@@ -117,7 +117,7 @@ impl Commands for CommandsService {
         request: Request<v1::ListCommandsRequest>,
     ) -> Result<Response<v1::ListCommandsResponse>, Status> {
         let call = Call::of(request.extensions())?;
-        let (all, book) = self.book()?;
+        let (all, registry) = self.registry()?;
         let mut request = request.into_inner();
         let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
         let token = std::mem::take(&mut request.page_token);
@@ -126,11 +126,11 @@ impl Commands for CommandsService {
             convert::check_client_id("device_id", device, self.context.broker.limits())?;
             call.check_device("device_id", device)?;
         }
-        let pages = Pages::of("ListCommands", &request);
+        let pages = RequestPages::of("ListCommands", &request);
         let before = pages.start(&token)?;
         let before = before.map(|start| start.parse::<u64>().map_err(|_| Error::PageTokenInvalid));
         let wanted = |record: &CommandRecord| in_scope(all, &call, record);
-        let (found, next) = book.list(device, request.active_only, before.transpose()?, limit, wanted);
+        let (found, next) = registry.list(device, request.active_only, before.transpose()?, limit, wanted);
         let (list, cut) = fit(found.iter().map(|(_, record)| commands::command(record)), PAGE_BYTES);
         // The page that follows has what is below the last one here.
         let next = if cut { found.get(list.len() - 1).map(|(number, _)| *number) } else { next };
@@ -144,8 +144,8 @@ impl Commands for CommandsService {
     ) -> Result<Response<v1::CancelCommandResponse>, Status> {
         let call = Call::of(request.extensions())?;
         let (metadata, _, request) = request.into_parts();
-        let (book, record) = self.find(&call, &request.command_id)?;
-        let cancel = async { Ok(book.cancel(&record.id).await?) };
+        let (registry, record) = self.find(&call, &request.command_id)?;
+        let cancel = async { Ok(registry.cancel(&record.id).await?) };
         let record = within(&metadata, self.context.config.wait_timeout, cancel).await?;
         Ok(Response::new(v1::CancelCommandResponse { command: Some(commands::command(&record)) }))
     }
@@ -157,12 +157,12 @@ impl Commands for CommandsService {
         request: Request<v1::WatchCommandRequest>,
     ) -> Result<Response<Self::WatchCommandStream>, Status> {
         let call = Call::of(request.extensions())?;
-        let (book, record) = self.find(&call, &request.into_inner().command_id)?;
+        let (registry, record) = self.find(&call, &request.into_inner().command_id)?;
         let slot = self.context.streams.open(&call)?;
-        let (first, mut changes) = book.watch(&record.id).ok_or(Error::CommandNotFound)?;
-        let (book, id) = (Arc::clone(book), record.id.clone());
+        let (first, mut changes) = registry.watch(&record.id).ok_or(Error::CommandNotFound)?;
+        let (registry, id) = (Arc::clone(registry), record.id.clone());
         let mut shutdown = self.context.shutdown.clone();
-        // Behind what waits here the book's own bound holds.
+        // Behind what waits here the registry's own bound holds.
         let (sender, queue) = responses(slot);
         tokio::spawn(async move {
             let mut told = first;
@@ -185,7 +185,7 @@ impl Commands for CommandsService {
                 };
                 told = match next {
                     Ok(record) => record,
-                    Err(RecvError::Lagged(_) | RecvError::Closed) => match book.get(&id) {
+                    Err(RecvError::Lagged(_) | RecvError::Closed) => match registry.get(&id) {
                         Some(record) => record,
                         None => return,
                     },

@@ -13,7 +13,7 @@ use std::{
 
 use ::groups::{AckId, AckResult, ClaimedPlace, Credit, Delivery, IdRange, MAX_CLAIMS, Nack, Ranges, Room};
 use broker::is_event;
-use consumer_groups::{Groups, Joining, LiveMember, MemberBatch};
+use consumer_groups::{ConsumerGroups, Joining, LiveMember, MemberBatch};
 use gateway_core::{PARTITIONS, clock, metrics::count};
 use parking_lot::Mutex;
 use tokio::{
@@ -28,7 +28,7 @@ use crate::grpc::{
     Context,
     messages::{
         answers,
-        consumed::{Consumed, Content, MessageId},
+        consumed::{Consumed, DeliveryContent, MessageId},
         convert, groups,
     },
     now,
@@ -67,7 +67,7 @@ pub(in crate::grpc) struct ConsumerService {
 
 /// Message from the half that reads to the half that writes: how the stream ends.
 #[derive(Default)]
-struct StreamEnd {
+struct ConsumerEnd {
     ended: Option<Result<(), Status>>,
     waker: Option<Waker>,
 }
@@ -75,7 +75,7 @@ struct StreamEnd {
 /// Reader of a member's requests, until its stream ends.
 struct Hearing {
     member: Arc<Mutex<LiveMember>>,
-    said: Arc<Mutex<StreamEnd>>,
+    said: Arc<Mutex<ConsumerEnd>>,
     bounds: Credit,
 }
 
@@ -188,10 +188,10 @@ enum StreamPhase {
 /// A member with a stream.
 struct OpenMember {
     member: Arc<Mutex<LiveMember>>,
-    said: Arc<Mutex<StreamEnd>>,
+    said: Arc<Mutex<ConsumerEnd>>,
     /// Ends the reading half.
     hearing: AbortHandle,
-    group: Arc<Groups>,
+    group: Arc<ConsumerGroups>,
     /// Its name.
     name: String,
     call: Arc<Call>,
@@ -265,8 +265,8 @@ impl OpenMember {
             let id = MessageId::new(log, delivery.partition, delivery.record.offset);
             let message = delivery.record.message.borrow();
             let content = match is_event(&delivery.record) {
-                true => Content::Event(message.payload),
-                false => Content::Message(&message),
+                true => DeliveryContent::Event(message.payload),
+                false => DeliveryContent::Message(&message),
             };
             let Delivery { id: delivery_id, attempt, deadline, .. } = *delivery;
             Consumed { delivery_id, attempt, deadline, id, content }.encode(out);
@@ -381,7 +381,7 @@ async fn open(
         void: ranges_to_proto(void.iter()),
     };
     let member = Arc::new(Mutex::new(member));
-    let said = Arc::<Mutex<StreamEnd>>::default();
+    let said = Arc::<Mutex<ConsumerEnd>>::default();
     let hearing = Hearing { member: Arc::clone(&member), said: Arc::clone(&said), bounds };
     let hearing = tokio::spawn(hearing.run(requests)).abort_handle();
     Ok(OpenMember {

@@ -50,15 +50,15 @@ pub(in crate::grpc) async fn latest_and_history(context: &Context, device: &str)
 
 /// Ends the connection of a device and, with `discard`, its session. Whether it had one.
 pub(in crate::grpc) async fn disconnect(context: &Context, device: &str, code: u8, discard: bool) -> bool {
-    let aftermath = {
+    let cleanup = {
         let mut turn = Turn::default();
-        let aftermath = context.broker.disconnect(device, code, discard, now(), &mut turn);
+        let cleanup = context.broker.disconnect(device, code, discard, now(), &mut turn);
         turn.flush();
-        aftermath
+        cleanup
     };
-    let found = aftermath.is_some();
-    if let Some(aftermath) = aftermath {
-        aftermath.settle().await;
+    let found = cleanup.is_some();
+    if let Some(cleanup) = cleanup {
+        cleanup.settle().await;
     }
     found
 }

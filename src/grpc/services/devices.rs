@@ -24,7 +24,7 @@ use crate::grpc::{
     Context,
     messages::{
         answers, convert,
-        page::{PAGE_BYTES, Pages, fit},
+        page::{PAGE_BYTES, RequestPages, fit},
     },
     proto::{gateway::v1, server::devices_server::Devices},
     server::{access::Call, deadline::within},
@@ -153,7 +153,7 @@ impl Devices for DevicesService {
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
         request.page_size = 0;
-        let pages = Pages::of("ListDevices", &request);
+        let pages = RequestPages::of("ListDevices", &request);
         let start = pages.start(&token)?.map(|start| start.parse().map_err(|_| Error::PageTokenInvalid));
         let start = start.transpose()?.unwrap_or_default();
         let full = convert::view(request.view, v1::DeviceView::Basic)? == v1::DeviceView::Full;
@@ -210,7 +210,7 @@ impl Devices for DevicesService {
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
         request.page_size = 0;
-        let pages = Pages::of("ListSubscriptions", &request);
+        let pages = RequestPages::of("ListSubscriptions", &request);
         // The last filter of the page before.
         let after = pages.start(&token)?;
         let info = self.context.broker.device(&request.device_id).ok_or(Error::DeviceNotFound)?;
@@ -386,7 +386,7 @@ mod tests {
     use gateway_core::{ClientId, Protocol};
 
     use super::*;
-    use crate::auth::{Identity, Method};
+    use crate::auth::{Method, ProvedIdentity};
 
     /// The failure: a device is listed by a name that its certificate does not have, or only begins with.
     #[test]
@@ -403,8 +403,12 @@ mod tests {
                     protocol: Protocol::V5,
                     keep_alive: 0,
                     username: None,
-                    identity: Identity::kept(&Arc::new(principal), None, &Arc::new(Account::new(usize::MAX)))
-                        .expect("there is room"),
+                    identity: ProvedIdentity::kept(
+                        &Arc::new(principal),
+                        None,
+                        &Arc::new(Account::new(usize::MAX)),
+                    )
+                    .expect("there is room"),
                 },
                 restored: false,
                 since: Timestamp(0),

@@ -4,7 +4,7 @@ mod tokens;
 
 use std::{collections::HashSet, convert::Infallible, sync::Arc, time::Duration};
 
-use access::backends::Grant;
+use access::backends::TokenGrant;
 use broker::{Event, EventKind, EventOrGap, EventReader, Selector};
 use gateway_core::{clock, parse_shared};
 use tonic::{Request, Response, Status};
@@ -46,7 +46,7 @@ struct EventSelection {
     kinds: HashSet<v1::EventKind>,
     devices: Selector,
     /// Grant that limits the watch to its topics.
-    grant: Arc<Grant>,
+    grant: Arc<TokenGrant>,
 }
 
 impl EventSelection {
@@ -228,7 +228,7 @@ mod tests {
         let broker = broker();
         let mut events = broker.watch_events(None).unwrap();
         many(&broker, ["of somebody else"; 2]);
-        let mut grant = Grant::clone(&Call::unlimited().caller().grant);
+        let mut grant = TokenGrant::clone(&Call::unlimited().caller().grant);
         grant.scope = Scope::new(None, Some(vec!["own-*".to_owned()])).unwrap();
         let grant = Arc::new(grant);
         let devices = Selector::new(false).within(devices_of(&grant));

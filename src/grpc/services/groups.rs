@@ -2,7 +2,9 @@
 
 use std::sync::Arc;
 
-use consumer_groups::{GroupError, Groups as All, Info, PendingMessage, Start, in_scope, message_in_scope};
+use consumer_groups::{
+    ConsumerGroups as All, GroupError, GroupStart, Info, PendingMessage, in_scope, message_in_scope,
+};
 use gateway_core::{LogRecord, Partition};
 use tonic::{Request, Response, Status};
 
@@ -10,8 +12,8 @@ use crate::grpc::{
     Context,
     messages::{
         convert,
-        groups::{self, Update},
-        page::{PAGE_BYTES, Pages, fit},
+        groups::{self, GroupUpdate},
+        page::{PAGE_BYTES, RequestPages, fit},
     },
     proto::{gateway::v1, server::groups_server::Groups},
     server::{access::Call, deadline::within},
@@ -46,7 +48,7 @@ pub(super) fn name(context: &Context, call: &Call, field: &str, name: String) ->
         return Ok(name);
     }
     match all.get(&name) {
-        Ok(info) if info.reach.is_within(call.scope()) => Ok(name),
+        Ok(info) if info.group_filters.is_within(call.scope()) => Ok(name),
         // Nobody learns by it which groups others have.
         _ => Err(call.out_of_scope(field, &name)),
     }
@@ -112,7 +114,7 @@ impl Groups for GroupsService {
         let mut group = group.ok_or_else(|| Error::invalid("group", "is missing"))?;
         group.name = groups::name("group.name", group.name)?;
         call.about(&group.name);
-        let start = groups::position("start", start)?.unwrap_or(Start::Latest);
+        let start = groups::position("start", start)?.unwrap_or(GroupStart::Latest);
         let context = &self.context;
         let definition = groups::definition(group, &context.config.groups, context.broker.limits())?;
         if !in_scope(call.scope(), &definition.filter) {
@@ -128,7 +130,7 @@ impl Groups for GroupsService {
         let create = async { all.create(definition, &start).await.map_err(|error| at("start.token", error)) };
         let (info, token) = within(&metadata, context.config.wait_timeout, create).await?;
         // The group existed, with another filter.
-        if !info.reach.is_within(call.scope()) {
+        if !info.group_filters.is_within(call.scope()) {
             return Err(call.out_of_scope("group.filter", &info.definition.name).into());
         }
         Ok(Response::new(v1::CreateGroupResponse { group: Some(groups::group(&info)), token }))
@@ -152,12 +154,12 @@ impl Groups for GroupsService {
         let all = self.all()?;
         let v1::ListGroupsRequest { page_size, page_token } = request.into_inner();
         let limit = convert::page_size(page_size)?;
-        let pages = Pages::of("ListGroups", &v1::ListGroupsRequest::default());
+        let pages = RequestPages::of("ListGroups", &v1::ListGroupsRequest::default());
         let after = pages.start(&page_token)?;
         let found = all.list(after.as_deref(), limit + 1);
         let more = found.len() > limit;
         let seen: &[Info] = &found[..found.len().min(limit)];
-        let in_scope = seen.iter().filter(|info| info.reach.is_within(call.scope()));
+        let in_scope = seen.iter().filter(|info| info.group_filters.is_within(call.scope()));
         let (groups, cut) = fit(in_scope.map(groups::group), PAGE_BYTES);
         let last = if cut { groups.last().map(|group| group.name.clone()) } else { None };
         let last = last.or_else(|| seen.last().filter(|_| more).map(|info| info.definition.name.clone()));
@@ -176,7 +178,7 @@ impl Groups for GroupsService {
         let (named, etag) = (std::mem::take(&mut group.name), std::mem::take(&mut group.etag));
         let context = &self.context;
         let update =
-            Update::new(group, request.update_mask, &context.config.groups, context.broker.limits())?;
+            GroupUpdate::new(group, request.update_mask, &context.config.groups, context.broker.limits())?;
         let name = name(context, &call, "group.name", named)?;
         if update.filter().is_some_and(|filter| !in_scope(call.scope(), filter)) {
             return Err(call.out_of_scope("group.filter", &name).into());
@@ -248,7 +250,7 @@ impl Groups for GroupsService {
         let (metadata, _, mut request) = request.into_parts();
         let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
         let token = std::mem::take(&mut request.page_token);
-        let pages = Pages::of("ListPending", &request);
+        let pages = RequestPages::of("ListPending", &request);
         let after = pages.start(&token)?.map(|after| place(&after)).transpose()?;
         let name = self.name(&call, request.name)?;
         let all = self.all()?;
@@ -279,7 +281,7 @@ impl Groups for GroupsService {
         let (metadata, _, mut request) = request.into_parts();
         let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
         let token = std::mem::take(&mut request.page_token);
-        let pages = Pages::of("ListDeadLetters", &request);
+        let pages = RequestPages::of("ListDeadLetters", &request);
         let after = pages.start(&token)?.map(|after| after.parse::<u64>()).transpose();
         let after = after.map_err(|_| Error::PageTokenInvalid)?;
         let (all, name) = (self.all()?, self.name(&call, request.name)?);

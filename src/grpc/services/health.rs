@@ -6,7 +6,7 @@ use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tokio::{sync::watch, time::sleep};
 use tonic_health::{ServingStatus, server::HealthReporter};
-use values::Condition;
+use values::StoreCondition;
 
 const STATE: &str = "gateway.v1.State";
 const GROUPS: &str = "gateway.v1.Groups";
@@ -34,24 +34,24 @@ pub(in crate::grpc) const SERVICES: [&str; 13] = [
 const INTERVAL: Duration = Duration::from_millis(500);
 
 /// Probe that tells whether a store answers; it lasts as long as the process.
-pub(crate) type Answers = Arc<dyn Fn() -> bool + Send + Sync>;
+pub(crate) type StoreProbe = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Requirements of the services; `None` where the configuration switches the service off.
 pub(in crate::grpc) struct Needs {
     /// Latest values, with the condition of their store if that is known.
-    pub(in crate::grpc) latest: Option<Option<watch::Receiver<Condition>>>,
-    pub(in crate::grpc) groups: Option<Answers>,
-    pub(in crate::grpc) shadows: Option<Answers>,
+    pub(in crate::grpc) latest: Option<Option<watch::Receiver<StoreCondition>>>,
+    pub(in crate::grpc) groups: Option<StoreProbe>,
+    pub(in crate::grpc) shadows: Option<StoreProbe>,
     pub(in crate::grpc) commands: Option<()>,
 }
 
 impl Needs {
     /// Tells whether calls of a service are answered.
     fn are_met(&self, service: &str) -> bool {
-        let answer = |store: &Option<Answers>| store.as_ref().is_some_and(|answers| answers());
+        let answer = |store: &Option<StoreProbe>| store.as_ref().is_some_and(|answers| answers());
         match service {
             STATE => self.latest.as_ref().is_some_and(|condition| {
-                condition.as_ref().is_none_or(|condition| *condition.borrow() == Condition::Up)
+                condition.as_ref().is_none_or(|condition| *condition.borrow() == StoreCondition::Up)
             }),
             GROUPS | CONSUMER => answer(&self.groups),
             SHADOWS => answer(&self.shadows),
@@ -75,13 +75,13 @@ impl Needs {
 }
 
 /// Health of all services.
-pub(in crate::grpc) struct Health {
+pub(in crate::grpc) struct ServiceHealth {
     reporter: HealthReporter,
     needs: Needs,
     told: HashMap<&'static str, ServingStatus>,
 }
 
-impl Health {
+impl ServiceHealth {
     pub(in crate::grpc) fn new(reporter: HealthReporter, needs: Needs) -> Self {
         Self { reporter, needs, told: HashMap::new() }
     }
@@ -145,7 +145,7 @@ mod tests {
             shadows: Some(Arc::new(move || answers.load(SeqCst))),
             commands: Some(()),
         };
-        let mut health = Health::new(reporter, needs);
+        let mut health = ServiceHealth::new(reporter, needs);
         health.tell().await;
         let mut watch = service.watch(request(SHADOWS)).await.unwrap().into_inner();
         let following = tokio::spawn(async move { health.follow().await });

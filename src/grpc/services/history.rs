@@ -7,7 +7,7 @@ use values::History;
 use crate::grpc::{
     messages::{
         answers, convert,
-        page::{PAGE_BYTES, Pages, fit},
+        page::{PAGE_BYTES, RequestPages, fit},
     },
     now,
     proto::gateway::v1,
@@ -22,7 +22,7 @@ pub(in crate::grpc) async fn page(
 ) -> Result<v1::ListHistoryResponse, Error> {
     let (limit, token) = (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
     request.page_size = 0;
-    let pages = Pages::of("ListHistory", &request);
+    let pages = RequestPages::of("ListHistory", &request);
     let page_token = pages.start(&token)?.unwrap_or_default();
     convert::check_client_id("device_id", &request.device_id, limits)?;
     convert::check_topic_name("topic", &request.topic, limits)?;

@@ -13,7 +13,7 @@ use tonic::{Request, Response, Status};
 
 use super::security::{over_all, role_to, scope_to, time};
 use crate::{
-    bridges::{BridgesStatus, Reachability, Shown},
+    bridges::{BridgesStatus, Reachability, ShownBridge},
     grpc::{
         Context,
         messages::answers,
@@ -146,8 +146,8 @@ impl Operations for OperationsService {
     }
 }
 
-fn bridge(shown: Shown) -> v1::Bridge {
-    let Shown { seen, direction, group } = shown;
+fn bridge(shown: ShownBridge) -> v1::Bridge {
+    let ShownBridge { seen, direction, group } = shown;
     let status = group.as_ref().map(|group| group.status).unwrap_or_default();
     let definition = group.map(|group| group.definition);
     let last_failure = seen.last.map(|last| v1::BridgeFailure {

@@ -19,7 +19,9 @@ use crate::grpc::{
     },
     server::access::{Call, devices_of},
     status::{Error, drop_error},
-    stream::{Pace, SlowPolicy, StreamOptions, StreamTarget, Subscription, size_of_filters, size_of_names},
+    stream::{
+        SlowPolicy, StreamOptions, StreamTarget, StreamTimers, Subscription, size_of_filters, size_of_names,
+    },
 };
 
 /// The service.
@@ -53,8 +55,8 @@ impl PublishedPacketService for PrecedentService {
         let filters = call.narrow("topic", convert::or_all(Vec::new()), MAX_FILTERS)?;
         let mut slot = self.context.streams.open(&call)?;
         slot.select(selection + size_of_filters(&filters))?;
-        let target = Arc::new(StreamTarget::new(Arc::clone(slot.purse()), selector, options));
-        Ok(Response::new(Subscription::attach(broker, slot, target, &filters, Pace::default())))
+        let target = Arc::new(StreamTarget::new(Arc::clone(slot.caller_memory()), selector, options));
+        Ok(Response::new(Subscription::attach(broker, slot, target, &filters, StreamTimers::default())))
     }
 
     async fn publish_payload_to_device(

@@ -29,9 +29,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use self::{
     keys::{KeyClaim, Keyed, RequestKey, RequestKeys},
-    many::{Many, ManyRun},
+    many::{ManyRun, MultiPublish},
     routed::Routed,
-    scheduled::{Schedule, Scheduled},
+    scheduled::{Schedule, ScheduledPublish},
     stream::PublishRun,
 };
 use crate::grpc::{
@@ -39,15 +39,15 @@ use crate::grpc::{
     messages::{
         answers,
         convert::{self, MAX_BATCH, Publication, Wait},
-        page::Pages,
+        page::RequestPages,
     },
     now,
     proto::{gateway::v1, server::publisher_server::Publisher},
     server::{
         access::Call,
-        calls::Standing,
+        caller_memory::CallerMemory,
+        calls::ConnectionCalls,
         deadline::{deadline, within},
-        purse::Purse,
     },
     status::{Error, drop_error},
 };
@@ -323,10 +323,10 @@ async fn publish_all(
 
 impl PublisherService {
     /// Returns the charges of the connection of a request.
-    fn purse<T>(&self, request: &Request<T>) -> Arc<Purse> {
-        match request.extensions().get::<Arc<Standing>>() {
-            Some(standing) => Arc::clone(standing.purse()),
-            None => Purse::new(Arc::clone(self.context.broker.account())),
+    fn caller_memory<T>(&self, request: &Request<T>) -> Arc<CallerMemory> {
+        match request.extensions().get::<Arc<ConnectionCalls>>() {
+            Some(connection_calls) => Arc::clone(connection_calls.caller_memory()),
+            None => CallerMemory::new(Arc::clone(self.context.broker.account())),
         }
     }
 }
@@ -377,8 +377,8 @@ impl Publisher for PublisherService {
         let call = Call::of(request.extensions())?;
         let slot = self.context.streams.open(&call)?;
         let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
-        let purse = self.purse(&request);
-        let run = PublishRun::new(self.context.clone(), call, sender.clone(), purse);
+        let caller_memory = self.caller_memory(&request);
+        let run = PublishRun::new(self.context.clone(), call, sender.clone(), caller_memory);
         tokio::spawn(async move {
             let _slot = slot;
             let ended = tokio::select! {
@@ -401,10 +401,10 @@ impl Publisher for PublisherService {
         let mut request = request.into_inner();
         let (size, token) = (std::mem::take(&mut request.page_size), std::mem::take(&mut request.page_token));
         let limit = convert::page_size(size)?;
-        let pages = Pages::of("ListScheduled", &request);
+        let pages = RequestPages::of("ListScheduled", &request);
         let after = pages.start(&token)?;
         let after = after.as_deref().map(|after| place(after).ok_or(Error::PageTokenInvalid)).transpose()?;
-        let wanted = |entry: &Scheduled| {
+        let wanted = |entry: &ScheduledPublish| {
             let device = entry.publication.device.as_deref();
             is_in_scope(&call, entry) && (request.device_id.is_empty() || device == Some(&*request.device_id))
         };
@@ -444,11 +444,11 @@ impl Publisher for PublisherService {
         // Without one each device has the default, counted from its own message.
         let end = request.metadata().contains_key("grpc-timeout");
         let end = end.then(|| deadline(request.metadata(), self.context.config.wait_timeout));
-        let purse = self.purse(&request);
-        let many = Many::new(request.into_inner(), &self.context, &call)?;
+        let caller_memory = self.caller_memory(&request);
+        let many = MultiPublish::new(request.into_inner(), &self.context, &call)?;
         let slot = self.context.streams.open(&call)?;
         let (sender, receiver) = mpsc::channel(RESPONSE_FRAMES);
-        let run = ManyRun::new(self.context.clone(), call, sender.clone(), many, end, purse);
+        let run = ManyRun::new(self.context.clone(), call, sender.clone(), many, end, caller_memory);
         tokio::spawn(async move {
             let _slot = slot;
             let ended = tokio::select! {
@@ -471,13 +471,13 @@ fn place(text: &str) -> Option<(Timestamp, u64)> {
     Some((Timestamp(at.parse().ok()?), id.parse().ok()?))
 }
 
-fn is_in_scope(call: &Call, entry: &Scheduled) -> bool {
+fn is_in_scope(call: &Call, entry: &ScheduledPublish) -> bool {
     let device = entry.publication.device.as_deref();
     call.scope().has_topic(&entry.publication.topic) && device.is_none_or(|id| call.scope().has_device(id))
 }
 
-fn scheduled_to_proto(schedule_id: String, entry: &Scheduled) -> v1::ScheduledMessage {
-    let Scheduled { publication, at, created, .. } = entry;
+fn scheduled_to_proto(schedule_id: String, entry: &ScheduledPublish) -> v1::ScheduledMessage {
+    let ScheduledPublish { publication, at, created, .. } = entry;
     v1::ScheduledMessage {
         schedule_id,
         device_id: publication.device.clone(),

@@ -7,7 +7,7 @@ use crate::{
     grpc::{
         messages::{
             convert,
-            page::{PAGE_BYTES, Pages, fit},
+            page::{PAGE_BYTES, RequestPages, fit},
         },
         proto::gateway::v1::{self, UnnamedAccess},
         status::Error,
@@ -21,7 +21,7 @@ pub(super) fn list(
 ) -> Result<v1::ListRulesResponse, Error> {
     let (limit, token) = (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
     request.page_size = 0;
-    let pages = Pages::of("ListRules", &request);
+    let pages = RequestPages::of("ListRules", &request);
     // Number of rules on the pages before.
     let start = pages.start(&token)?.map(|start| start.parse().map_err(|_| Error::PageTokenInvalid));
     let start: usize = start.transpose()?.unwrap_or_default();

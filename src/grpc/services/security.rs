@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use access::backends::{Grant, LineError, Role, Scope, Tokens, hash, mint};
+use access::backends::{Role, Scope, TokenGrant, TokenLineError, Tokens, hash, mint};
 use gateway_core::Timestamp;
 use tonic::{Request, Response, Status};
 
@@ -11,7 +11,7 @@ use crate::{
     backends::{file::FileError, now},
     grpc::{
         Context,
-        messages::{answers, convert, page::Pages},
+        messages::{answers, convert, page::RequestPages},
         proto::{gateway::v1, server::security_server::Security},
         server::access::Call,
         status::Error,
@@ -84,7 +84,7 @@ pub(super) fn time(seconds: u64) -> prost_types::Timestamp {
     answers::time(Timestamp(seconds.saturating_mul(1_000)))
 }
 
-fn shown(grant: &Grant) -> v1::Token {
+fn shown(grant: &TokenGrant) -> v1::Token {
     v1::Token {
         token_id: grant.id.clone(),
         role: role_to(grant.role),
@@ -122,13 +122,13 @@ impl Security for SecurityService {
             return Err(Error::invalid("expire_time", "is over already").into());
         }
         let (secret, id) = mint().map_err(|_| Error::Internal)?;
-        let grant = Grant { id, role, scope, created, expires, note: request.note, hash: hash(&secret) };
+        let grant = TokenGrant { id, role, scope, created, expires, note: request.note, hash: hash(&secret) };
         call.about(&grant.id);
         let token = shown(&grant);
         self.edit(move |text| {
             Tokens::with(text, &grant).map_err(|errors| {
                 // Before the line for it the text was right.
-                let problem = errors.into_iter().next().map(|LineError { problem, .. }| problem);
+                let problem = errors.into_iter().next().map(|TokenLineError { problem, .. }| problem);
                 Error::invalid("note", problem.unwrap_or_default())
             })
         })
@@ -145,7 +145,7 @@ impl Security for SecurityService {
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
         request.page_size = 0;
-        let pages = Pages::of("ListTokens", &request);
+        let pages = RequestPages::of("ListTokens", &request);
         // The id of the last one of the page before.
         let after = pages.start(&token)?;
         let tokens = self.context.hooks.backends.tokens();

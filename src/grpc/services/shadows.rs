@@ -2,8 +2,8 @@
 
 use std::{collections::HashSet, convert::Infallible, pin::pin, sync::Arc, time::Duration};
 
-use access::backends::{Grant, Scope};
-use device_shadows::{Shadow, ShadowChange, ShadowKey, Shadows as All};
+use access::backends::{Scope, TokenGrant};
+use device_shadows::{ShadowChange, ShadowDocument, ShadowKey, ShadowService as All};
 use gateway_core::{ClientId, clock};
 use shadow::{MAX_CLIENT_TOKEN, Patch, Rejection, ShadowTopics, Update, is_name};
 use store::MAX_SHADOW_DEVICE;
@@ -14,7 +14,7 @@ use crate::grpc::{
     Context,
     messages::{
         answers, convert,
-        page::{PAGE_BYTES, Pages, fit},
+        page::{PAGE_BYTES, RequestPages, fit},
     },
     now,
     proto::{gateway::v1, server::shadows_server::Shadows},
@@ -71,7 +71,7 @@ fn check_name(field: &str, name: &str) -> Result<(), Error> {
 }
 
 /// A section of an update.
-fn patch(field: &str, text: Option<&str>, limits: &shadow::Limits) -> Result<Option<Patch>, Error> {
+fn patch(field: &str, text: Option<&str>, limits: &shadow::DocumentLimits) -> Result<Option<Patch>, Error> {
     let Some(text) = text else { return Ok(None) };
     match Update::patch(text, limits) {
         Ok(Some(patch)) => Ok(Some(patch)),
@@ -110,7 +110,7 @@ impl From<Rejection> for Error {
     }
 }
 
-fn to_proto(shadow: &Shadow) -> v1::Shadow {
+fn to_proto(shadow: &ShadowDocument) -> v1::Shadow {
     let state = shadow.state.as_deref();
     v1::Shadow {
         device_id: shadow.device.as_str().to_owned(),
@@ -190,7 +190,7 @@ impl Shadows for ShadowsService {
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
         request.page_size = 0;
-        let pages = Pages::of("ListShadows", &request);
+        let pages = RequestPages::of("ListShadows", &request);
         self.check_device(&call, &request.device_id)?;
         let all = self.all()?;
         // The last name of the page before.
@@ -229,7 +229,7 @@ impl Shadows for ShadowsService {
         });
         // Begun before the snapshot is read: a change is durable before it is told, so it is in one of them or in both.
         let of = Arc::clone(&wanted);
-        let watch = all.watch(slot.purse().clone(), move |shadow| of.is(shadow));
+        let watch = all.watch(slot.caller_memory().clone(), move |shadow| of.is(shadow));
         let mut shutdown = self.context.shutdown.clone();
         // Behind what waits here changes are conflated.
         let (sender, queue) = responses(slot);
@@ -252,7 +252,7 @@ async fn follow(
     sender: &ResponseSender,
     (all, snapshot): (&All, Option<Vec<String>>),
     wanted: &ShadowSelection,
-    mut watch: device_shadows::Watch,
+    mut watch: device_shadows::ShadowWatch,
     heartbeat: Option<Duration>,
 ) -> Result<Infallible, StreamEnd> {
     if let Some(devices) = snapshot {
@@ -269,11 +269,11 @@ struct ShadowSelection {
     devices: HashSet<String>,
     names: HashSet<String>,
     topics: ShadowTopics,
-    grant: Arc<Grant>,
+    grant: Arc<TokenGrant>,
 }
 
 impl ShadowSelection {
-    fn is(&self, shadow: &Shadow) -> bool {
+    fn is(&self, shadow: &ShadowDocument) -> bool {
         (self.devices.is_empty() || self.devices.contains(shadow.device.as_str()))
             && (self.names.is_empty() || self.names.contains(&*shadow.name))
             && is_visible(&self.grant.scope, &self.topics, shadow)
@@ -281,7 +281,7 @@ impl ShadowSelection {
 }
 
 /// Tells whether a shadow is in scope.
-fn is_visible(scope: &Scope, topics: &ShadowTopics, shadow: &Shadow) -> bool {
+fn is_visible(scope: &Scope, topics: &ShadowTopics, shadow: &ShadowDocument) -> bool {
     let device = shadow.device.as_str();
     scope.has_device(device)
         && (scope.topics().is_none() || scope.has_topic(&topics.answer(device, &shadow.name, "get")))
@@ -346,7 +346,7 @@ async fn send_snapshot(
 
 /// Changes, or a heartbeat if none comes for so long.
 async fn next_items(
-    watch: &mut device_shadows::Watch,
+    watch: &mut device_shadows::ShadowWatch,
     heartbeat: Option<Duration>,
 ) -> Vec<v1::WatchShadowItem> {
     use v1::watch_shadow_item::Item;
@@ -368,7 +368,7 @@ async fn next_items(
             item(Item::Gap(v1::Gap { count, reason: v1::GapReason::Memory.into() }))
         }
         ShadowChange::Shadow(shadow) if shadow.state.is_some() => item(Item::Shadow(to_proto(&shadow))),
-        ShadowChange::Shadow(Shadow { device, name, version, changed, .. }) => {
+        ShadowChange::Shadow(ShadowDocument { device, name, version, changed, .. }) => {
             item(Item::Deleted(v1::DeletedShadow {
                 device_id: device.as_str().to_owned(),
                 name: name.to_string(),

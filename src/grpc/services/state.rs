@@ -2,7 +2,7 @@
 
 use std::{collections::HashSet, sync::Arc};
 
-use access::backends::Grant;
+use access::backends::TokenGrant;
 use broker::{RetainError, Selector};
 use bytes::Bytes;
 use gateway_core::{Message, Origin, SharedMessage, Timestamp, has_wildcard, matches};
@@ -10,7 +10,7 @@ use prost::Message as _;
 use store::{BoxFuture, LatestPage, LatestQuery, LatestValue, StoreError};
 use tokio::{sync::watch, task::JoinSet};
 use tonic::{Request, Response, Status, metadata::MetadataMap};
-use values::{Condition, Latest};
+use values::{LatestCache, StoreCondition};
 
 use super::{delete, history};
 use crate::grpc::{
@@ -19,7 +19,7 @@ use crate::grpc::{
         answers,
         convert::{self, MAX_FILTERS, MAX_STREAM_BATCH},
         encode::StreamForm,
-        page::{PAGE_BYTES, Pages, fit},
+        page::{PAGE_BYTES, RequestPages, fit},
     },
     now,
     proto::{gateway::v1, server::state_server::State},
@@ -29,7 +29,7 @@ use crate::grpc::{
     },
     status::Error,
     stream::{
-        Pace, RawMessage, SlowPolicy, StreamOptions, StreamTarget, Subscription, size_of_filters,
+        RawMessage, SlowPolicy, StreamOptions, StreamTarget, StreamTimers, Subscription, size_of_filters,
         size_of_names,
     },
 };
@@ -69,17 +69,17 @@ pub(crate) trait LatestValues: Send + Sync + 'static {
     }
 
     /// Returns the store's condition, now and when it changes; `None` if it is not known.
-    fn condition(&self) -> Option<watch::Receiver<Condition>> {
+    fn condition(&self) -> Option<watch::Receiver<StoreCondition>> {
         None
     }
 }
 
-impl LatestValues for Latest {
+impl LatestValues for LatestCache {
     fn lists_all(&self) -> bool {
         Self::lists_all(self)
     }
 
-    fn condition(&self) -> Option<watch::Receiver<Condition>> {
+    fn condition(&self) -> Option<watch::Receiver<StoreCondition>> {
         Some(Self::condition(self))
     }
 
@@ -278,7 +278,7 @@ impl State for StateService {
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
         request.page_size = 0;
-        let pages = Pages::of("ListLatest", &request);
+        let pages = RequestPages::of("ListLatest", &request);
         let page_token = pages.start(&token)?.unwrap_or_default();
         convert::check_entries(request.device_ids.len())?;
         convert::check_client_ids("device_ids", &request.device_ids, limits)?;
@@ -345,7 +345,7 @@ impl State for StateService {
         convert::check_filters("topic_filters", &request.topic_filters, limits)?;
         call.check_devices("device_ids", &request.device_ids)?;
         let latest = Arc::clone(self.latest()?);
-        let pace = Pace {
+        let pace = StreamTimers {
             linger: convert::linger(request.linger)?,
             heartbeat: convert::heartbeat("heartbeat_interval", request.heartbeat_interval)?,
         };
@@ -364,7 +364,8 @@ impl State for StateService {
         )?;
         let selector =
             Selector::new(true).devices(request.device_ids.clone(), Vec::new()).within(devices_of(grant));
-        let target = StreamTarget::new(Arc::clone(slot.purse()), selector, options).watching(filters.clone());
+        let target =
+            StreamTarget::new(Arc::clone(slot.caller_memory()), selector, options).watching(filters.clone());
         let target = Arc::new(target);
         // Attached before the snapshot is read: a change is recorded before it is delivered, so it is in one
         // of them or in both, never in none; and changes come after the snapshot.
@@ -372,7 +373,7 @@ impl State for StateService {
         // A store that lists values by device only has no snapshot of all devices: the snapshot ends at once.
         let listed = latest.lists_all() || !request.device_ids.is_empty();
         let snapshot_of = if listed { filters.into_iter().rev().collect() } else { Vec::new() };
-        let snapshot = (!request.changes_only).then(|| Snapshot {
+        let snapshot = (!request.changes_only).then(|| WatchSnapshot {
             latest,
             devices: request.device_ids,
             filters: snapshot_of,
@@ -464,7 +465,7 @@ impl State for StateService {
         let (limit, token) =
             (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
         request.page_size = 0;
-        let pages = Pages::of("ListRetained", &request);
+        let pages = RequestPages::of("ListRetained", &request);
         let broker = &self.context.broker;
         let limits = broker.limits();
         let filter = if request.topic_filter.is_empty() { "#" } else { &request.topic_filter };
@@ -491,7 +492,7 @@ fn is_visible(call: &Call, message: &SharedMessage) -> bool {
 
 pub(in crate::grpc) fn retain_error(error: RetainError) -> Error {
     match error {
-        RetainError::Quota | RetainError::Party => Error::RetainedQuota,
+        RetainError::Quota | RetainError::QuotaHolder => Error::RetainedQuota,
         RetainError::Memory => Error::MemoryBudget,
         RetainError::Unavailable => Error::RetainUnavailable,
     }
@@ -523,7 +524,7 @@ impl DoneFilters {
 }
 
 /// The part of a watch that reads current values, page by page as the caller takes them.
-struct Snapshot {
+struct WatchSnapshot {
     latest: Arc<dyn LatestValues>,
     devices: Vec<String>,
     /// Still to read; the last one is being read.
@@ -532,10 +533,10 @@ struct Snapshot {
     page_token: String,
     limit: usize,
     /// Grant that limits the snapshot to its devices.
-    grant: Arc<Grant>,
+    grant: Arc<TokenGrant>,
 }
 
-impl Snapshot {
+impl WatchSnapshot {
     /// The next response; true if it is the last.
     async fn next(mut self) -> (Self, Result<(RawMessage, bool), Error>) {
         let result = self.read().await;
@@ -584,10 +585,10 @@ pub(in crate::grpc) struct WatchStream {
 }
 
 type SnapshotRead =
-    std::pin::Pin<Box<dyn Future<Output = (Snapshot, Result<(RawMessage, bool), Error>)> + Send>>;
+    std::pin::Pin<Box<dyn Future<Output = (WatchSnapshot, Result<(RawMessage, bool), Error>)> + Send>>;
 
 impl WatchStream {
-    fn new(changes: Subscription, snapshot: Option<Snapshot>) -> Self {
+    fn new(changes: Subscription, snapshot: Option<WatchSnapshot>) -> Self {
         Self { changes, snapshot: snapshot.map(|snapshot| Box::pin(snapshot.next()) as SnapshotRead) }
     }
 }

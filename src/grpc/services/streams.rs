@@ -11,7 +11,7 @@ use crate::grpc::{
     proto::gateway::v1,
     server::access::Call,
     status::Error,
-    stream::{Backlog, OpenStream, SlowPolicy},
+    stream::{OpenStream, SlowPolicy, StreamBacklog},
 };
 
 /// Most streams that are shown, and how many if nothing is said.
@@ -33,7 +33,7 @@ pub(super) fn rank(
 ) -> Result<v1::ListStreamsResponse, Error> {
     let now = clock::now();
     let by = convert::known(request.rank_by, "rank_by")?;
-    let value = |backlog: &Backlog| match by {
+    let value = |backlog: &StreamBacklog| match by {
         v1::StreamRank::Unspecified | v1::StreamRank::WaitingTime => {
             backlog.oldest.map_or(0, |oldest| now.0.saturating_sub(oldest.0) + 1)
         }
@@ -49,7 +49,7 @@ pub(super) fn rank(
     streams.retain(|stream| {
         (request.method.is_empty() || name(stream) == request.method) && is_visible(call, stream)
     });
-    let mut members = Members { context, known: HashMap::new() };
+    let mut members = MemberBacklogs { context, known: HashMap::new() };
     let mut ranked: Vec<_> = streams.iter().map(|stream| (members.backlog(stream), stream)).collect();
     ranked.sort_unstable_by_key(|(backlog, stream)| (Reverse(value(backlog)), stream.id));
     let shown = ranked.iter().take(most).map(|(backlog, stream)| {
@@ -65,13 +65,13 @@ fn name(stream: &OpenStream) -> &'static str {
 }
 
 /// Backlogs of the members of groups; each group is asked once.
-struct Members<'a> {
+struct MemberBacklogs<'a> {
     context: &'a Context,
-    known: HashMap<String, HashMap<String, Backlog>>,
+    known: HashMap<String, HashMap<String, StreamBacklog>>,
 }
 
-impl Members<'_> {
-    fn backlog(&mut self, stream: &OpenStream) -> Backlog {
+impl MemberBacklogs<'_> {
+    fn backlog(&mut self, stream: &OpenStream) -> StreamBacklog {
         let own = stream.backlog();
         let Some((group, member)) = stream.member.get() else { return own };
         let known = self.known.entry(group.clone()).or_insert_with(|| {
@@ -80,14 +80,18 @@ impl Members<'_> {
             let backlog = |member: groups::MemberStatus| {
                 let groups::Amount { messages, bytes } = member.outstanding;
                 let oldest = member.oldest;
-                let backlog =
-                    Backlog { waiting: messages as u64, bytes: bytes as u64, oldest, ..Backlog::default() };
+                let backlog = StreamBacklog {
+                    waiting: messages as u64,
+                    bytes: bytes as u64,
+                    oldest,
+                    ..StreamBacklog::default()
+                };
                 (member.name.to_string(), backlog)
             };
             members.into_iter().map(backlog).collect()
         });
         let has = known.get(member).copied().unwrap_or_default();
-        Backlog { waiting: has.waiting, bytes: has.bytes, oldest: has.oldest, ..own }
+        StreamBacklog { waiting: has.waiting, bytes: has.bytes, oldest: has.oldest, ..own }
     }
 }
 
@@ -100,7 +104,7 @@ fn policy(policy: SlowPolicy) -> v1::SlowPolicy {
     }
 }
 
-fn to_proto(stream: &OpenStream, backlog: &Backlog, waiting_time: Option<Duration>) -> v1::OpenStream {
+fn to_proto(stream: &OpenStream, backlog: &StreamBacklog, waiting_time: Option<Duration>) -> v1::OpenStream {
     let target = stream.target();
     let options = target.as_ref().map(|target| target.options());
     let (filters, filter_count) = stream.filters();

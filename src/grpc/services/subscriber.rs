@@ -13,7 +13,7 @@ use crate::grpc::{
     },
     proto::{gateway::v1, server::subscriber_server::Subscriber},
     server::access::{Call, devices_of},
-    stream::{Pace, StreamOptions, StreamTarget, Subscription, size_of_filters, size_of_names},
+    stream::{StreamOptions, StreamTarget, StreamTimers, Subscription, size_of_filters, size_of_names},
 };
 
 /// The service.
@@ -48,8 +48,8 @@ impl Subscriber for SubscriberService {
         };
         let mut slot = self.context.streams.open(&call)?;
         slot.select(selection + size_of_filters(&filters))?;
-        let target = Arc::new(StreamTarget::new(Arc::clone(slot.purse()), selector, options));
-        let pace = Pace { linger: wanted.linger, heartbeat: wanted.heartbeat };
+        let target = Arc::new(StreamTarget::new(Arc::clone(slot.caller_memory()), selector, options));
+        let pace = StreamTimers { linger: wanted.linger, heartbeat: wanted.heartbeat };
         Ok(Response::new(Subscription::attach(broker, slot, target, &filters, pace)))
     }
 

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use broker::{Broker, Counted, Party};
+use broker::{Broker, Counted, QuotaHolder};
 
 use crate::grpc::{
     messages::{
         convert,
-        page::{PAGE_BYTES, Pages, fit},
+        page::{PAGE_BYTES, RequestPages, fit},
     },
     proto::gateway::v1,
     status::Error,
@@ -20,7 +20,7 @@ pub(super) fn list(
 ) -> Result<v1::ListTenantsResponse, Error> {
     let (limit, token) = (convert::page_size(request.page_size)?, std::mem::take(&mut request.page_token));
     request.page_size = 0;
-    let pages = Pages::of("ListTenants", &request);
+    let pages = RequestPages::of("ListTenants", &request);
     // The name of the last of the page before.
     let after = pages.start(&token)?;
     let rest = || broker.tenants().filter(|party| after.as_deref().is_none_or(|after| party.name() > after));
@@ -30,7 +30,7 @@ pub(super) fn list(
     Ok(v1::ListTenantsResponse { tenants: page, next_page_token })
 }
 
-fn shown(party: &Arc<Party>) -> v1::Tenant {
+fn shown(party: &Arc<QuotaHolder>) -> v1::Tenant {
     let usage =
         |what| Some(v1::QuotaUsage { used: party.used(what) as u64, quota: party.quota(what) as u64 });
     let quotas = party.quotas();

@@ -30,7 +30,7 @@ pub(super) struct StreamBuffer {
     /// Lost after everything in the buffer.
     pub(super) lost: Losses,
     /// Unread values, when conflating.
-    pub(super) values: Values,
+    pub(super) values: BufferedValues,
     /// Bytes in all of the above.
     pub(super) bytes: usize,
     /// Bytes charged to the process-wide memory budget; at least `bytes`.
@@ -72,7 +72,7 @@ pub(super) struct Losses {
 
 /// Why there is no room.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Shortage {
+pub(super) enum BufferShortage {
     /// The stream's own buffer is full.
     Buffer,
     /// The memory budget of the process is used up.
@@ -81,10 +81,10 @@ pub(super) enum Shortage {
 
 impl Losses {
     /// Notes the loss of `count` messages.
-    pub(super) fn note(&mut self, shortage: Shortage, count: u64) {
+    pub(super) fn note(&mut self, shortage: BufferShortage, count: u64) {
         match shortage {
-            Shortage::Buffer => self.full += count,
-            Shortage::Memory => self.memory += count,
+            BufferShortage::Buffer => self.full += count,
+            BufferShortage::Memory => self.memory += count,
         }
     }
 
@@ -114,8 +114,8 @@ impl Losses {
 
 /// The last message of each (device, topic), in order of the oldest unread change.
 #[derive(Debug, Default)]
-pub(super) struct Values {
-    pub(super) queue: VecDeque<Value>,
+pub(super) struct BufferedValues {
+    pub(super) queue: VecDeque<BufferedValue>,
     /// Key to serial number; the front of the queue has serial `first`.
     pub(super) index: HashMap<Arc<[u8]>, u64, RandomState>,
     pub(super) first: u64,
@@ -123,14 +123,14 @@ pub(super) struct Values {
 }
 
 #[derive(Debug)]
-pub(super) struct Value {
+pub(super) struct BufferedValue {
     pub(super) key: Arc<[u8]>,
     pub(super) bytes: Vec<u8>,
     /// Time at which the oldest unread change was received.
     pub(super) since: Timestamp,
 }
 
-impl Shortage {
+impl BufferShortage {
     pub(super) fn outcome(self) -> Outcome {
         Outcome::Dropped(match self {
             Self::Buffer => DropReason::QueueFull,
@@ -199,7 +199,7 @@ impl StreamBuffer {
     }
 
     /// Drops the oldest batches until `target` bytes are left, leaving their losses to what follows.
-    pub(super) fn make_room(&mut self, target: usize, shortage: Shortage) {
+    pub(super) fn make_room(&mut self, target: usize, shortage: BufferShortage) {
         while self.bytes > target {
             let oldest = match self.pop_sealed() {
                 Some(batch) => batch,

@@ -15,8 +15,8 @@ use parking_lot::Mutex;
 use super::{
     super::server::{
         access::Call,
-        callers::{CallerKey, NoPlace, Places},
-        purse::{Holding, Purse},
+        caller_memory::{CallerMemory, MemoryReservation},
+        callers::{CallerKey, CallerPlaces, NoPlace},
     },
     Error, StreamTarget,
 };
@@ -27,14 +27,14 @@ const FILTER_BYTES: usize = 256;
 
 /// All streams of the gateway: counts them, also by caller, and ends them at shutdown.
 #[derive(Debug)]
-pub(in crate::grpc) struct Streams {
-    inner: Mutex<Registry>,
-    places: Places,
+pub(in crate::grpc) struct OpenStreams {
+    inner: Mutex<StreamRegistry>,
+    places: CallerPlaces,
     account: Arc<Account>,
 }
 
 #[derive(Debug, Default)]
-struct Registry {
+struct StreamRegistry {
     next: u64,
     open: HashMap<u64, Arc<OpenStream>>,
     /// Callers with a stream.
@@ -47,12 +47,12 @@ struct Registry {
 struct CallerStreams {
     open: usize,
     /// Charges of all streams of the caller.
-    purse: Arc<Purse>,
+    caller_memory: Arc<CallerMemory>,
 }
 
 /// Backlog of a reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(in crate::grpc) struct Backlog {
+pub(in crate::grpc) struct StreamBacklog {
     /// Messages that wait for it, and their bytes.
     pub(in crate::grpc) waiting: u64,
     pub(in crate::grpc) bytes: u64,
@@ -73,7 +73,7 @@ pub(in crate::grpc) struct OpenStream {
     /// Group and member, of a stream that reads one.
     pub(in crate::grpc) member: OnceLock<(String, String)>,
     /// Target that fills the buffer of a stream of messages.
-    source: OnceLock<Source>,
+    source: OnceLock<StreamSource>,
     /// Of a stream without a target: in the response that its reader does not take, and since when (0: there is none).
     waiting: AtomicU64,
     blocked: AtomicU64,
@@ -82,7 +82,7 @@ pub(in crate::grpc) struct OpenStream {
 }
 
 #[derive(Debug)]
-struct Source {
+struct StreamSource {
     target: Weak<StreamTarget>,
     /// The first filters, cut, and how many there are.
     filters: Vec<String>,
@@ -101,12 +101,12 @@ impl OpenStream {
     }
 
     /// Returns the backlog of the reader.
-    pub(in crate::grpc) fn backlog(&self) -> Backlog {
+    pub(in crate::grpc) fn backlog(&self) -> StreamBacklog {
         if let Some(target) = self.target() {
             return target.backlog();
         }
         let since = Some(self.blocked.load(Relaxed)).filter(|since| *since > 0);
-        Backlog {
+        StreamBacklog {
             waiting: since.map_or(0, |_| self.waiting.load(Relaxed)),
             bytes: 0,
             oldest: since.map(Timestamp),
@@ -120,11 +120,11 @@ impl OpenStream {
 /// One place among the streams, with what the stream holds beside its buffer; given back on drop.
 #[derive(Debug)]
 pub(in crate::grpc) struct StreamSlot {
-    streams: Arc<Streams>,
+    streams: Arc<OpenStreams>,
     stream: Arc<OpenStream>,
     caller: CallerKey,
-    purse: Arc<Purse>,
-    selection: Holding,
+    caller_memory: Arc<CallerMemory>,
+    selection: MemoryReservation,
 }
 
 impl Drop for StreamSlot {
@@ -159,8 +159,8 @@ pub(in crate::grpc) fn size_of_filters(filters: &[String]) -> usize {
 
 impl StreamSlot {
     /// Returns the charges of all streams of its caller.
-    pub(in crate::grpc) fn purse(&self) -> &Arc<Purse> {
-        &self.purse
+    pub(in crate::grpc) fn caller_memory(&self) -> &Arc<CallerMemory> {
+        &self.caller_memory
     }
 
     /// Charges what the stream was asked for, for as long as it is open: `bytes` as the sizes here say.
@@ -174,7 +174,7 @@ impl StreamSlot {
     /// Lists it as one of what matches `filters`, which `target` takes in.
     pub(super) fn feeds(&self, target: &Arc<StreamTarget>, filters: &[String]) {
         let first = filters.iter().take(FILTERS);
-        let source = Source {
+        let source = StreamSource {
             target: Arc::downgrade(target),
             filters: first.map(|all| all[..all.floor_char_boundary(FILTER_BYTES)].to_owned()).collect(),
             filter_count: filters.len(),
@@ -228,9 +228,9 @@ fn refused(none: NoPlace) -> Error {
     })
 }
 
-impl Streams {
+impl OpenStreams {
     /// At most so many streams at once; what they hold is charged to `account`.
-    pub(in crate::grpc) fn new(places: Places, account: Arc<Account>) -> Self {
+    pub(in crate::grpc) fn new(places: CallerPlaces, account: Arc<Account>) -> Self {
         Self { inner: Mutex::default(), places, account }
     }
 
@@ -248,10 +248,10 @@ impl Streams {
         self.places.check(inner.open.len(), held).map_err(refused)?;
         let of_caller = inner.callers.entry(caller).or_insert_with(|| CallerStreams {
             open: 0,
-            purse: Purse::of_streams(Arc::clone(&self.account)),
+            caller_memory: CallerMemory::of_streams(Arc::clone(&self.account)),
         });
         of_caller.open += 1;
-        let purse = Arc::clone(&of_caller.purse);
+        let caller_memory = Arc::clone(&of_caller.caller_memory);
         let id = inner.next;
         inner.next += 1;
         let stream = Arc::new(OpenStream {
@@ -266,8 +266,8 @@ impl Streams {
             dropped: AtomicU64::new(0),
         });
         inner.open.insert(id, Arc::clone(&stream));
-        let selection = purse.open();
-        Ok(StreamSlot { streams: Arc::clone(self), stream, caller, purse, selection })
+        let selection = caller_memory.open();
+        Ok(StreamSlot { streams: Arc::clone(self), stream, caller, caller_memory, selection })
     }
 
     /// All that are open now, in no order.

@@ -9,7 +9,7 @@ use tokio::sync::mpsc;
 use tokio_stream::Stream;
 use tonic::Status;
 
-use super::{super::server::purse::Holding, Error, RawMessage, StreamSlot};
+use super::{super::server::caller_memory::MemoryReservation, Error, RawMessage, StreamSlot};
 
 /// Responses that may wait; behind them their maker does.
 const RESPONSES: usize = 2;
@@ -25,7 +25,7 @@ pub(in crate::grpc) struct ResponseQueue(mpsc::Receiver<QueuedResponse>);
 
 struct QueuedResponse {
     response: Result<RawMessage, Error>,
-    _held: Option<Holding>,
+    _held: Option<MemoryReservation>,
 }
 
 /// Why no more is sent.
@@ -64,7 +64,7 @@ impl ResponseSender {
         response: impl prost::Message,
         messages: u64,
     ) -> Result<(), StreamEnd> {
-        let mut held = self.slot.purse().open();
+        let mut held = self.slot.caller_memory().open();
         let bytes = response.encode_to_vec();
         // Only the bytes wait.
         drop(response);

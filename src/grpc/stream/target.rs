@@ -10,11 +10,11 @@ use parking_lot::Mutex;
 use super::{
     super::{
         messages::encode::{self, StreamForm},
-        server::purse::Purse,
+        server::caller_memory::CallerMemory,
         status::Error,
     },
-    buffer::{BATCH_OVERHEAD, EncodedBatch, Shortage, StreamBuffer, VALUE_OVERHEAD, Value},
-    open::Backlog,
+    buffer::{BATCH_OVERHEAD, BufferShortage, BufferedValue, EncodedBatch, StreamBuffer, VALUE_OVERHEAD},
+    open::StreamBacklog,
 };
 
 /// The memory budget is charged in steps of this size, so that not every message touches what all threads share.
@@ -42,7 +42,7 @@ pub(in crate::grpc) struct StreamOptions {
 
 /// A stream's buffer.
 pub(in crate::grpc) struct StreamTarget {
-    purse: Arc<Purse>,
+    caller_memory: Arc<CallerMemory>,
     selector: Selector,
     options: StreamOptions,
     /// Filters of the topics whose deletions are passed on; empty except for a watch of latest values.
@@ -68,12 +68,16 @@ pub(in crate::grpc) enum StreamTake {
 }
 
 impl StreamTarget {
-    /// An empty buffer, charged to `purse` as it fills.
-    pub(in crate::grpc) fn new(purse: Arc<Purse>, selector: Selector, options: StreamOptions) -> Self {
+    /// An empty buffer, charged to `caller_memory` as it fills.
+    pub(in crate::grpc) fn new(
+        caller_memory: Arc<CallerMemory>,
+        selector: Selector,
+        options: StreamOptions,
+    ) -> Self {
         // Several batches must fit, or dropping the oldest would drop all.
         let batch = options.batch.min(options.buffer / 4);
         let options = StreamOptions { batch, ..options };
-        Self { purse, selector, options, watched: Vec::new(), state: Mutex::default() }
+        Self { caller_memory, selector, options, watched: Vec::new(), state: Mutex::default() }
     }
 
     /// Passes on deletions on topics that match one of `filters`.
@@ -117,7 +121,7 @@ impl StreamTarget {
             let closed = Some(state.closed.take().unwrap_or(Error::ShuttingDown));
             std::mem::replace(&mut *state, StreamBuffer { closed, ..StreamBuffer::default() })
         };
-        self.purse.release(old.charged);
+        self.caller_memory.release(old.charged);
     }
 
     /// Ends the stream after what is buffered and wakes its reader.
@@ -138,9 +142,9 @@ impl StreamTarget {
     }
 
     /// Returns the current backlog.
-    pub(in crate::grpc) fn backlog(&self) -> Backlog {
+    pub(in crate::grpc) fn backlog(&self) -> StreamBacklog {
         let state = self.state.lock();
-        Backlog {
+        StreamBacklog {
             waiting: state.waiting() as u64,
             bytes: (state.bytes - state.sealed.len() * BATCH_OVERHEAD) as u64,
             oldest: state.oldest(),
@@ -276,27 +280,27 @@ impl StreamTarget {
     }
 
     /// Why there is no room for `need` bytes more than `bytes`; charges them if there is.
-    fn shortage(&self, charged: &mut usize, bytes: usize, need: usize) -> Option<Shortage> {
+    fn shortage(&self, charged: &mut usize, bytes: usize, need: usize) -> Option<BufferShortage> {
         let total = bytes + need;
         if total > self.options.buffer {
-            return Some(Shortage::Buffer);
+            return Some(BufferShortage::Buffer);
         }
         let missing = total.saturating_sub(*charged);
         if missing == 0 {
             return None;
         }
         for step in [missing.next_multiple_of(CHARGE_STEP), missing] {
-            if self.purse.charge(step) {
+            if self.caller_memory.charge(step) {
                 *charged += step;
                 return None;
             }
         }
-        Some(Shortage::Memory)
+        Some(BufferShortage::Memory)
     }
 
     /// Makes room for `need` bytes by dropping the oldest batches; false if that would not be enough.
-    fn drop_oldest(&self, state: &mut StreamBuffer, need: usize, shortage: Shortage) -> bool {
-        if shortage == Shortage::Buffer {
+    fn drop_oldest(&self, state: &mut StreamBuffer, need: usize, shortage: BufferShortage) -> bool {
+        if shortage == BufferShortage::Buffer {
             state.make_room(self.options.buffer - need, shortage);
             if self.shortage(&mut state.charged, state.bytes, need).is_none() {
                 return true;
@@ -306,7 +310,7 @@ impl StreamTarget {
         if state.charged < need {
             return false;
         }
-        state.make_room(state.charged - need, Shortage::Memory);
+        state.make_room(state.charged - need, BufferShortage::Memory);
         true
     }
 
@@ -315,7 +319,7 @@ impl StreamTarget {
         let set_aside = state.open.bytes.capacity() - state.open.bytes.len();
         let needed = (state.bytes + set_aside).next_multiple_of(CHARGE_STEP);
         if state.charged > needed {
-            self.purse.release(state.charged - needed);
+            self.caller_memory.release(state.charged - needed);
             state.charged = needed;
         }
     }
@@ -370,7 +374,7 @@ impl StreamTarget {
         *bytes += encoded.len() + overhead;
         let key: Arc<[u8]> = values.key.as_slice().into();
         values.index.insert(Arc::clone(&key), values.first + values.queue.len() as u64);
-        values.queue.push_back(Value { key, bytes: encoded, since: at });
+        values.queue.push_back(BufferedValue { key, bytes: encoded, since: at });
         Outcome::Sent
     }
 }
@@ -387,7 +391,7 @@ fn count_drop(reason: DropReason) {
 
 impl Drop for StreamTarget {
     fn drop(&mut self) {
-        self.purse.release(self.state.get_mut().charged);
+        self.caller_memory.release(self.state.get_mut().charged);
     }
 }
 

@@ -12,7 +12,7 @@ use tonic::Code;
 use super::{super::proto::gateway::v1, *};
 use crate::grpc::{
     messages::encode::StreamForm,
-    server::{access::Call, callers::Places, purse::Purse},
+    server::{access::Call, caller_memory::CallerMemory, callers::CallerPlaces},
 };
 
 const OPTIONS: Offer<'_> = Offer {
@@ -26,7 +26,7 @@ const OPTIONS: Offer<'_> = Offer {
 
 fn target(policy: SlowPolicy, buffer: usize, batch: usize) -> Arc<StreamTarget> {
     let options = StreamOptions { form: StreamForm::Item, policy, buffer, batch };
-    Arc::new(StreamTarget::new(purse(&broker(Limits::default())), Selector::default(), options))
+    Arc::new(StreamTarget::new(caller_memory(&broker(Limits::default())), Selector::default(), options))
 }
 
 fn broker(limits: Limits) -> Broker {
@@ -44,20 +44,20 @@ fn deliver(target: &StreamTarget, device: &str, topic: &str, payload: &[u8]) -> 
 }
 
 /// So many streams at once, and a budget of so many bytes.
-fn streams(most: usize, budget: usize) -> Arc<Streams> {
-    Arc::new(Streams::new(Places { most, per_caller: most }, Arc::new(Account::new(budget))))
+fn streams(most: usize, budget: usize) -> Arc<OpenStreams> {
+    Arc::new(OpenStreams::new(CallerPlaces { most, per_caller: most }, Arc::new(Account::new(budget))))
 }
 
-/// Returns a purse for streams on the account of this broker.
-fn purse(broker: &Broker) -> Arc<Purse> {
-    Purse::of_streams(Arc::clone(broker.account()))
+/// Returns the memory of a caller for streams on the account of this broker.
+fn caller_memory(broker: &Broker) -> Arc<CallerMemory> {
+    CallerMemory::of_streams(Arc::clone(broker.account()))
 }
 
 fn call() -> Arc<Call> {
     Arc::new(Call::unlimited())
 }
 
-fn stream(target: &Arc<StreamTarget>, pace: Pace) -> Subscription {
+fn stream(target: &Arc<StreamTarget>, pace: StreamTimers) -> Subscription {
     let slot = streams(10, 1 << 30).open(&call()).unwrap();
     slot.feeds(target, &[]);
     Subscription::new(Arc::clone(target), None, slot, pace)
@@ -191,7 +191,7 @@ async fn close_ends_the_stream_after_what_was_buffered() {
     while deliver(&target, "d", "t", &[0; 500]).outcome == Outcome::Sent {}
     let outcome = deliver(&target, "d", "t", &[]).outcome;
     assert_eq!(outcome, Outcome::Dropped(DropReason::SessionEnded));
-    let mut stream = stream(&target, Pace::default());
+    let mut stream = stream(&target, StreamTimers::default());
     let mut batches = 0;
     let status = loop {
         match stream.next().await.unwrap() {
@@ -211,7 +211,7 @@ async fn shutdown_ends_streams_with_unavailable() {
     let slot = streams.open(&call()).unwrap();
     slot.feeds(&target, &[]);
     assert_eq!(streams.open(&call()).unwrap_err(), Error::TooManyStreams("in all"));
-    let mut stream = Subscription::new(Arc::clone(&target), None, slot, Pace::default());
+    let mut stream = Subscription::new(Arc::clone(&target), None, slot, StreamTimers::default());
     let waiting = tokio::spawn(async move { stream.next().await.unwrap().unwrap_err().code() });
     tokio::task::yield_now().await;
     streams.close();
@@ -249,7 +249,7 @@ fn devices_prefixes_and_exclusions_are_filtered() {
 fn a_message_left_out_is_ignored_and_tells_the_publisher_nothing() {
     let options =
         StreamOptions { form: StreamForm::Item, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
-    let target = StreamTarget::new(purse(&broker(Limits::default())), Selector::new(true), options);
+    let target = StreamTarget::new(caller_memory(&broker(Limits::default())), Selector::new(true), options);
     let receipt = Arc::new(Receipt::default());
     let mut message = Message::new("t", b"", Timestamp(0), Origin::BACKEND);
     message.receipt = Some(&receipt);
@@ -285,7 +285,7 @@ async fn a_waiting_reader_is_flushed_once_per_turn() {
 #[tokio::test(start_paused = true)]
 async fn unset_linger_sends_a_lone_message_and_gathers_the_others() {
     let target = target(SlowPolicy::DropOldest, 1 << 20, 1024);
-    let mut stream = stream(&target, Pace::default());
+    let mut stream = stream(&target, StreamTimers::default());
     let ready = |stream: &mut Subscription| {
         let polled = Pin::new(stream).poll_next(&mut Context::from_waker(Waker::noop()));
         let Poll::Ready(Some(Ok(response))) = polled else { return 0 };
@@ -319,7 +319,7 @@ async fn unset_linger_sends_a_lone_message_and_gathers_the_others() {
 async fn linger_gathers_and_heartbeats_fill_the_silence() {
     let target = target(SlowPolicy::DropOldest, 1 << 20, 1024);
     let second = Duration::from_secs(1);
-    let pace = Pace { linger: Linger::Fixed(second), heartbeat: Some(10 * second) };
+    let pace = StreamTimers { linger: Linger::Fixed(second), heartbeat: Some(10 * second) };
     let mut stream = stream(&target, pace);
     let start = Instant::now();
     let beat = stream.next().await.unwrap().unwrap();
@@ -348,12 +348,13 @@ async fn linger_gathers_and_heartbeats_fill_the_silence() {
 async fn packets_come_one_by_one() {
     let options =
         StreamOptions { form: StreamForm::Packet, policy: SlowPolicy::DropOldest, buffer: 4096, batch: 1024 };
-    let target = Arc::new(StreamTarget::new(purse(&broker(Limits::default())), Selector::default(), options));
+    let target =
+        Arc::new(StreamTarget::new(caller_memory(&broker(Limits::default())), Selector::default(), options));
     deliver(&target, "d", "t", &[0; 5000]); // lost; packets cannot tell, and must not end the stream
     for payload in [&b"1"[..], b"", b"333"] {
         deliver(&target, "d", "t", payload);
     }
-    let mut stream = stream(&target, Pace::default());
+    let mut stream = stream(&target, StreamTimers::default());
     for payload in [&b"1"[..], b"", b"333"] {
         let packet = stream.next().await.unwrap().unwrap();
         let packet = crate::grpc::proto::rpcserver::PublishedPacket::decode(packet.0).unwrap();
@@ -378,7 +379,7 @@ fn buffers_are_charged_to_the_memory_budget_and_given_back() {
     let used = || broker.gauges().queued_bytes;
     for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
         let options = StreamOptions { form: StreamForm::Item, policy, buffer: 256 << 10, batch: 4096 };
-        let target = Arc::new(StreamTarget::new(purse(&broker), Selector::default(), options));
+        let target = Arc::new(StreamTarget::new(caller_memory(&broker), Selector::default(), options));
         for n in 0..1000 {
             deliver(&target, "d", &format!("t/{n}"), &[0; 500]);
             assert!(used() >= target.state_bytes(), "{policy:?}");
@@ -386,7 +387,7 @@ fn buffers_are_charged_to_the_memory_budget_and_given_back() {
         assert!(used() > 200 << 10 && used() <= 256 << 10, "{policy:?}: {}", used());
         drain(&target);
         assert_eq!(used(), 0, "{policy:?}: all was read");
-        let stream = stream(&target, Pace::default());
+        let stream = stream(&target, StreamTimers::default());
         deliver(&target, "d", "t", &[0; 500]);
         assert_eq!(used() == 0, policy == SlowPolicy::Close, "{policy:?}");
         drop(stream);
@@ -419,7 +420,7 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
     for policy in [SlowPolicy::DropOldest, SlowPolicy::DropNewest, SlowPolicy::Conflate, SlowPolicy::Close] {
         let broker = broker(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
         let options = StreamOptions { form: StreamForm::Item, policy, buffer: 1 << 20, batch: 4096 };
-        let target = StreamTarget::new(purse(&broker), Selector::default(), options);
+        let target = StreamTarget::new(caller_memory(&broker), Selector::default(), options);
         let mut refused = 0;
         for n in 0..500u64 {
             let outcome = deliver(&target, "d", &format!("t/{n}"), &[0; 500]).outcome;
@@ -449,7 +450,7 @@ fn over_the_memory_budget_a_stream_loses_by_its_slow_policy_and_says_why() {
         buffer: 1 << 20,
         batch: 4096,
     };
-    let target = StreamTarget::new(purse(&broker), Selector::default(), options);
+    let target = StreamTarget::new(caller_memory(&broker), Selector::default(), options);
     assert_eq!(deliver(&target, "d", "t", b"1").outcome, Outcome::Dropped(DropReason::Memory));
     broker.account().release(MemoryKind::GrpcStreams, BUDGET);
     assert_eq!(deliver(&target, "d", "t", b"2").outcome, Outcome::Sent);
@@ -480,7 +481,7 @@ fn the_backlog_of_a_stream_is_what_its_reader_has_not_taken() {
         assert_eq!((backlog.sent, backlog.dropped, backlog.conflated), (0, dropped, conflated), "{policy:?}");
         assert!((1..=4_900).contains(&backlog.bytes), "{policy:?}");
         while let StreamTake::Batch { .. } = target.take(&cx, false) {}
-        let after = Backlog { sent: kept, dropped, conflated, ..Backlog::default() };
+        let after = StreamBacklog { sent: kept, dropped, conflated, ..StreamBacklog::default() };
         assert_eq!(target.backlog(), after, "{policy:?}");
     }
 }
@@ -500,9 +501,9 @@ fn what_streams_are_asked_for_is_on_the_account_until_they_end() {
         open.push(slot);
     };
     assert_eq!(refused, Error::MemoryBudget);
-    let held = open[0].purse().account().held(MemoryKind::GrpcStreams);
+    let held = open[0].caller_memory().account().held(MemoryKind::GrpcStreams);
     assert!(held >= open.len() * 1_000 * 100 && held <= BUDGET * 3 / 4, "{held} of {} streams", open.len());
-    let account = Arc::clone(open[0].purse().account());
+    let account = Arc::clone(open[0].caller_memory().account());
     drop(open);
     assert_eq!(account.used(), 0);
 }
@@ -512,7 +513,7 @@ fn what_streams_are_asked_for_is_on_the_account_until_they_end() {
 async fn responses_that_wait_are_on_the_account_until_they_are_taken() {
     let streams = streams(10, 1 << 20);
     let (sender, mut queue) = responses(streams.open(&call()).unwrap());
-    let account = Arc::clone(sender.slot().purse().account());
+    let account = Arc::clone(sender.slot().caller_memory().account());
     let response = RawMessage(vec![0; 100_000].into());
     sender.send(response.clone(), 1).await.unwrap();
     assert_eq!(account.held(MemoryKind::GrpcStreams), 100_000);
@@ -529,8 +530,8 @@ async fn responses_that_wait_are_on_the_account_until_they_are_taken() {
 /// Rules out that one caller has every stream of the gateway.
 #[test]
 fn a_caller_has_a_share_of_all_streams_and_leaves_some_to_others() {
-    let places = Places { most: 100, per_caller: 50 };
-    let streams = Arc::new(Streams::new(places, Arc::new(Account::new(1 << 30))));
+    let places = CallerPlaces { most: 100, per_caller: 50 };
+    let streams = Arc::new(OpenStreams::new(places, Arc::new(Account::new(1 << 30))));
     let [one, two] = [1, 2].map(|host| Arc::new(Call::from_host(host)));
     let open: Vec<StreamSlot> = std::iter::from_fn(|| streams.open(&one).ok()).collect();
     assert_eq!(open.len(), 50);
@@ -548,7 +549,7 @@ fn what_a_buffer_takes_besides_its_messages_is_charged() {
     let broker = broker(Limits::default());
     let options =
         StreamOptions { form: StreamForm::Item, policy: SlowPolicy::DropNewest, buffer: 1 << 20, batch: 1 };
-    let target = StreamTarget::new(purse(&broker), Selector::default(), options);
+    let target = StreamTarget::new(caller_memory(&broker), Selector::default(), options);
     let mut sent = 0;
     while deliver(&target, "d", "t", b"").outcome == Outcome::Sent {
         sent += 1;
@@ -566,7 +567,8 @@ fn room_that_a_buffer_sets_aside_is_charged_and_not_kept() {
     let broker = broker(Limits::default());
     let held = || broker.account().held(MemoryKind::GrpcStreams);
     let options = |policy| StreamOptions { form: StreamForm::Item, policy, buffer: 1 << 20, batch: 64 << 10 };
-    let target = StreamTarget::new(purse(&broker), Selector::default(), options(SlowPolicy::DropOldest));
+    let target =
+        StreamTarget::new(caller_memory(&broker), Selector::default(), options(SlowPolicy::DropOldest));
     for _ in 0..60 {
         deliver(&target, "d", "t", &[0; 1_000]);
     }
@@ -574,7 +576,8 @@ fn room_that_a_buffer_sets_aside_is_charged_and_not_kept() {
     deliver(&target, "d", "t", b"");
     assert!(held() >= 60_000, "{} for a batch like the last", held());
     drop(target);
-    let target = StreamTarget::new(purse(&broker), Selector::default(), options(SlowPolicy::Conflate));
+    let target =
+        StreamTarget::new(caller_memory(&broker), Selector::default(), options(SlowPolicy::Conflate));
     deliver(&target, "d", "t", &[0; 500_000]);
     deliver(&target, "d", "t", b"small");
     assert!(target.room_of_values() < 1_000, "{}", target.room_of_values());

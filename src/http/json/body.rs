@@ -6,10 +6,10 @@ use gateway_core::metrics::count;
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 
-use super::{JsonOptions, problem::Problem};
+use super::{JsonOptions, problem::HttpProblem};
 use crate::http::held::{HeldBytes, NoMemory};
 
-impl From<NoMemory> for Problem {
+impl From<NoMemory> for HttpProblem {
     fn from(NoMemory: NoMemory) -> Self {
         Self::no_memory()
     }
@@ -18,12 +18,16 @@ impl From<NoMemory> for Problem {
 /// Bytes of a body that have a time of their own.
 const STEP: usize = 64 << 10;
 /// All of a request's body.
-pub(super) async fn read(body: Body, options: &JsonOptions, held: &mut HeldBytes) -> Result<Bytes, Problem> {
+pub(super) async fn read(
+    body: Body,
+    options: &JsonOptions,
+    held: &mut HeldBytes,
+) -> Result<Bytes, HttpProblem> {
     let most = options.max_body;
     let announced = body.size_hint().lower();
     if announced > most as u64 {
         count(|c| c.http_bodies_large.add(1));
-        return Err(Problem::too_large(most));
+        return Err(HttpProblem::too_large(most));
     }
     let mut body = body;
     let mut whole = Vec::new();
@@ -36,11 +40,11 @@ pub(super) async fn read(body: Body, options: &JsonOptions, held: &mut HeldBytes
                     ended = true;
                     break;
                 };
-                let frame = frame.map_err(|_| Problem::incomplete())?;
+                let frame = frame.map_err(|_| HttpProblem::incomplete())?;
                 let Ok(data) = frame.into_data() else { continue };
                 if whole.len() + data.len() > most {
                     count(|c| c.http_bodies_large.add(1));
-                    return Err(Problem::too_large(most));
+                    return Err(HttpProblem::too_large(most));
                 }
                 // A vector doubles.
                 held.more(2 * data.len())?;
@@ -52,7 +56,7 @@ pub(super) async fn read(body: Body, options: &JsonOptions, held: &mut HeldBytes
             Ok(arrived) => arrived?,
             Err(_) => {
                 count(|c| c.http_bodies_late.add(1));
-                return Err(Problem::late());
+                return Err(HttpProblem::late());
             }
         }
     }

@@ -13,12 +13,12 @@ use tonic::{
     metadata::MetadataValue,
 };
 
-use super::problem::Problem;
-use crate::grpc::{CallerKey, Local};
+use super::problem::HttpProblem;
+use crate::grpc::{CallerKey, LocalChannel};
 
 /// Method that is called, and its caller.
 pub(super) struct HttpCall<'a> {
-    pub(super) api: &'a Local,
+    pub(super) api: &'a LocalChannel,
     pub(super) peer: Option<SocketAddr>,
     /// All values of `authorization`: the API refuses two.
     pub(super) credentials: Vec<HeaderValue>,
@@ -28,42 +28,42 @@ pub(super) struct HttpCall<'a> {
 
 impl HttpCall<'_> {
     /// The answer to one message.
-    pub(super) async fn unary(&self, message: Bytes) -> Result<Bytes, Problem> {
+    pub(super) async fn unary(&self, message: Bytes) -> Result<Bytes, HttpProblem> {
         let (mut api, path) = self.ready().await?;
         Ok(api.unary(self.request(message)?, path, Raw).await?.into_inner())
     }
 
     /// The answers to one message, as they come.
-    pub(super) async fn stream(&self, message: Bytes) -> Result<Streaming<Bytes>, Problem> {
+    pub(super) async fn stream(&self, message: Bytes) -> Result<Streaming<Bytes>, HttpProblem> {
         let (mut api, path) = self.ready().await?;
         Ok(api.server_streaming(self.request(message)?, path, Raw).await?.into_inner())
     }
 
     /// Returns the caller that the credentials would let through, before the message of the call is taken.
-    pub(super) fn check(&self) -> Result<CallerKey, Problem> {
+    pub(super) fn check(&self) -> Result<CallerKey, HttpProblem> {
         Ok(self.local().check(&self.path()?, &self.credentials)?)
     }
 
-    fn local(&self) -> Local {
+    fn local(&self) -> LocalChannel {
         match self.peer {
             Some(peer) => self.api.on_behalf_of(peer),
             None => self.api.clone(),
         }
     }
 
-    fn path(&self) -> Result<PathAndQuery, Problem> {
+    fn path(&self) -> Result<PathAndQuery, HttpProblem> {
         let path = format!("/{}/{}", self.method.parent_service().full_name(), self.method.name());
-        path.parse().map_err(|_| Problem::internal())
+        path.parse().map_err(|_| HttpProblem::internal())
     }
 
-    async fn ready(&self) -> Result<(Grpc<Local>, PathAndQuery), Problem> {
+    async fn ready(&self) -> Result<(Grpc<LocalChannel>, PathAndQuery), HttpProblem> {
         // Answers have bounds of their own.
         let mut api = Grpc::new(self.local()).max_decoding_message_size(usize::MAX);
-        api.ready().await.map_err(|_| Problem::internal())?;
+        api.ready().await.map_err(|_| HttpProblem::internal())?;
         Ok((api, self.path()?))
     }
 
-    fn request(&self, message: Bytes) -> Result<Request<Bytes>, Problem> {
+    fn request(&self, message: Bytes) -> Result<Request<Bytes>, HttpProblem> {
         let mut request = Request::new(message);
         for value in &self.credentials {
             // A value that is no text is no credentials of ours.

@@ -20,7 +20,7 @@ use prost_reflect::{
 use serde::de::{DeserializeSeed, Deserializer, Error as _, MapAccess, SeqAccess, Visitor};
 use serde_json::value::RawValue;
 
-use super::{encode::JsonForm, problem::Problem};
+use super::{encode::JsonForm, problem::HttpProblem};
 use crate::http::held::HeldBytes;
 
 /// Bytes that an item of a message is charged with besides its text: a message, or a value in a list.
@@ -41,12 +41,12 @@ pub(super) fn base64(text: &[u8]) -> Option<Vec<u8>> {
 }
 
 /// A body must be JSON, or not say what it is.
-pub(super) fn check_type(headers: &HeaderMap) -> Result<(), Problem> {
+pub(super) fn check_type(headers: &HeaderMap) -> Result<(), HttpProblem> {
     let Some(value) = headers.get(CONTENT_TYPE) else { return Ok(()) };
     let mime = value.to_str().unwrap_or_default().split(';').next().unwrap_or_default().trim();
     let is_json = mime.eq_ignore_ascii_case("application/json")
         || mime.get(mime.len().saturating_sub(5)..).is_some_and(|end| end.eq_ignore_ascii_case("+json"));
-    if is_json { Ok(()) } else { Err(Problem::unsupported_type()) }
+    if is_json { Ok(()) } else { Err(HttpProblem::unsupported_type()) }
 }
 
 /// The message of a JSON body; an empty body is an empty message.
@@ -55,8 +55,8 @@ pub(super) fn message(
     json: &[u8],
     form: JsonForm,
     held: &mut HeldBytes,
-) -> Result<DynamicMessage, Problem> {
-    let text = std::str::from_utf8(json).map_err(|_| Problem::bad_json("", "is not UTF-8"))?;
+) -> Result<DynamicMessage, HttpProblem> {
+    let text = std::str::from_utf8(json).map_err(|_| HttpProblem::bad_json("", "is not UTF-8"))?;
     if text.trim_ascii().is_empty() {
         return Ok(DynamicMessage::new(of));
     }
@@ -74,25 +74,25 @@ pub(super) fn message(
     });
     read.map_err(|error| {
         let failed = state.failed.take();
-        failed.unwrap_or_else(|| Problem::bad_json(&state.path.take().join("."), &error.to_string()))
+        failed.unwrap_or_else(|| HttpProblem::bad_json(&state.path.take().join("."), &error.to_string()))
     })?
-    .ok_or_else(|| Problem::bad_json("", "is null, not an object"))
+    .ok_or_else(|| HttpProblem::bad_json("", "is null, not an object"))
 }
 
 /// Sets the field at `path`, names joined by dots, from the text of a path or a query. A list grows by one.
-pub(super) fn put(message: &mut DynamicMessage, path: &str, text: &str) -> Result<(), Problem> {
+pub(super) fn put(message: &mut DynamicMessage, path: &str, text: &str) -> Result<(), HttpProblem> {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let field = field_named(&message.descriptor(), name)
         .filter(|field| !field.is_map())
-        .ok_or_else(|| Problem::invalid(name, "is not known here; /openapi.json has what is"))?;
+        .ok_or_else(|| HttpProblem::invalid(name, "is not known here; /openapi.json has what is"))?;
     if let Some(rest) = rest {
         return match message.get_field_mut(&field) {
             Value::Message(inner) => put(inner, rest, text),
-            _ => Err(Problem::invalid(path, "has no such part")),
+            _ => Err(HttpProblem::invalid(path, "has no such part")),
         };
     }
     let value =
-        scalar(&field.kind(), &field, text, false).map_err(|problem| Problem::invalid(path, &problem))?;
+        scalar(&field.kind(), &field, text, false).map_err(|problem| HttpProblem::invalid(path, &problem))?;
     match message.get_field_mut(&field) {
         Value::List(list) => list.push(value),
         slot => *slot = value,
@@ -226,7 +226,7 @@ struct DecodeContext<'h> {
     held: RefCell<&'h mut HeldBytes>,
     /// Names down to where it is, left as they are by a failure.
     path: RefCell<Vec<String>>,
-    failed: RefCell<Option<Problem>>,
+    failed: RefCell<Option<HttpProblem>>,
 }
 
 impl DecodeContext<'_> {
@@ -377,9 +377,9 @@ fn value(form: JsonForm, field: &FieldDescriptor, kind: &Kind, raw: &str) -> Res
 }
 
 /// A value of a list, or of a map.
-struct Item<'s, 'h, 'f>(&'s DecodeContext<'h>, &'f FieldDescriptor, &'f Kind);
+struct DecodeItem<'s, 'h, 'f>(&'s DecodeContext<'h>, &'f FieldDescriptor, &'f Kind);
 
-impl<'de> DeserializeSeed<'de> for Item<'_, '_, '_> {
+impl<'de> DeserializeSeed<'de> for DecodeItem<'_, '_, '_> {
     type Value = Option<Value>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -409,7 +409,7 @@ impl<'de> Visitor<'de> for ItemsVisitor<'_, '_, '_> {
         let mut list = Vec::new();
         loop {
             state.enter(&list.len().to_string())?;
-            let Some(item) = items.next_element_seed(Item(state, field, &kind))? else { break };
+            let Some(item) = items.next_element_seed(DecodeItem(state, field, &kind))? else { break };
             state.charge(ITEM)?;
             list.push(item.ok_or_else(|| A::Error::custom("is null"))?);
             state.leave();
@@ -447,7 +447,7 @@ impl<'de> Visitor<'de> for EntriesVisitor<'_, '_, '_> {
         while let Some(name) = map.next_key::<String>()? {
             state.enter(&name)?;
             state.charge(ITEM)?;
-            let value = map.next_value_seed(Item(state, &field, &kind))?;
+            let value = map.next_value_seed(DecodeItem(state, &field, &kind))?;
             let value = value.ok_or_else(|| A::Error::custom("is null"))?;
             if entries.insert(MapKey::String(name), value).is_some() {
                 return Err(A::Error::custom("is given twice"));

@@ -5,7 +5,7 @@ use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, ReflectMessag
 use serde::ser::{Error as _, Serialize, SerializeMap, Serializer};
 use serde_json::value::RawValue;
 
-use super::{payload::View, problem::Problem};
+use super::{payload::PayloadView, problem::HttpProblem};
 
 /// Size of a decoded message with its JSON, at most, as a multiple of the message's bytes, for its charge.
 pub(super) const TIMES: usize = 6;
@@ -36,22 +36,22 @@ pub(super) fn to_vec(
     message: &DynamicMessage,
     part: Option<&str>,
     form: JsonForm,
-    view: View,
-) -> Result<Vec<u8>, Problem> {
+    view: PayloadView,
+) -> Result<Vec<u8>, HttpProblem> {
     let part = part.and_then(|part| message.get_field_by_name(part));
     let shown = part.as_ref().and_then(|part| part.as_message()).unwrap_or(message);
-    serde_json::to_vec(&Shown { message: shown, form, view }).map_err(|_| Problem::internal())
+    serde_json::to_vec(&ShownMessage { message: shown, form, view }).map_err(|_| HttpProblem::internal())
 }
 
 /// A message as it is shown.
 #[derive(Clone, Copy)]
-pub(super) struct Shown<'a> {
+pub(super) struct ShownMessage<'a> {
     pub(super) message: &'a DynamicMessage,
     pub(super) form: JsonForm,
-    pub(super) view: View,
+    pub(super) view: PayloadView,
 }
 
-impl Serialize for Shown<'_> {
+impl Serialize for ShownMessage<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { message, form, view } = *self;
         let of = message.descriptor();
@@ -82,20 +82,23 @@ impl Serialize for Shown<'_> {
                 }
                 continue;
             }
-            map.serialize_entry(field.json_name(), &Item { value: &value, kind: field.kind(), form, view })?;
+            map.serialize_entry(
+                field.json_name(),
+                &EncodeItem { value: &value, kind: field.kind(), form, view },
+            )?;
         }
         map.end()
     }
 }
 
-struct Item<'a> {
+struct EncodeItem<'a> {
     value: &'a Value,
     kind: Kind,
     form: JsonForm,
-    view: View,
+    view: PayloadView,
 }
 
-impl Serialize for Item<'_> {
+impl Serialize for EncodeItem<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let Self { form, view, .. } = *self;
         match self.value {
@@ -116,10 +119,10 @@ impl Serialize for Item<'_> {
                     None => serializer.serialize_i32(*number),
                 }
             }
-            Value::Message(message) => Shown { message, form, view }.serialize(serializer),
+            Value::Message(message) => ShownMessage { message, form, view }.serialize(serializer),
             Value::List(list) => {
                 let kind = &self.kind;
-                serializer.collect_seq(list.iter().map(|value| Item {
+                serializer.collect_seq(list.iter().map(|value| EncodeItem {
                     value,
                     kind: kind.clone(),
                     form,
@@ -144,7 +147,7 @@ impl Serialize for Item<'_> {
                 serializer.collect_map(
                     sorted
                         .into_iter()
-                        .map(|(key, value)| (key, Item { value, kind: kind.clone(), form, view })),
+                        .map(|(key, value)| (key, EncodeItem { value, kind: kind.clone(), form, view })),
                 )
             }
         }

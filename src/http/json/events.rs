@@ -27,8 +27,8 @@ use tonic::Streaming;
 use super::{
     call::HttpCall,
     encode::{self, JsonForm},
-    payload::View,
-    problem::Problem,
+    payload::PayloadView,
+    problem::HttpProblem,
 };
 use crate::http::held::HeldBytes;
 
@@ -47,15 +47,15 @@ pub(super) async fn open(
     call: HttpCall<'_>,
     mut message: DynamicMessage,
     headers: &HeaderMap,
-    view: View,
+    view: PayloadView,
     form: JsonForm,
     mut held: HeldBytes,
-) -> Result<Response, Problem> {
+) -> Result<Response, HttpProblem> {
     held.more(STREAM)?;
     let last = match headers.get("last-event-id") {
         None => None,
         Some(id) => {
-            let text = id.to_str().map_err(|_| Problem::invalid("Last-Event-ID", "is not ASCII"))?;
+            let text = id.to_str().map_err(|_| HttpProblem::invalid("Last-Event-ID", "is not ASCII"))?;
             (!text.is_empty()).then(|| text.to_owned())
         }
     };
@@ -84,7 +84,7 @@ pub(super) async fn open(
             "event: gap\ndata: {\"count\":\"0\",\"reason\":\"GAP_REASON_UNSPECIFIED\",\"resumed\":false}\n\n",
         );
     }
-    let events = Events {
+    let events = EventStreamText {
         of: call.method.output(),
         stream,
         view,
@@ -106,10 +106,10 @@ pub(super) async fn open(
 
 /// A stream as the text of its events. One response is in the making at a time, so a slow reader leaves the rest to the
 /// stream's buffer in the broker and its policy there.
-struct Events {
+struct EventStreamText {
     of: MessageDescriptor,
     stream: Streaming<Bytes>,
-    view: View,
+    view: PayloadView,
     form: JsonForm,
     begin: Option<Bytes>,
     number: u64,
@@ -119,7 +119,7 @@ struct Events {
     held: HeldBytes,
 }
 
-impl HttpBody for Events {
+impl HttpBody for EventStreamText {
     type Data = Bytes;
     type Error = Infallible;
 
@@ -142,7 +142,7 @@ impl HttpBody for Events {
                     Ok(text) => text,
                     Err(problem) => this.end(&problem),
                 },
-                Poll::Ready(Some(Err(status))) => this.end(&Problem::from(status)),
+                Poll::Ready(Some(Err(status))) => this.end(&HttpProblem::from(status)),
                 Poll::Ready(None) => {
                     this.ended = true;
                     return Poll::Ready(None);
@@ -163,9 +163,9 @@ impl HttpBody for Events {
     }
 }
 
-impl Events {
+impl EventStreamText {
     /// The last event.
-    fn end(&mut self, problem: &Problem) -> Vec<u8> {
+    fn end(&mut self, problem: &HttpProblem) -> Vec<u8> {
         self.ended = true;
         let mut text = Vec::new();
         event(&mut text, "problem", None, &problem.to_json());
@@ -173,9 +173,10 @@ impl Events {
     }
 
     /// The events of a response.
-    fn text(&mut self, message: Bytes) -> Result<Vec<u8>, Problem> {
+    fn text(&mut self, message: Bytes) -> Result<Vec<u8>, HttpProblem> {
         self.held.at_least(message.len().saturating_mul(encode::TIMES))?;
-        let response = DynamicMessage::decode(self.of.clone(), message).map_err(|_| Problem::internal())?;
+        let response =
+            DynamicMessage::decode(self.of.clone(), message).map_err(|_| HttpProblem::internal())?;
         let token = response.get_field_by_name(RESUME);
         let token = token.as_ref().and_then(|token| token.as_str()).filter(|token| !token.is_empty());
         let mut text = Vec::new();

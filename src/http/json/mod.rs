@@ -49,16 +49,16 @@ use gateway_api::json::pool;
 use prost_reflect::{DynamicMessage, MethodDescriptor, prost::Message as _};
 
 use self::{
-    payload::View,
-    problem::Problem,
-    routes::{Body, ROUTES, Route},
+    payload::PayloadView,
+    problem::HttpProblem,
+    routes::{BodyContent, ROUTES, Route},
 };
 use super::{
     client::HttpClient,
     held::{HeldBytes, paced},
-    server::Peer,
+    server::SenderAddress,
 };
-use crate::grpc::Local;
+use crate::grpc::LocalChannel;
 
 /// Document served as `/openapi.json`; a test writes it from the routes and the protos.
 const OPENAPI: &str = include_str!("openapi.json");
@@ -81,18 +81,18 @@ pub(crate) struct JsonOptions {
 
 /// The API as JSON.
 #[derive(Clone)]
-pub(crate) struct Json(Arc<HttpShared>);
+pub(crate) struct JsonApi(Arc<HttpShared>);
 
 struct HttpShared {
-    api: Local,
+    api: LocalChannel,
     account: Arc<Account>,
     options: JsonOptions,
 }
 
-impl Json {
+impl JsonApi {
     /// Over `api`; what bodies take is charged to `account`. The descriptors, which take some megabytes, are read for the first
     /// request.
-    pub(crate) fn new(api: Local, account: Arc<Account>, options: JsonOptions) -> Self {
+    pub(crate) fn new(api: LocalChannel, account: Arc<Account>, options: JsonOptions) -> Self {
         Self(Arc::new(HttpShared { api, account, options }))
     }
 
@@ -137,12 +137,12 @@ impl Json {
         route: &'static Route,
         params: &RawPathParams,
         request: Request<axum::body::Body>,
-    ) -> Result<Response, Problem> {
+    ) -> Result<Response, HttpProblem> {
         let shared = &*self.0;
         let method = self.method(route, params)?;
         let (parts, body) = request.into_parts();
         let asked = RequestFields::of(route, &parts.uri, &parts.headers)?;
-        let peer = parts.extensions.get::<Peer>().map(|peer| peer.0);
+        let peer = parts.extensions.get::<SenderAddress>().map(|peer| peer.0);
         let credentials = parts.headers.get_all(AUTHORIZATION).into_iter().cloned().collect();
         let call =
             call::HttpCall { api: &shared.api, peer, credentials, timeout: asked.timeout, method: &method };
@@ -150,16 +150,18 @@ impl Json {
         HttpClient::identified(&parts.extensions, call.check()?)?;
         let mut held = HeldBytes::new(&shared.account);
         let body = match route.body {
-            Body::None => Bytes::new(),
-            Body::Json | Body::Payload(_) => body::read(body, &shared.options, &mut held).await?,
+            BodyContent::None => Bytes::new(),
+            BodyContent::Json | BodyContent::Payload(_) => {
+                body::read(body, &shared.options, &mut held).await?
+            }
         };
         let mut message = match route.body {
-            Body::Json => {
+            BodyContent::Json => {
                 decode::check_type(&parts.headers)?;
                 decode::message(method.input(), &body, route.form, &mut held)?
             }
-            Body::None => DynamicMessage::new(method.input()),
-            Body::Payload(field) => {
+            BodyContent::None => DynamicMessage::new(method.input()),
+            BodyContent::Payload(field) => {
                 let mut message = DynamicMessage::new(method.input());
                 payload::put(&mut message, field, body, &parts.headers, asked.is_base64)?;
                 message
@@ -181,15 +183,15 @@ impl Json {
         drop(message);
         let answer = tokio::time::timeout(asked.timeout.unwrap_or(TIMEOUT), call.unary(bytes.into()))
             .await
-            .map_err(|_| Problem::timed_out())??;
+            .map_err(|_| HttpProblem::timed_out())??;
         drop(held);
         let mut held = HeldBytes::new(&shared.account);
         // Decoded, and as JSON.
         held.more(answer.len().saturating_mul(encode::TIMES))?;
-        let answer = DynamicMessage::decode(method.output(), answer).map_err(|_| Problem::internal())?;
-        if asked.view == View::Raw {
+        let answer = DynamicMessage::decode(method.output(), answer).map_err(|_| HttpProblem::internal())?;
+        if asked.view == PayloadView::Raw {
             return payload::raw(answer, held).ok_or_else(|| {
-                Problem::invalid(
+                HttpProblem::invalid(
                     "payload",
                     "\"raw\" is for answers with one payload, such as GET /v1/latest/...",
                 )
@@ -204,7 +206,7 @@ impl Json {
     }
 
     /// The RPC behind a route.
-    fn method(&self, route: &Route, params: &RawPathParams) -> Result<MethodDescriptor, Problem> {
+    fn method(&self, route: &Route, params: &RawPathParams) -> Result<MethodDescriptor, HttpProblem> {
         let param = |wanted| params.iter().find(|(name, _)| *name == wanted).map_or("", |(_, value)| value);
         let (service, method) = match route.rpc.split_once('/') {
             Some(known) => known,
@@ -216,16 +218,16 @@ impl Json {
         };
         let found = pool().get_service_by_name(&name);
         let found = found.and_then(|service| service.methods().find(|known| known.name() == method));
-        let found = found.ok_or_else(|| Problem::not_found("there is no such service or method"))?;
+        let found = found.ok_or_else(|| HttpProblem::not_found("there is no such service or method"))?;
         if found.is_client_streaming() {
-            return Err(Problem::unimplemented("this call streams requests, which needs gRPC"));
+            return Err(HttpProblem::unimplemented("this call streams requests, which needs gRPC"));
         }
         match (found.is_server_streaming(), route.is_stream()) {
-            (true, false) => {
-                Err(Problem::not_found("this call answers with a stream: ask for it below /v1/stream/rpc/"))
-            }
+            (true, false) => Err(HttpProblem::not_found(
+                "this call answers with a stream: ask for it below /v1/stream/rpc/",
+            )),
             (false, true) => {
-                Err(Problem::not_found("this call answers with one message: ask for it below /v1/rpc/"))
+                Err(HttpProblem::not_found("this call answers with one message: ask for it below /v1/rpc/"))
             }
             _ => Ok(found),
         }
@@ -234,14 +236,14 @@ impl Json {
 
 /// The answer to a request for which there is no seat.
 pub(super) fn busy() -> Response {
-    Problem::busy().into_response()
+    HttpProblem::busy().into_response()
 }
 
 /// Wishes of a request besides its path and body.
 struct RequestFields {
     /// Fields of the message.
     fields: Vec<(String, String)>,
-    view: View,
+    view: PayloadView,
     timeout: Option<Duration>,
     /// The body is base64.
     is_base64: bool,
@@ -249,14 +251,15 @@ struct RequestFields {
 }
 
 impl RequestFields {
-    fn of(route: &Route, uri: &Uri, headers: &HeaderMap) -> Result<Self, Problem> {
+    fn of(route: &Route, uri: &Uri, headers: &HeaderMap) -> Result<Self, HttpProblem> {
         let key = match headers.get("idempotency-key") {
             None => None,
             Some(_) if route.key.is_none() && route.rpc.contains('/') => {
-                return Err(Problem::invalid("Idempotency-Key", "this call does not take one"));
+                return Err(HttpProblem::invalid("Idempotency-Key", "this call does not take one"));
             }
             Some(key) => {
-                let text = key.to_str().map_err(|_| Problem::invalid("Idempotency-Key", "is not ASCII"))?;
+                let text =
+                    key.to_str().map_err(|_| HttpProblem::invalid("Idempotency-Key", "is not ASCII"))?;
                 Some(text.to_owned())
             }
         };
@@ -264,11 +267,13 @@ impl RequestFields {
             Self { fields: Vec::new(), view: route.form.view(), timeout: None, is_base64: false, key };
         for (name, value) in form_urlencoded::parse(uri.query().unwrap_or_default().as_bytes()) {
             match &*name {
-                "payload" => asked.view = View::parse(&value)?,
+                "payload" => asked.view = PayloadView::parse(&value)?,
                 "timeout" => asked.timeout = Some(timeout(&value)?),
-                "encoding" if matches!(route.body, Body::Payload(_)) => match &*value {
+                "encoding" if matches!(route.body, BodyContent::Payload(_)) => match &*value {
                     "base64" => asked.is_base64 = true,
-                    _ => return Err(Problem::invalid("encoding", "is not base64, the only one there is")),
+                    _ => {
+                        return Err(HttpProblem::invalid("encoding", "is not base64, the only one there is"));
+                    }
                 },
                 _ => asked.fields.push((name.into_owned(), value.into_owned())),
             }
@@ -278,8 +283,8 @@ impl RequestFields {
 }
 
 /// The time in a query, such as `5s`.
-fn timeout(text: &str) -> Result<Duration, Problem> {
-    let wrong = || Problem::invalid("timeout", "is not a time from 1ms to 1h, such as 5s or 500ms");
+fn timeout(text: &str) -> Result<Duration, HttpProblem> {
+    let wrong = || HttpProblem::invalid("timeout", "is not a time from 1ms to 1h, such as 5s or 500ms");
     let (number, unit) = match text.strip_suffix("ms") {
         Some(number) => (number, 0.001),
         None => (text.strip_suffix('s').ok_or_else(wrong)?, 1.0),
@@ -295,10 +300,10 @@ async fn openapi() -> impl IntoResponse {
 
 /// Nobody has asked who it is: it keeps no seat.
 async fn no_such_path() -> impl IntoResponse {
-    let problem = Problem::not_found("there is nothing at this path; /openapi.json has what there is");
+    let problem = HttpProblem::not_found("there is nothing at this path; /openapi.json has what there is");
     ([(CONNECTION, "close")], problem)
 }
 
-async fn no_such_method() -> Problem {
-    Problem::method_not_allowed()
+async fn no_such_method() -> HttpProblem {
+    HttpProblem::method_not_allowed()
 }

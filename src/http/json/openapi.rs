@@ -8,7 +8,7 @@ use serde_json::{Map, Value, json};
 use super::{
     OPENAPI,
     encode::JsonForm,
-    routes::{Body, ROUTES, Route},
+    routes::{BodyContent, ROUTES, Route},
 };
 
 /// Returns the comment in front of the item at `path` of a file.
@@ -173,13 +173,13 @@ fn operation(route: &Route, method: Option<&MethodDescriptor>, schemas: &mut Sch
         };
         parameters.push(parameter("path", name, json!({"type": "string"}), text));
     }
-    if let Body::Payload(field) = route.body {
+    if let BodyContent::Payload(field) = route.body {
         taken.push(field);
         let text = "base64 if the body is the payload in base64.";
         parameters.push(parameter("query", "encoding", json!({"enum": ["base64"]}), text));
     }
     let output = method.map(MethodDescriptor::output);
-    if route.body != Body::Json
+    if route.body != BodyContent::Json
         && let Some(method) = method
     {
         let mut fields = Vec::new();
@@ -234,12 +234,12 @@ fn operation(route: &Route, method: Option<&MethodDescriptor>, schemas: &mut Sch
         },
     });
     let body = match route.body {
-        Body::None => None,
-        Body::Payload(_) => Some(json!({
+        BodyContent::None => None,
+        BodyContent::Payload(_) => Some(json!({
             "description": "The payload, as it is. Its Content-Type becomes that of the message.",
             "content": {"*/*": {}},
         })),
-        Body::Json => {
+        BodyContent::Json => {
             let schema =
                 method.map_or_else(|| json!({"type": "object"}), |method| schemas.reference(&method.input()));
             Some(json!({"content": {"application/json": {"schema": schema}}}))

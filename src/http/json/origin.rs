@@ -16,14 +16,14 @@ use axum::{
 };
 use gateway_core::metrics::count;
 
-use super::{Json, problem::Problem};
+use super::{JsonApi, problem::HttpProblem};
 
 const METHODS: &str = "GET, POST, PUT, PATCH, DELETE";
 const HEADERS: &str = "authorization, content-type, idempotency-key, last-event-id";
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
 /// Page that a request comes from.
-enum Page {
+enum RequestOrigin {
     /// None, or one of the gateway's own host.
     Own,
     /// One of an origin that is allowed.
@@ -32,36 +32,36 @@ enum Page {
     Foreign,
 }
 
-fn page(headers: &HeaderMap, allowed: &[String]) -> Page {
+fn page(headers: &HeaderMap, allowed: &[String]) -> RequestOrigin {
     let Some(origin) = headers.get(ORIGIN) else {
         // A browser that says no origin says from where it comes, unless it is very old.
         let site = headers.get(SEC_FETCH_SITE).map(HeaderValue::as_bytes);
         return match site {
-            Some(b"cross-site" | b"same-site") => Page::Foreign,
-            _ => Page::Own,
+            Some(b"cross-site" | b"same-site") => RequestOrigin::Foreign,
+            _ => RequestOrigin::Own,
         };
     };
     let text = origin.to_str().unwrap_or_default();
     let host = headers.get(HOST).and_then(|host| host.to_str().ok());
     let own = text.split_once("://").map(|(_, own)| own);
     if own.is_some() && own.zip(host).is_some_and(|(own, host)| own.eq_ignore_ascii_case(host)) {
-        return Page::Own;
+        return RequestOrigin::Own;
     }
     match allowed.iter().any(|allowed| allowed == "*" || allowed.eq_ignore_ascii_case(text)) {
-        true => Page::Allowed(origin.clone()),
-        false => Page::Foreign,
+        true => RequestOrigin::Allowed(origin.clone()),
+        false => RequestOrigin::Foreign,
     }
 }
 
 /// Lets requests of pages pass that may, and tells their browsers.
-pub(super) async fn guard(State(json): State<Json>, request: Request, next: Next) -> Response {
+pub(super) async fn guard(State(json): State<JsonApi>, request: Request, next: Next) -> Response {
     let origin = match page(request.headers(), &json.0.options.cors_origins) {
-        Page::Own => return next.run(request).await,
-        Page::Foreign => {
+        RequestOrigin::Own => return next.run(request).await,
+        RequestOrigin::Foreign => {
             count(|c| c.http_cross_origin.add(1));
-            return Problem::cross_origin().into_response();
+            return HttpProblem::cross_origin().into_response();
         }
-        Page::Allowed(origin) => origin,
+        RequestOrigin::Allowed(origin) => origin,
     };
     let asks =
         request.method() == Method::OPTIONS && request.headers().contains_key(ACCESS_CONTROL_REQUEST_METHOD);

@@ -13,7 +13,7 @@ use prost_reflect::{DynamicMessage, Value};
 use serde::ser::SerializeMap;
 use serde_json::value::RawValue;
 
-use super::{decode, problem::Problem};
+use super::{decode, problem::HttpProblem};
 use crate::http::held::{HeldBytes, paced};
 
 /// Content types that the payload of a device may have here: what a browser would run or draw is not among them, since it would
@@ -25,7 +25,7 @@ const FORM: &str = "application/x-www-form-urlencoded";
 
 /// Form in which a payload is shown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum View {
+pub(super) enum PayloadView {
     /// `payload`, in base64.
     Base64,
     /// `payloadText` if it is UTF-8, else base64.
@@ -36,14 +36,14 @@ pub(super) enum View {
     Raw,
 }
 
-impl View {
-    pub(super) fn parse(text: &str) -> Result<Self, Problem> {
+impl PayloadView {
+    pub(super) fn parse(text: &str) -> Result<Self, HttpProblem> {
         match text {
             "base64" => Ok(Self::Base64),
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
             "raw" => Ok(Self::Raw),
-            _ => Err(Problem::invalid("payload", "is none of base64, text, json, raw")),
+            _ => Err(HttpProblem::invalid("payload", "is none of base64, text, json, raw")),
         }
     }
 
@@ -69,11 +69,11 @@ pub(super) fn put(
     body: Bytes,
     headers: &HeaderMap,
     is_base64: bool,
-) -> Result<(), Problem> {
+) -> Result<(), HttpProblem> {
     let body = match is_base64 {
-        true => {
-            decode::base64(body.trim_ascii()).ok_or_else(|| Problem::invalid("body", "is not base64"))?.into()
-        }
+        true => decode::base64(body.trim_ascii())
+            .ok_or_else(|| HttpProblem::invalid("body", "is not base64"))?
+            .into(),
         false => body,
     };
     let mut target = message;
@@ -90,10 +90,10 @@ pub(super) fn put(
         }
         match target.get_field_by_name_mut(name) {
             Some(Value::Message(inner)) => target = inner,
-            _ => return Err(Problem::internal()),
+            _ => return Err(HttpProblem::internal()),
         }
     }
-    Err(Problem::internal())
+    Err(HttpProblem::internal())
 }
 
 /// The type that the message is to say it has.

@@ -18,7 +18,7 @@ use crate::http::client::NoSeat;
 
 /// Error that made a request fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Problem(Box<ProblemDetails>);
+pub(super) struct HttpProblem(Box<ProblemDetails>);
 
 /// The explanation that is sent.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -38,7 +38,7 @@ struct ProblemDetails {
     metadata: BTreeMap<String, String>,
     /// Faults by field.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    violations: Vec<Violation>,
+    violations: Vec<FieldProblem>,
     #[serde(skip)]
     retry_after: Option<u64>,
     /// The rest of the request is not read, so the connection is of no more use.
@@ -48,12 +48,12 @@ struct ProblemDetails {
 
 /// A field, and its fault.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
-struct Violation {
+struct FieldProblem {
     field: String,
     description: String,
 }
 
-impl Problem {
+impl HttpProblem {
     fn new(status: StatusCode, code: Code, reason: &'static str, detail: impl Into<String>) -> Self {
         Self(Box::new(ProblemDetails {
             kind: "about:blank",
@@ -81,7 +81,7 @@ impl Problem {
     pub(super) fn invalid(field: &str, problem: &str) -> Self {
         let detail = format!("{field}: {problem}");
         let mut all = Self::new(StatusCode::BAD_REQUEST, Code::InvalidArgument, "INVALID_FIELD", detail);
-        all.0.violations.push(Violation { field: field.to_owned(), description: problem.to_owned() });
+        all.0.violations.push(FieldProblem { field: field.to_owned(), description: problem.to_owned() });
         all
     }
 
@@ -173,7 +173,7 @@ impl Problem {
     }
 }
 
-impl From<NoSeat> for Problem {
+impl From<NoSeat> for HttpProblem {
     fn from(none: NoSeat) -> Self {
         match none {
             NoSeat::Share => Self::caller_busy(),
@@ -182,7 +182,7 @@ impl From<NoSeat> for Problem {
     }
 }
 
-impl From<Status> for Problem {
+impl From<Status> for HttpProblem {
     fn from(status: Status) -> Self {
         let details = status.get_error_details();
         let (reason, metadata) = match details.error_info() {
@@ -196,7 +196,7 @@ impl From<Status> for Problem {
         problem.violations = details
             .bad_request()
             .map(|bad| {
-                let of = |one: &tonic_types::FieldViolation| Violation {
+                let of = |one: &tonic_types::FieldViolation| FieldProblem {
                     field: json_path(&one.field),
                     description: one.description.clone(),
                 };
@@ -209,7 +209,7 @@ impl From<Status> for Problem {
     }
 }
 
-impl IntoResponse for Problem {
+impl IntoResponse for HttpProblem {
     fn into_response(self) -> Response {
         count(|c| match self.0.status {
             400..500 => c.http_api_refused.add(1),

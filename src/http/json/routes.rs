@@ -2,11 +2,11 @@
 
 use axum::routing::MethodFilter;
 
-use super::{encode::JsonForm, payload::View};
+use super::{encode::JsonForm, payload::PayloadView};
 
 /// An HTTP method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Verb {
+pub(super) enum HttpMethod {
     Get,
     Post,
     Put,
@@ -14,7 +14,7 @@ pub(super) enum Verb {
     Delete,
 }
 
-impl Verb {
+impl HttpMethod {
     pub(super) fn filter(self) -> MethodFilter {
         match self {
             Self::Get => MethodFilter::GET,
@@ -28,7 +28,7 @@ impl Verb {
 
 /// Content of a request's body.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Body {
+pub(super) enum BodyContent {
     /// Not read.
     None,
     /// The request message.
@@ -40,12 +40,12 @@ pub(super) enum Body {
 /// One path with one method.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Route {
-    pub(super) verb: Verb,
+    pub(super) verb: HttpMethod,
     /// As axum writes it. Names in it are fields of the request.
     pub(super) path: &'static str,
     /// Service and method of `gateway.v1`; empty where the path says it.
     pub(super) rpc: &'static str,
-    pub(super) body: Body,
+    pub(super) body: BodyContent,
     /// Names in the path that stand for a field of another name.
     pub(super) fields: &'static [(&'static str, &'static str)],
     /// The field of the answer that is the body; all of it if `None`.
@@ -56,12 +56,12 @@ pub(super) struct Route {
 }
 
 impl Route {
-    const fn new(verb: Verb, path: &'static str, rpc: &'static str) -> Self {
+    const fn new(verb: HttpMethod, path: &'static str, rpc: &'static str) -> Self {
         Self {
             verb,
             path,
             rpc,
-            body: Body::None,
+            body: BodyContent::None,
             fields: &[],
             answer: None,
             key: None,
@@ -70,27 +70,27 @@ impl Route {
     }
 
     const fn get(path: &'static str, rpc: &'static str) -> Self {
-        Self::new(Verb::Get, path, rpc)
+        Self::new(HttpMethod::Get, path, rpc)
     }
 
     const fn post(path: &'static str, rpc: &'static str) -> Self {
-        Self { body: Body::Json, ..Self::new(Verb::Post, path, rpc) }
+        Self { body: BodyContent::Json, ..Self::new(HttpMethod::Post, path, rpc) }
     }
 
     const fn put(path: &'static str, rpc: &'static str) -> Self {
-        Self { body: Body::Json, ..Self::new(Verb::Put, path, rpc) }
+        Self { body: BodyContent::Json, ..Self::new(HttpMethod::Put, path, rpc) }
     }
 
     const fn patch(path: &'static str, rpc: &'static str) -> Self {
-        Self { body: Body::Json, ..Self::new(Verb::Patch, path, rpc) }
+        Self { body: BodyContent::Json, ..Self::new(HttpMethod::Patch, path, rpc) }
     }
 
     const fn delete(path: &'static str, rpc: &'static str) -> Self {
-        Self::new(Verb::Delete, path, rpc)
+        Self::new(HttpMethod::Delete, path, rpc)
     }
 
     const fn payload(self, field: &'static str) -> Self {
-        Self { body: Body::Payload(field), ..self }
+        Self { body: BodyContent::Payload(field), ..self }
     }
 
     const fn with(self, fields: &'static [(&'static str, &'static str)]) -> Self {
@@ -122,10 +122,10 @@ impl Route {
 
 impl JsonForm {
     /// Returns the form of payloads if the request names none.
-    pub(super) fn view(self) -> View {
+    pub(super) fn view(self) -> PayloadView {
         match self {
-            Self::Plain => View::Text,
-            Self::Canonical => View::Base64,
+            Self::Plain => PayloadView::Text,
+            Self::Canonical => PayloadView::Base64,
         }
     }
 }

@@ -10,13 +10,13 @@ use prost_reflect::{DynamicMessage, FieldDescriptor, Kind, MapKey, MessageDescri
 use super::{
     decode,
     encode::{self, JsonForm},
-    payload::View,
-    problem::Problem,
+    payload::PayloadView,
+    problem::HttpProblem,
     routes::ROUTES,
 };
 use crate::http::held::HeldBytes;
 
-fn read(of: &MessageDescriptor, json: &[u8], form: JsonForm) -> Result<DynamicMessage, Problem> {
+fn read(of: &MessageDescriptor, json: &[u8], form: JsonForm) -> Result<DynamicMessage, HttpProblem> {
     let account = Arc::new(Account::new(1 << 30));
     let read = decode::message(of.clone(), json, form, &mut HeldBytes::new(&account));
     assert_eq!(account.held(MemoryKind::Http), 0, "all is given back");
@@ -122,18 +122,18 @@ proptest! {
         let mut dice = Dice(seed);
         for of in pool().all_messages().filter(|of| of.package_name() == "gateway.v1" && !of.is_map_entry()) {
             let message = dice.message(&of, 0);
-            let json = encode::to_vec(&message, None, JsonForm::Canonical, View::Base64).unwrap();
+            let json = encode::to_vec(&message, None, JsonForm::Canonical, PayloadView::Base64).unwrap();
             let back = read(&of, &json, JsonForm::Canonical);
             let shown = String::from_utf8_lossy(&json).into_owned();
             prop_assert_eq!(back.as_ref().ok(), Some(&message), "{}: {}: {:?}", of.name(), shown, back);
             // In the plain form, empty values are there too; a text that is shown as JSON may be none.
             if !matches!(of.name(), "Shadow" | "UpdateShadowRequest")
-                && let Ok(json) = encode::to_vec(&message, None, JsonForm::Plain, View::Text)
+                && let Ok(json) = encode::to_vec(&message, None, JsonForm::Plain, PayloadView::Text)
                 && !shown.contains("desired") && !shown.contains("reported") && !shown.contains("delta")
                 && !shown.contains("metadata")
             {
                 let again = read(&of, &json, JsonForm::Plain).unwrap();
-                let json = encode::to_vec(&again, None, JsonForm::Canonical, View::Base64).unwrap();
+                let json = encode::to_vec(&again, None, JsonForm::Canonical, PayloadView::Base64).unwrap();
                 prop_assert_eq!(String::from_utf8_lossy(&json).into_owned(), shown, "{}", of.name());
             }
         }
@@ -145,7 +145,7 @@ proptest! {
         let mut dice = Dice(seed);
         let of = pool().get_message_by_name("gateway.v1.PublishBatchRequest").unwrap();
         let message = dice.message(&of, 0);
-        let mut json = encode::to_vec(&message, None, JsonForm::Canonical, View::Base64).unwrap();
+        let mut json = encode::to_vec(&message, None, JsonForm::Canonical, PayloadView::Base64).unwrap();
         let at = usize::from(cut) % json.len();
         let _ = read(&of, &json[..at], JsonForm::Plain);
         json[at] = byte;

@@ -20,17 +20,17 @@ use tonic::{
     },
 };
 
-use crate::grpc::{CallerKey, Local};
+use crate::grpc::{CallerKey, LocalChannel};
 
 /// Calls with a visitor's token, if there is one, from where the visitor is.
 #[derive(Clone)]
-pub(super) struct Api {
-    local: Local,
+pub(super) struct PageApi {
+    local: LocalChannel,
     token: Option<HeaderValue>,
 }
 
-impl Api {
-    pub(super) fn new(local: &Local, token: Option<&str>, peer: SocketAddr) -> Self {
+impl PageApi {
+    pub(super) fn new(local: &LocalChannel, token: Option<&str>, peer: SocketAddr) -> Self {
         // A token that is no header value is no token, and must not become a call without one.
         let value = |token: &str| HeaderValue::try_from(format!("Bearer {token}"));
         let token = token.map(|token| value(token).unwrap_or(HeaderValue::from_static("")));
@@ -84,10 +84,10 @@ impl Api {
     }
 }
 
-impl Service<Request<Body>> for Api {
+impl Service<Request<Body>> for PageApi {
     type Response = Response<Body>;
-    type Error = <Local as Service<Request<Body>>>::Error;
-    type Future = <Local as Service<Request<Body>>>::Future;
+    type Error = <LocalChannel as Service<Request<Body>>>::Error;
+    type Future = <LocalChannel as Service<Request<Body>>>::Future;
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Self::Error>> {
         self.local.poll_ready(cx)

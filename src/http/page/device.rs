@@ -14,10 +14,10 @@ use serde::Deserialize;
 use tonic::{Request, Status};
 
 use super::{
-    House,
+    PageState,
     devices::{state, version},
     layout::{self, button, bytes, csrf, done, of_day, payload, problem, query, time},
-    live::{self, Events, Gone},
+    live::{self, BrowserEvents, BrowserGone},
     tail,
     visit::{FormFields, Post, Visitor},
 };
@@ -409,11 +409,11 @@ async fn commands(visitor: &Visitor, id: &str) -> Markup {
 
 /// Streams the device's messages, and its events.
 pub(super) async fn live(
-    State(house): State<Arc<House>>,
+    State(page_state): State<Arc<PageState>>,
     visitor: Visitor,
     Query(DeviceQuery { id, .. }): Query<DeviceQuery>,
 ) -> Response {
-    live::stream(&house, visitor, |visitor, events| async move {
+    live::stream(&page_state, visitor, |visitor, events| async move {
         let mut subscriber = visitor.api.subscriber();
         let messages = match subscriber.subscribe(tail::request(Vec::new(), vec![id.clone()])).await {
             Ok(stream) => stream.into_inner(),
@@ -424,7 +424,7 @@ pub(super) async fn live(
     })
 }
 
-async fn happenings(visitor: &Visitor, id: String, events: &Events) -> Result<(), Gone> {
+async fn happenings(visitor: &Visitor, id: String, events: &BrowserEvents) -> Result<(), BrowserGone> {
     let request = v1::WatchEventsRequest { device_ids: vec![id], ..Default::default() };
     let mut stream = match visitor.api.events().watch_events(request).await {
         Ok(stream) => stream.into_inner(),

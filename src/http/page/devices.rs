@@ -12,7 +12,7 @@ use serde::Deserialize;
 use tonic::Status;
 
 use super::{
-    House,
+    PageState,
     layout::{self, bytes, problem, query, time},
     tail::device as link,
     visit::Visitor,
@@ -118,7 +118,7 @@ struct FoundDevices {
 }
 
 pub(super) async fn list(
-    State(_): State<Arc<House>>,
+    State(_): State<Arc<PageState>>,
     visitor: Visitor,
     Query(wanted): Query<DevicesQuery>,
 ) -> Response {

@@ -9,7 +9,7 @@ use gateway_core::metrics::count;
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
-use super::{House, short};
+use super::{PageState, short};
 use crate::http::held::HeldBytes;
 
 /// Most bytes of a form, and of a form from an unknown sender.
@@ -27,7 +27,7 @@ pub(super) struct FormFields {
 impl FormFields {
     /// Reads a form of at most so many bytes, which comes within `http.body_timeout` as a whole.
     pub(super) async fn read(
-        house: &House,
+        page_state: &PageState,
         headers: &HeaderMap,
         body: Body,
         most: usize,
@@ -38,9 +38,9 @@ impl FormFields {
         if !kind.eq_ignore_ascii_case("application/x-www-form-urlencoded") {
             return Err(refuse(StatusCode::UNSUPPORTED_MEDIA_TYPE, "this is not a form\n"));
         }
-        let mut held = HeldBytes::new(&house.account);
+        let mut held = HeldBytes::new(&page_state.account);
         let (mut body, mut whole) = (body, Vec::new());
-        let end = Instant::now() + house.body_timeout;
+        let end = Instant::now() + page_state.body_timeout;
         loop {
             let Ok(frame) = timeout_at(end, body.frame()).await else {
                 count(|c| c.http_bodies_late.add(1));

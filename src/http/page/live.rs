@@ -12,7 +12,7 @@ use maud::Markup;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{House, short, visit::Visitor};
+use super::{PageState, short, visit::Visitor};
 use crate::http::held::HeldBytes;
 
 /// A comment so often, by which a browser that is gone is found out.
@@ -42,34 +42,34 @@ impl Drop for OpenPart {
 }
 
 /// Sender of events to the browser.
-pub(super) struct Events(mpsc::Sender<Result<Bytes, Infallible>>);
+pub(super) struct BrowserEvents(mpsc::Sender<Result<Bytes, Infallible>>);
 
 /// The browser is gone.
-pub(super) struct Gone;
+pub(super) struct BrowserGone;
 
-impl Events {
+impl BrowserEvents {
     /// Replaces what the element holds.
-    pub(super) async fn set(&self, element: &str, html: &Markup) -> Result<(), Gone> {
+    pub(super) async fn set(&self, element: &str, html: &Markup) -> Result<(), BrowserGone> {
         self.send("set", &format!("{element}\n{}", html.0)).await
     }
 
     /// Puts something before what the element holds.
-    pub(super) async fn add(&self, element: &str, html: &Markup) -> Result<(), Gone> {
+    pub(super) async fn add(&self, element: &str, html: &Markup) -> Result<(), BrowserGone> {
         self.send("add", &format!("{element}\n{}", html.0)).await
     }
 
     /// Says why there is no more.
-    pub(super) async fn end(&self, why: &str) -> Result<(), Gone> {
+    pub(super) async fn end(&self, why: &str) -> Result<(), BrowserGone> {
         self.send("end", why).await
     }
 
     /// Sends an empty comment, which shows whether the browser is still there.
-    pub(super) async fn pulse(&self) -> Result<(), Gone> {
-        self.0.send(Ok(Bytes::from_static(b":\n\n"))).await.map_err(|_| Gone)
+    pub(super) async fn pulse(&self) -> Result<(), BrowserGone> {
+        self.0.send(Ok(Bytes::from_static(b":\n\n"))).await.map_err(|_| BrowserGone)
     }
 
-    async fn send(&self, kind: &str, data: &str) -> Result<(), Gone> {
-        self.0.send(Ok(event(kind, data))).await.map_err(|_| Gone)
+    async fn send(&self, kind: &str, data: &str) -> Result<(), BrowserGone> {
+        self.0.send(Ok(event(kind, data))).await.map_err(|_| BrowserGone)
     }
 }
 
@@ -87,29 +87,29 @@ fn event(kind: &str, data: &str) -> Bytes {
 ///
 /// Waiting events are on the memory account until then.
 pub(super) fn stream<F>(
-    house: &Arc<House>,
+    page_state: &Arc<PageState>,
     visitor: Visitor,
-    make: impl FnOnce(Visitor, Events) -> F,
+    make: impl FnOnce(Visitor, BrowserEvents) -> F,
 ) -> Response
 where
-    F: Future<Output = Result<(), Gone>> + Send + 'static,
+    F: Future<Output = Result<(), BrowserGone>> + Send + 'static,
 {
-    let mut held = HeldBytes::new(&house.account);
+    let mut held = HeldBytes::new(&page_state.account);
     if held.more(LIVE).is_err() {
         return short();
     }
     let open = OpenPart::new(held);
-    let mut drain = house.drain.clone();
+    let mut drain = page_state.drain.clone();
     let (sender, receiver) = mpsc::channel(WAITING);
     let gone = sender.clone();
-    let (house, csrf) = (Arc::clone(house), Arc::clone(&visitor.csrf));
-    let making = make(visitor, Events(sender.clone()));
+    let (page_state, csrf) = (Arc::clone(page_state), Arc::clone(&visitor.csrf));
+    let making = make(visitor, BrowserEvents(sender.clone()));
     tokio::spawn(async move {
         let _open = open;
         tokio::select! {
             _ = making => {}
             () = gone.closed() => {}
-            () = house.logins.ended(&csrf) => {
+            () = page_state.logins.ended(&csrf) => {
                 let _ = sender.try_send(Ok(event("end", "your login has ended")));
             }
             () = async { drop(drain.wait_for(|drains| *drains).await) } => {

@@ -22,8 +22,8 @@ use tonic::Code;
 use zeroize::Zeroizing;
 
 use super::{
-    House,
-    api::Api,
+    PageState,
+    api::PageApi,
     form::{FormFields, MOST_UNKNOWN},
     layout, short,
     tries::Tries,
@@ -246,12 +246,15 @@ fn form(next: &str, problem: Option<&str>) -> Response {
 }
 
 /// The form that asks for a token.
-pub(super) async fn ask(State(house): State<Arc<House>>, Query(asked): Query<LoginQuery>) -> Response {
-    if house.asks { form(&asked.next, None) } else { Redirect::to("/page/").into_response() }
+pub(super) async fn ask(
+    State(page_state): State<Arc<PageState>>,
+    Query(asked): Query<LoginQuery>,
+) -> Response {
+    if page_state.asks { form(&asked.next, None) } else { Redirect::to("/page/").into_response() }
 }
 
 /// A token was shown: it is one if the API knows its holder.
-pub(super) async fn enter(State(house): State<Arc<House>>, request: Request) -> Response {
+pub(super) async fn enter(State(page_state): State<Arc<PageState>>, request: Request) -> Response {
     let (parts, body) = request.into_parts();
     let headers = &parts.headers;
     let encrypted = parts.extensions.get::<Encrypted>().is_some();
@@ -260,7 +263,7 @@ pub(super) async fn enter(State(house): State<Arc<House>>, request: Request) -> 
         return form("", Some("This form was not sent from this page."));
     }
     let (peer, now) = (peer(&parts), clock::now());
-    if let Some(seconds) = house.logins.tries.wait(peer, now) {
+    if let Some(seconds) = page_state.logins.tries.wait(peer, now) {
         count(|c| c.page_logins_limited.add(1));
         let why = format!("Too many tokens were tried from your address. Try again in {seconds} seconds.");
         let mut answer = form("", Some(&why));
@@ -268,7 +271,7 @@ pub(super) async fn enter(State(house): State<Arc<House>>, request: Request) -> 
         answer.headers_mut().insert(RETRY_AFTER, HeaderValue::from(seconds));
         return answer;
     }
-    let fields = match FormFields::read(&house, headers, body, MOST_UNKNOWN).await {
+    let fields = match FormFields::read(&page_state, headers, body, MOST_UNKNOWN).await {
         Ok(fields) => fields,
         Err(refusal) => return refusal,
     };
@@ -277,18 +280,20 @@ pub(super) async fn enter(State(house): State<Arc<House>>, request: Request) -> 
     if token.is_empty() || token.len() > LONGEST {
         return form(next, Some("That is not a token."));
     }
-    let caller =
-        Api::new(&house.local, Some(&token), peer).operations().get_caller(v1::GetCallerRequest {}).await;
+    let caller = PageApi::new(&page_state.local, Some(&token), peer)
+        .operations()
+        .get_caller(v1::GetCallerRequest {})
+        .await;
     if let Err(status) = caller {
         count(|c| c.page_logins_failed.add(1));
         if status.code() == Code::Unauthenticated {
-            house.logins.tries.failed(peer, now);
+            page_state.logins.tries.failed(peer, now);
         }
         return form(next, Some(status.message()));
     }
     // A login that is repeated replaces the one before.
-    house.logins.remove(headers);
-    let id = match house.logins.add(token, now) {
+    page_state.logins.remove(headers);
+    let id = match page_state.logins.add(token, now) {
         Ok(id) => id,
         Err(NoLogin::Randomness) => return form(next, Some("The system has no randomness now.")),
         Err(NoLogin::Memory) => return short(),
@@ -301,13 +306,13 @@ pub(super) async fn enter(State(house): State<Arc<House>>, request: Request) -> 
 
 /// Ends the login.
 pub(super) async fn leave(
-    State(house): State<Arc<House>>,
+    State(page_state): State<Arc<PageState>>,
     encrypted: Option<Extension<Encrypted>>,
     headers: HeaderMap,
     posted: super::visit::Post,
 ) -> Response {
     let super::visit::Post { visitor: Visitor { .. }, .. } = posted;
-    house.logins.remove(&headers);
+    page_state.logins.remove(&headers);
     let mut answer = Redirect::to("/page/login").into_response();
     answer.headers_mut().insert(SET_COOKIE, cookie("", encrypted.is_some(), &headers, 0));
     answer

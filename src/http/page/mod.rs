@@ -15,7 +15,7 @@
 //! overview, devices, device, packets, slow, topics, groups, bridges, rights, settings, try_out   the pages
 //! ```
 //!
-//! All that is shown comes from [`Local`], the gRPC API inside the process, called with the visitor's own token: roles,
+//! All that is shown comes from [`LocalChannel`], the gRPC API inside the process, called with the visitor's own token: roles,
 //! scopes, bounds and the audit log are the API's. Without script everything works but what is live.
 //!
 //! Templates are `maud`: checked by the compiler and escaped unless said otherwise, with nothing to read at run time and nothing
@@ -68,7 +68,7 @@ use super::{
     client::NoSeat,
     held::{HeldBytes, NoMemory, paced},
 };
-use crate::grpc::Local;
+use crate::grpc::LocalChannel;
 
 /// Longest time that a page is worked on.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -77,8 +77,8 @@ const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; i
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
 
 /// State that all pages share.
-struct House {
-    local: Local,
+struct PageState {
+    local: LocalChannel,
     /// Account to which pages, forms, logins and live parts are charged.
     account: Arc<Account>,
     /// True if callers of the API must authenticate: then visitors must, too.
@@ -93,7 +93,7 @@ struct House {
 
 /// Everything below `/page/`, and `/`, which leads there. A form has to come within `body_timeout`.
 pub(crate) fn router(
-    local: Local,
+    local: LocalChannel,
     account: &Arc<Account>,
     asks: bool,
     body_timeout: Duration,
@@ -101,7 +101,7 @@ pub(crate) fn router(
 ) -> Router {
     let account = Arc::clone(account);
     let (logins, ring) = (Logins::new(&account), Ring::new(&account));
-    let house = Arc::new(House { local, account, asks, logins, body_timeout, ring, drain });
+    let page_state = Arc::new(PageState { local, account, asks, logins, body_timeout, ring, drain });
     let pages = Router::new()
         .route("/page/", get(overview::show))
         .route("/page/devices", get(devices::list))
@@ -119,7 +119,7 @@ pub(crate) fn router(
         .route("/page/try", get(try_out::show).post(try_out::act))
         .route("/page/login", get(login::ask).post(login::enter))
         .route("/page/logout", axum::routing::post(login::leave))
-        .layer(from_fn_with_state(Arc::clone(&house), held))
+        .layer(from_fn_with_state(Arc::clone(&page_state), held))
         .layer(from_fn(in_time));
     let live = Router::new()
         .route("/page/live/overview", get(overview::live))
@@ -134,7 +134,7 @@ pub(crate) fn router(
         .merge(pages)
         .merge(live)
         .layer(from_fn(dressed))
-        .with_state(house)
+        .with_state(page_state)
 }
 
 /// An answer within [`PATIENCE`].
@@ -146,12 +146,12 @@ async fn in_time(request: Request, next: Next) -> Response {
 }
 
 /// A page on the memory account until its browser has read it.
-async fn held(State(house): State<Arc<House>>, request: Request, next: Next) -> Response {
+async fn held(State(page_state): State<Arc<PageState>>, request: Request, next: Next) -> Response {
     let (parts, body) = next.run(request).await.into_parts();
     // Pages are made as a whole.
     let Ok(page) = body.collect().await else { return StatusCode::INTERNAL_SERVER_ERROR.into_response() };
     let page = page.to_bytes();
-    let mut held = HeldBytes::new(&house.account);
+    let mut held = HeldBytes::new(&page_state.account);
     match held.more(page.len()) {
         Ok(()) => Response::from_parts(parts, paced(page, held)),
         Err(NoMemory) => short(),

@@ -9,7 +9,7 @@ use prost_types::Timestamp;
 use tonic::Status;
 
 use super::{
-    House,
+    PageState,
     chart::{ChartLine, chart},
     layout::{self, bytes, problem, time},
     live,
@@ -41,18 +41,18 @@ struct OverviewData {
 }
 
 /// Asks the API, with the visitor's rights, and adds what it says to the samples that all share.
-async fn look(house: &House, visitor: &Visitor) -> Result<OverviewData, Status> {
+async fn look(page_state: &PageState, visitor: &Visitor) -> Result<OverviewData, Status> {
     let mut operations = visitor.api.operations();
     let status = operations.get_status(v1::GetStatusRequest {}).await?.into_inner();
     let name_prefixes = WANTED.iter().map(|name| (*name).to_owned()).collect();
     let metrics = operations.get_metrics(v1::GetMetricsRequest { name_prefixes }).await?.into_inner();
     let at = metrics.time.map_or(0, |at| at.seconds as u64 * 1_000 + at.nanos as u64 / 1_000_000);
-    let samples = house.ring.with(Sample::new(at, &metrics.metrics));
+    let samples = page_state.ring.with(Sample::new(at, &metrics.metrics));
     Ok(OverviewData { status, samples })
 }
 
-pub(super) async fn show(State(house): State<Arc<House>>, visitor: Visitor) -> Response {
-    let body = match look(&house, &visitor).await {
+pub(super) async fn show(State(page_state): State<Arc<PageState>>, visitor: Visitor) -> Response {
+    let body = match look(&page_state, &visitor).await {
         Ok(seen) => html! {
             div data-live="/page/live/overview" {
                 p data-status aria-live="polite" { "as of the moment the page was loaded; live with script" }
@@ -81,14 +81,14 @@ fn scope(scope: Option<&v1::Scope>) -> Markup {
 }
 
 /// Looks again and again for as long as the page is open.
-pub(super) async fn live(State(house): State<Arc<House>>, visitor: Visitor) -> Response {
-    let own = Arc::clone(&house);
+pub(super) async fn live(State(page_state): State<Arc<PageState>>, visitor: Visitor) -> Response {
+    let own = Arc::clone(&page_state);
     live::stream(&own, visitor, |visitor, events| async move {
         let mut ticks = tokio::time::interval(Duration::from_millis(STEP));
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         loop {
             ticks.tick().await;
-            match look(&house, &visitor).await {
+            match look(&page_state, &visitor).await {
                 Ok(seen) => events.set("overview", &content(&seen)).await?,
                 // The rights may be over.
                 Err(status) => return events.end(status.message()).await,

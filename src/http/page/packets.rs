@@ -11,7 +11,7 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::{
-    House,
+    PageState,
     layout::{self, bytes, of_day, payload, query},
     live::{self, PULSE},
     tail,
@@ -64,11 +64,11 @@ pub(super) async fn show(visitor: Visitor, Query(wanted): Query<PacketsQuery>) -
 
 /// Packets as they come.
 pub(super) async fn live(
-    State(house): State<Arc<House>>,
+    State(page_state): State<Arc<PageState>>,
     visitor: Visitor,
     Query(PacketsQuery { id, payloads }): Query<PacketsQuery>,
 ) -> Response {
-    live::stream(&house, visitor, |visitor, events| async move {
+    live::stream(&page_state, visitor, |visitor, events| async move {
         let payload_bytes = if payloads.is_empty() { 0 } else { SHOWN };
         let request = v1::TracePacketsRequest { device_id: id, payload_bytes };
         let mut stream = match visitor.api.devices().trace_packets(request).await {

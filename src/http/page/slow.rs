@@ -17,12 +17,12 @@ const SHOWN: i32 = 50;
 /// By what slow devices are ranked.
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Ranked {
+pub(super) struct RankQuery {
     by: String,
 }
 
 /// The devices of which most waits, and the streams that wait longest.
-pub(super) async fn show(visitor: Visitor, Query(ranked): Query<Ranked>) -> Response {
+pub(super) async fn show(visitor: Visitor, Query(ranked): Query<RankQuery>) -> Response {
     let ranks = [
         ("messages", "waiting messages", DeviceRank::PendingMessages),
         ("bytes", "waiting bytes", DeviceRank::PendingBytes),

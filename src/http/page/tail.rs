@@ -7,7 +7,7 @@ use tonic::{Status, Streaming};
 
 use super::{
     layout::{of_day, payload, query},
-    live::{Events, Gone, PULSE},
+    live::{BrowserEvents, BrowserGone, PULSE},
 };
 
 /// Most messages of a batch that are shown: more are only counted, since nobody reads so fast.
@@ -43,8 +43,8 @@ pub(super) fn table(id: &str) -> Markup {
 pub(super) async fn follow(
     mut stream: Streaming<v1::SubscribeResponse>,
     id: &str,
-    events: &Events,
-) -> Result<(), Gone> {
+    events: &BrowserEvents,
+) -> Result<(), BrowserGone> {
     loop {
         match tokio::time::timeout(PULSE, stream.message()).await {
             Err(_) => events.pulse().await?,
@@ -56,7 +56,7 @@ pub(super) async fn follow(
 }
 
 /// Ends with the API's status.
-pub(super) async fn refused(events: &Events, status: &Status) -> Result<(), Gone> {
+pub(super) async fn refused(events: &BrowserEvents, status: &Status) -> Result<(), BrowserGone> {
     events.end(status.message()).await
 }
 

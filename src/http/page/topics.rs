@@ -16,10 +16,10 @@ use serde::Deserialize;
 use tonic::Status;
 
 use super::{
-    House,
+    PageState,
     chart::{ChartLine, chart},
     layout::{self, button, csrf, done, payload, problem, query, time},
-    live::{self, Events, Gone, PULSE},
+    live::{self, BrowserEvents, BrowserGone, PULSE},
     tail::{self, topic as link},
     visit::{FormFields, Post, Visitor},
 };
@@ -86,7 +86,7 @@ pub(super) async fn list(visitor: Visitor, Query(wanted): Query<TopicsQuery>) ->
                     Ok(values) => {
                         @let values = values.into_inner();
                         @if values.values.is_empty() { p.muted { "None here." } }
-                        (Tree::of(&values.values).show())
+                        (TopicTree::of(&values.values).show())
                         @if !values.next_page_token.is_empty() { p { a rel="next" href=(wanted.link(&values.next_page_token, "")) { "Next page" } } }
                     }
                 }
@@ -118,12 +118,12 @@ pub(super) async fn list(visitor: Visitor, Query(wanted): Query<TopicsQuery>) ->
 
 /// Values by the levels of their topics.
 #[derive(Default)]
-struct Tree<'a> {
+struct TopicTree<'a> {
     values: Vec<&'a v1::LatestValue>,
     below: BTreeMap<&'a str, Self>,
 }
 
-impl<'a> Tree<'a> {
+impl<'a> TopicTree<'a> {
     /// Levels beyond which a topic is shown in one piece: nobody opens more, and each is nested HTML.
     const DEPTH: usize = 12;
 
@@ -340,11 +340,11 @@ async fn history(visitor: &Visitor, device: &str, named: &TopicQuery) -> Option<
 
 /// Streams the messages of the topic, and their numbers as a chart.
 pub(super) async fn live(
-    State(house): State<Arc<House>>,
+    State(page_state): State<Arc<PageState>>,
     visitor: Visitor,
     Query(named): Query<TopicQuery>,
 ) -> Response {
-    live::stream(&house, visitor, |visitor, events| async move {
+    live::stream(&page_state, visitor, |visitor, events| async move {
         let request = tail::request(vec![named.name.clone()], Vec::new());
         match visitor.api.subscriber().subscribe(request).await {
             Ok(stream) => numbers(stream.into_inner(), &named.field, &events).await,
@@ -356,8 +356,8 @@ pub(super) async fn live(
 async fn numbers(
     mut stream: tonic::Streaming<v1::SubscribeResponse>,
     field: &str,
-    events: &Events,
-) -> Result<(), Gone> {
+    events: &BrowserEvents,
+) -> Result<(), BrowserGone> {
     let mut points = VecDeque::new();
     loop {
         let batch = match tokio::time::timeout(PULSE, stream.message()).await {
@@ -410,8 +410,8 @@ mod tests {
     fn a_topic_of_thousands_of_levels_is_not_nested_so_deep() {
         let value = |topic: String| v1::LatestValue { topic, ..Default::default() };
         let values = [value("a/b".to_owned()), value("a".to_owned()), value("x/".repeat(5_000))];
-        let tree = Tree::of(&values);
+        let tree = TopicTree::of(&values);
         assert_eq!(tree.count(), 3);
-        assert!(tree.show().0.matches("<details").count() <= Tree::DEPTH + 1);
+        assert!(tree.show().0.matches("<details").count() <= TopicTree::DEPTH + 1);
     }
 }

@@ -12,7 +12,7 @@ use serde::Deserialize;
 use tonic::{Request, Status};
 
 use super::{
-    House,
+    PageState,
     device::outcome,
     layout::{self, button, csrf, done, problem, query},
     live, tail,
@@ -104,11 +104,11 @@ fn page(visitor: &Visitor, filter: &str, fields: Option<&FormFields>, said: Mark
 
 /// Streams the messages published to a filter.
 pub(super) async fn live(
-    State(house): State<Arc<House>>,
+    State(page_state): State<Arc<PageState>>,
     visitor: Visitor,
     Query(Followed { filter }): Query<Followed>,
 ) -> Response {
-    live::stream(&house, visitor, |visitor, events| async move {
+    live::stream(&page_state, visitor, |visitor, events| async move {
         match visitor.api.subscriber().subscribe(tail::request(vec![filter], Vec::new())).await {
             Ok(stream) => tail::follow(stream.into_inner(), "messages", &events).await,
             Err(status) => tail::refused(&events, &status).await,

@@ -14,16 +14,16 @@ use tonic::Code;
 
 pub(super) use super::form::FormFields;
 use super::{
-    House,
-    api::Api,
+    PageState,
+    api::PageApi,
     form, layout,
     login::{PageLogin, is_own_form},
 };
-use crate::http::{client::HttpClient, server::Peer};
+use crate::http::{client::HttpClient, server::SenderAddress};
 
 /// Visitor of a page, and the rights of the visitor's role.
 pub(super) struct Visitor {
-    pub(super) api: Api,
+    pub(super) api: PageApi,
     pub(super) caller: v1::GetCallerResponse,
     /// Token that every form brings back.
     pub(super) csrf: Arc<str>,
@@ -52,14 +52,14 @@ impl Visitor {
         }
     }
 
-    async fn of(parts: &Parts, house: &House) -> Result<Self, Response> {
+    async fn of(parts: &Parts, page_state: &PageState) -> Result<Self, Response> {
         let peer = peer(parts);
-        let known = match house.asks {
-            true => house.logins.find(&parts.headers, clock::now()),
-            false => Some(house.logins.open()),
+        let known = match page_state.asks {
+            true => page_state.logins.find(&parts.headers, clock::now()),
+            false => Some(page_state.logins.open()),
         };
         let Some(PageLogin { token, csrf }) = known else { return Err(to_login(parts)) };
-        let api = Api::new(&house.local, token.as_ref().map(|token| token.as_str()), peer);
+        let api = PageApi::new(&page_state.local, token.as_ref().map(|token| token.as_str()), peer);
         match api.operations().get_caller(v1::GetCallerRequest {}).await {
             Ok(caller) => {
                 let key = api.key().map_err(|status| layout::failure(&status))?;
@@ -67,7 +67,7 @@ impl Visitor {
                 Ok(Self { api, caller: caller.into_inner(), csrf })
             }
             Err(status) if status.code() == Code::Unauthenticated => {
-                house.logins.remove(&parts.headers);
+                page_state.logins.remove(&parts.headers);
                 Err(to_login(parts))
             }
             Err(status) => Err(layout::failure(&status)),
@@ -77,7 +77,7 @@ impl Visitor {
 
 /// Returns the address that a request comes from.
 pub(super) fn peer(parts: &Parts) -> SocketAddr {
-    parts.extensions.get::<Peer>().map_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0)
+    parts.extensions.get::<SenderAddress>().map_or_else(|| SocketAddr::from(([0, 0, 0, 0], 0)), |peer| peer.0)
 }
 
 /// Redirects to the login, which leads back to the page. A stream of events is not followed elsewhere.
@@ -90,11 +90,11 @@ fn to_login(parts: &Parts) -> Response {
     Redirect::to(&format!("/page/login?{}", layout::query(&[("next", next)]))).into_response()
 }
 
-impl FromRequestParts<Arc<House>> for Visitor {
+impl FromRequestParts<Arc<PageState>> for Visitor {
     type Rejection = Response;
 
-    async fn from_request_parts(parts: &mut Parts, house: &Arc<House>) -> Result<Self, Response> {
-        Self::of(parts, house).await
+    async fn from_request_parts(parts: &mut Parts, page_state: &Arc<PageState>) -> Result<Self, Response> {
+        Self::of(parts, page_state).await
     }
 }
 
@@ -104,10 +104,10 @@ pub(super) struct Post {
     pub(super) fields: FormFields,
 }
 
-impl FromRequest<Arc<House>> for Post {
+impl FromRequest<Arc<PageState>> for Post {
     type Rejection = Response;
 
-    async fn from_request(request: Request, house: &Arc<House>) -> Result<Self, Response> {
+    async fn from_request(request: Request, page_state: &Arc<PageState>) -> Result<Self, Response> {
         let (parts, body) = request.into_parts();
         let refuse = |why: &str| {
             let text = html! { div.narrow { p.notice.bad role="alert" { (why) } p { a href="/page/" { "Overview" } } } };
@@ -117,8 +117,8 @@ impl FromRequest<Arc<House>> for Post {
             count(|c| c.page_refused_origin.add(1));
             return Err(refuse("This form was not sent from this page."));
         }
-        let visitor = Visitor::of(&parts, house).await?;
-        let fields = FormFields::read(house, &parts.headers, body, form::MOST).await?;
+        let visitor = Visitor::of(&parts, page_state).await?;
+        let fields = FormFields::read(page_state, &parts.headers, body, form::MOST).await?;
         let token = fields.get("csrf").as_bytes();
         let same = aws_lc_rs::constant_time::verify_slices_are_equal(token, visitor.csrf.as_bytes()).is_ok();
         if token.is_empty() || !same {

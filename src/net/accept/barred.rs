@@ -3,7 +3,7 @@
 use std::borrow::Cow;
 
 use access::{
-    bans::{Fingerprint, Presented},
+    bans::{BanSubject, Fingerprint},
     scram,
 };
 use broker::{Event, EventKind};
@@ -15,11 +15,11 @@ use session::{Accepted, ConnectRefused};
 use crate::{
     abuse::{Barred, LoginName},
     auth::Principal,
-    net::Shared,
+    net::NetShared,
 };
 
 /// Returns the refusal if a socket of `peer` is to be closed before anything is read from it.
-pub(super) fn at_door(peer: Peer, shared: &Shared) -> Option<DoorRefusal> {
+pub(super) fn at_door(peer: Peer, shared: &NetShared) -> Option<DoorRefusal> {
     shared.guard.at_door(peer, clock::now()).map(|barred| match barred {
         Barred::Banned { .. } => DoorRefusal::Banned,
         Barred::Waits(_) => DoorRefusal::FailedLogins,
@@ -35,9 +35,9 @@ pub(super) fn at_connect(
     accepted: &Accepted,
     certificate: Option<&CertificateId>,
     peer: Peer,
-    shared: &Shared,
+    shared: &NetShared,
 ) -> Result<(), ConnectRefused> {
-    let who = Presented {
+    let who = BanSubject {
         client_id: accepted.client_id.as_str(),
         username: connect.username.as_deref(),
         common_name: certificate.and_then(CertificateId::common_name),
@@ -57,7 +57,7 @@ pub(super) fn at_connect(
 }
 
 /// A login has failed: it counts for its address, and for the account that it was for.
-pub(super) fn failed(connect: &Connect, accepted: &Accepted, peer: Peer, shared: &Shared) {
+pub(super) fn failed(connect: &Connect, accepted: &Accepted, peer: Peer, shared: &NetShared) {
     let name = given_name(connect);
     let login = LoginName { username: name.as_deref(), client_id: accepted.client_id.as_str() };
     shared.guard.failed(&login, peer, clock::now());
@@ -85,12 +85,12 @@ pub(super) fn admitted(
     accepted: &Accepted,
     principal: &Principal,
     peer: Peer,
-    shared: &Shared,
+    shared: &NetShared,
 ) -> Result<(), ConnectRefused> {
     let client_id = accepted.client_id.as_str();
     if principal.username.is_some() && principal.username.as_deref() != connect.username.as_deref() {
         let username = principal.username.as_deref();
-        if shared.guard.ban(&Presented { client_id, username, ..Presented::default() }, peer).is_some() {
+        if shared.guard.ban(&BanSubject { client_id, username, ..BanSubject::default() }, peer).is_some() {
             return Err(banned(accepted, shared));
         }
     }
@@ -106,7 +106,7 @@ pub(super) fn admitted(
     Err(banned(accepted, shared))
 }
 
-fn banned(accepted: &Accepted, shared: &Shared) -> ConnectRefused {
+fn banned(accepted: &Accepted, shared: &NetShared) -> ConnectRefused {
     count(|c| c.banned_connects.add(1));
     let client_id = accepted.client_id.clone();
     shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });

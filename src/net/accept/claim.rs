@@ -9,7 +9,7 @@ use broker::{Charge, Closed, MemoryKind, Session, Turn, Will};
 use codec::Connect;
 use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp, clock, metrics::count};
 
-use crate::net::{Shared, connection::ending::finish_alone};
+use crate::net::{NetShared, connection::ending::finish_alone};
 
 /// An opened session that has no connection yet: without one its claim is given back.
 pub(in crate::net) struct SessionClaim<'a> {
@@ -17,7 +17,7 @@ pub(in crate::net) struct SessionClaim<'a> {
     pub(in crate::net) epoch: u32,
     /// The session began with it, and nobody was told: it ends with it.
     pub(in crate::net) fresh: bool,
-    pub(in crate::net) shared: &'a Shared,
+    pub(in crate::net) shared: &'a NetShared,
 }
 
 impl SessionClaim<'_> {
@@ -33,24 +33,24 @@ impl Drop for SessionClaim<'_> {
         let mut turn = Turn::default();
         let expiry = self.fresh.then_some(0);
         let closed = Closed { publish_will: false, expiry, reason: "handshake_ended" };
-        let aftermath = self.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
+        let cleanup = self.shared.broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
         turn.flush();
-        finish_alone(aftermath);
+        finish_alone(cleanup);
     }
 }
 
 /// The will is too large, or wills have used up their share of memory.
-pub(in crate::net) struct NoRoom;
+pub(in crate::net) struct NoWillRoom;
 
 /// The will that a CONNECT brings, charged to the memory account. `author` is who leaves it, where rules will be asked
 /// about it again.
 pub(in crate::net) fn will(
     connect: &Connect,
     client_id: &ClientId,
-    shared: &Shared,
+    shared: &NetShared,
     author: impl FnOnce() -> Option<String>,
     now: Timestamp,
-) -> Result<Option<Will>, NoRoom> {
+) -> Result<Option<Will>, NoWillRoom> {
     let Some(will) = connect.will.as_ref() else { return Ok(None) };
     let author = author().map(Arc::new);
     let origin = Origin { kind: OriginKind::Device, client_id: Some(client_id), slot: 0 };
@@ -64,7 +64,7 @@ pub(in crate::net) fn will(
         || !charge.set(message.cost() + author.as_ref().map_or(0, |author| author.len()))
     {
         count(|c| c.memory_wills.add(1));
-        return Err(NoRoom);
+        return Err(NoWillRoom);
     }
     let message = Arc::clone(message.share());
     let charge = Some(Arc::new(charge));

@@ -18,11 +18,11 @@ use std::{
     time::Duration,
 };
 
-use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Parties, Session, Turn};
+use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Session, Turn};
 use bytes::Bytes;
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use edge::{
-    door::{Guest, Seat},
+    door::{ConnectionPermit, PendingConnection},
     tls::CertificateId,
 };
 use gateway_core::{
@@ -37,21 +37,23 @@ use tokio::{
 };
 use tracing::debug;
 
-use self::form::Form;
+use self::form::{ConnackForm, fit_connack};
 use super::{
     barred,
     claim::{SessionClaim, assigned_id, will},
     error::HandshakeError,
     lingering::{LONGEST, Remains},
-    listener::{Listener, count_refusal},
+    listener::{ListenerContext, count_refusal},
     proxy,
     unauthenticated::{Crowded, UnauthenticatedPlace},
 };
-use crate::auth::{Credentials, Denied, Identity, Permissions, Secret, Subject, Unanswered, Wish};
+use crate::auth::{
+    AuthorizationRequest, Credentials, Denied, NoDecision, Permissions, ProvedIdentity, SecretBytes, Subject,
+};
 #[cfg(feature = "quic")]
 use crate::net::quic::FirstPacket;
 use crate::net::{
-    Shared,
+    NetShared,
     connection::{
         Connection, ending::finish_alone, frames::grant_held, limiter::Limiter,
         reauthentication::Reauthentication,
@@ -68,35 +70,39 @@ type KeptIdentity = Option<Arc<dyn Any + Send + Sync>>;
 
 /// The handshake of one socket under its deadline; `None` if there is no connection. Holds the place among handshakes
 /// until then, and loses it to another if it is silent for too long.
-pub(in crate::net) async fn run(incoming: IncomingSocket, shared: Arc<Shared>) -> Option<(Connection, Seat)> {
-    let IncomingSocket { stream, mut peer, listener, mut seat, guest } = incoming;
+pub(in crate::net) async fn run(
+    incoming: IncomingSocket,
+    shared: Arc<NetShared>,
+) -> Option<(Connection, ConnectionPermit)> {
+    let IncomingSocket { stream, mut peer, listener, mut permit, pending } = incoming;
     let (began, deadline) = (clock::now(), shared.limits.connect_timeout.0);
     let place = shared.unauthenticated.enter(listener.address_of(peer));
     let establish = async {
         // Boxed: it would be in here more than once.
-        let establish = Box::pin(establish(stream, &mut peer, &listener, &mut seat, &guest, shared, &place));
+        let establish =
+            Box::pin(establish(stream, &mut peer, &listener, &mut permit, &pending, shared, &place));
         tokio::select! {
             biased;
             () = place.lost() => Err(HandshakeError::Crowded.into()),
             established = establish => established,
         }
     };
-    let established = guest.attend(pin!(timers::timeout(deadline, establish))).await;
+    let established = pending.attend(pin!(timers::timeout(deadline, establish))).await;
     drop(place);
     let listener = listener.name.as_str();
     match established {
         Some(Ok(Ok(connection))) => {
-            drop(guest);
-            return Some((connection, seat));
+            drop(pending);
+            return Some((connection, permit));
         }
-        Some(Ok(Err(Failure { error, remains }))) => {
+        Some(Ok(Err(HandshakeFailure { error, remains }))) => {
             error.log(peer, listener);
             if let Some(remains) = remains {
                 // A stranger has no more time than all handshakes have, and leaves for others as the silent do.
-                guest.answered();
+                pending.answered();
                 let passed = Duration::from_millis(clock::now().0.saturating_sub(began.0));
                 let lingering = remains.linger(LONGEST.min(deadline.saturating_sub(passed)));
-                guest.attend(Box::pin(lingering).as_mut()).await;
+                pending.attend(Box::pin(lingering).as_mut()).await;
             }
         }
         Some(Err(_)) => {
@@ -112,12 +118,12 @@ pub(in crate::net) async fn run(incoming: IncomingSocket, shared: Arc<Shared>) -
 }
 
 /// Error that left a socket without a connection, and the remains of the socket if its peer was told.
-struct Failure {
+struct HandshakeFailure {
     error: HandshakeError,
     remains: Option<Remains>,
 }
 
-impl From<HandshakeError> for Failure {
+impl From<HandshakeError> for HandshakeFailure {
     fn from(error: HandshakeError) -> Self {
         Self { error, remains: None }
     }
@@ -127,22 +133,22 @@ impl From<HandshakeError> for Failure {
 async fn establish(
     stream: Arrived,
     peer: &mut Peer,
-    listener: &Listener,
-    seat: &mut Seat,
-    guest: &Guest,
-    shared: Arc<Shared>,
+    listener: &ListenerContext,
+    permit: &mut ConnectionPermit,
+    pending: &PendingConnection,
+    shared: Arc<NetShared>,
     place: &UnauthenticatedPlace,
-) -> Result<Connection, Failure> {
+) -> Result<Connection, HandshakeFailure> {
     let socket = match stream {
         Arrived::Stream(stream) => TcpStream::from_std(stream).map_err(HandshakeError::from)?.into(),
         #[cfg(feature = "quic")]
-        Arrived::Quic(call) => Box::pin(answer(*call, *peer, seat, guest, &shared)).await?,
+        Arrived::Quic(call) => Box::pin(answer(*call, *peer, permit, pending, &shared)).await?,
     };
     let (layers, plain) = (Layers::default(), Vec::new());
-    let mut wire = Wire { socket, guest, place, layers, plain, presented: 0, told: false };
+    let mut wire = Wire { socket, pending, place, layers, plain, presented: 0, told: false };
     // Boxed, so that a socket that waits for its CONNECT holds little.
     let max = shared.limits.max_connect_size.0.min(shared.limits.max_packet_size.0);
-    let connect = match Box::pin(wire.put_on_layers(listener, seat, &shared)).await {
+    let connect = match Box::pin(wire.put_on_layers(listener, permit, &shared)).await {
         Ok(named) => {
             *peer = named.map_or(*peer, Peer::from);
             wire.read_connect(max).await
@@ -159,7 +165,7 @@ async fn establish(
     };
     if connect.auth_method.is_none() {
         // The rest of the handshake waits for the gateway alone.
-        guest.heard();
+        pending.heard();
     }
     Box::pin(conclude(wire, connect, *peer, listener, shared)).await
 }
@@ -169,27 +175,32 @@ async fn establish(
 async fn answer(
     call: FirstPacket,
     peer: Peer,
-    seat: &mut Seat,
-    guest: &Guest,
-    shared: &Shared,
+    permit: &mut ConnectionPermit,
+    pending: &PendingConnection,
+    shared: &NetShared,
 ) -> Result<Socket, HandshakeError> {
     let proved = call.is_proved();
     let shaken = call.shake(shared.broker.account()).await;
     count(|c| if shaken.is_ok() { c.handshake_tls_ok.add(1) } else { c.handshake_tls_failed.add(1) });
     let shaken = shaken?;
-    guest.spoke();
+    pending.spoke();
     if !proved {
-        name(seat, guest, peer.into(), shared)?;
+        name(permit, pending, peer.into(), shared)?;
     }
     let stream = shaken.stream().await?;
-    guest.spoke();
+    pending.spoke();
     Ok(Socket::Quic(Box::new(stream)))
 }
 
 /// Holds the address, which is known only now, against bans and its limits.
-fn name(seat: &mut Seat, guest: &Guest, peer: SocketAddr, shared: &Shared) -> Result<(), HandshakeError> {
+fn name(
+    permit: &mut ConnectionPermit,
+    pending: &PendingConnection,
+    peer: SocketAddr,
+    shared: &NetShared,
+) -> Result<(), HandshakeError> {
     let barred = barred::at_door(peer.into(), shared);
-    let named = barred.map_or_else(|| seat.named(guest, peer.into()), Err);
+    let named = barred.map_or_else(|| permit.named(pending, peer.into()), Err);
     named.map_err(|refusal| {
         count_refusal(refusal);
         HandshakeError::Address(refusal)
@@ -200,9 +211,9 @@ async fn conclude(
     mut wire: Wire<'_>,
     connect: Connect,
     peer: Peer,
-    listener: &Listener,
-    shared: Arc<Shared>,
-) -> Result<Connection, Failure> {
+    listener: &ListenerContext,
+    shared: Arc<NetShared>,
+) -> Result<Connection, HandshakeFailure> {
     let mut admitted = match admit(&connect, &mut wire, peer, listener, &shared).await {
         Ok(admitted) => admitted,
         Err(NotAdmitted::Refused(ConnectRefused(code))) => {
@@ -211,7 +222,7 @@ async fn conclude(
         }
         Err(NotAdmitted::Failed(error)) => return Err(wire.fail(error)),
     };
-    wire.guest.heard();
+    wire.pending.heard();
     if !fit_connack(&mut admitted.accepted.connack, &admitted.accepted.link) {
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::PACKET_TOO_LARGE)).await);
@@ -225,7 +236,7 @@ async fn conclude(
 }
 
 /// A CONNECT that is accepted, and who it is.
-struct Admitted {
+struct AdmittedClient {
     accepted: Accepted,
     permissions: Permissions,
     identity: KeptIdentity,
@@ -263,9 +274,9 @@ async fn admit(
     connect: &Connect,
     wire: &mut Wire<'_>,
     peer: Peer,
-    listener: &Listener,
-    shared: &Shared,
-) -> Result<Admitted, NotAdmitted> {
+    listener: &ListenerContext,
+    shared: &NetShared,
+) -> Result<AdmittedClient, NotAdmitted> {
     let mut accepted = evaluate_connect(
         connect,
         &ConnectPolicy {
@@ -281,7 +292,7 @@ async fn admit(
     let credentials = Credentials {
         client_id: accepted.client_id.to_string(),
         username: connect.username.clone(),
-        password: connect.password.clone().map(Secret),
+        password: connect.password.clone().map(SecretBytes),
         certificate,
         peer: peer.to_string(),
         listener: Arc::clone(&listener.name),
@@ -310,12 +321,13 @@ async fn admit(
         Ok(principal) => {
             barred::admitted(connect, &accepted, &principal, peer, shared)?;
             wire.present(held_by(connect) + principal.bytes())?;
-            let Ok(identity) = Identity::kept(&principal, certificate_id, shared.broker.account()) else {
+            let Ok(identity) = ProvedIdentity::kept(&principal, certificate_id, shared.broker.account())
+            else {
                 return Err(NotAdmitted::refused(reason::QUOTA_EXCEEDED));
             };
             let permissions = Permissions::new(principal);
             if may_leave_will(connect, &permissions, &accepted, listener, shared).await {
-                Ok(Admitted { accepted, permissions, identity, enhanced })
+                Ok(AdmittedClient { accepted, permissions, identity, enhanced })
             } else {
                 Err(NotAdmitted::refused(reason::NOT_AUTHORIZED))
             }
@@ -350,8 +362,8 @@ async fn may_leave_will(
     connect: &Connect,
     permissions: &Permissions,
     accepted: &Accepted,
-    listener: &Listener,
-    shared: &Shared,
+    listener: &ListenerContext,
+    shared: &NetShared,
 ) -> bool {
     let (Some(will), Some(authority)) = (&connect.will, &shared.authority) else { return true };
     let subject = permissions.subject(accepted.client_id.as_str(), &listener.name);
@@ -359,9 +371,12 @@ async fn may_leave_will(
     let allowed = match authority.authorizer().filter(|_| grant.is_unnamed()) {
         None => grant.permits(will.qos, will.retain, will.payload.len()).is_ok(),
         Some(authorizer) => {
-            let wish =
-                Wish::Publish { topic: will.topic.as_str().into(), qos: will.qos, retain: will.retain };
-            authorizer.may(&subject, &wish).await.unwrap_or(false)
+            let authorization_request = AuthorizationRequest::Publish {
+                topic: will.topic.as_str().into(),
+                qos: will.qos,
+                retain: will.retain,
+            };
+            authorizer.may(&subject, &authorization_request).await.unwrap_or(false)
         }
     };
     count(|c| c.wills_denied.add(u64::from(!allowed)));
@@ -371,15 +386,18 @@ async fn may_leave_will(
 async fn open(
     mut wire: Wire<'_>,
     connect: Connect,
-    admitted: Admitted,
+    admitted: AdmittedClient,
     peer: Peer,
-    listener: &Listener,
-    shared: &Arc<Shared>,
+    listener: &ListenerContext,
+    shared: &Arc<NetShared>,
     entering: Entering<'_>,
-) -> Result<Connection, Failure> {
+) -> Result<Connection, HandshakeFailure> {
     let now = clock::now();
-    let Admitted { accepted, permissions, identity, enhanced } = admitted;
-    let parties = parties(&permissions, accepted.client_id.as_str(), listener, shared);
+    let AdmittedClient { accepted, permissions, identity, enhanced } = admitted;
+    // The device counts for its proved user name, or else its client id, and for its tenant, or else the listener.
+    let tenant = permissions.tenant().unwrap_or(&listener.name);
+    let quota_holders =
+        shared.broker.quota_holders(permissions.username(), accepted.client_id.as_str(), tenant);
     let Accepted { client_id, clean_start, expiry, keep_alive, link, mut connack } = accepted;
     let info = ConnectionInfo {
         peer,
@@ -410,9 +428,10 @@ async fn open(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::QUOTA_EXCEEDED)).await);
     };
-    let limiter = Limiter::new(&shared.limits, &parties, now);
+    let limiter = Limiter::new(&shared.limits, &quota_holders, now);
     let room = limiter.as_ref().and_then(|limiter| limiter.room());
-    let request = OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, parties, now };
+    let request =
+        OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, quota_holders, now };
     let mut turn = Turn::default();
     let maker = Arc::clone(shared);
     let opened = shared
@@ -432,7 +451,7 @@ async fn open(
             return Err(wire.refuse(&connect, Some(reason::QUOTA_EXCEEDED)).await);
         }
     };
-    finish_alone(opened.aftermath.take());
+    finish_alone(opened.cleanup.take());
     if opened.took_over {
         info_of_peer!(
             LineKind::Takeover, (peer.ip(), client_id.as_str()), %peer, %client_id, listener = &**listener.name,
@@ -525,7 +544,7 @@ async fn open(
     }
     turn.flush();
     debug!(%peer, %client_id, listener = &*listener.name, protocol = ?connect.protocol, "connected");
-    shared.judge(&*session, opened.epoch);
+    shared.check_connection(&*session, opened.epoch);
     Ok(connection)
 }
 
@@ -533,36 +552,15 @@ async fn open(
 async fn ask_again(
     permissions: &Permissions,
     client_id: &str,
-    listener: &Listener,
-    shared: &Shared,
-) -> Result<Vec<Box<str>>, Unanswered> {
+    listener: &ListenerContext,
+    shared: &NetShared,
+) -> Result<Vec<Box<str>>, NoDecision> {
     let Some(authority) = shared.authority.as_ref().filter(|authority| authority.authorizer().is_some())
     else {
         return Ok(Vec::new());
     };
     let filters = shared.broker.subscriptions(client_id, usize::MAX).unwrap_or_default();
     permissions.ask_again(authority, client_id, &listener.name, filters).await
-}
-
-/// Returns the parties whose quotas a device counts for: the proved user name, or else the client id, and the tenant,
-/// or else the listener.
-fn parties(permissions: &Permissions, client_id: &str, listener: &Listener, shared: &Shared) -> Parties {
-    let tenant = permissions.tenant().unwrap_or(&listener.name);
-    shared.broker.parties(permissions.username(), client_id, tenant)
-}
-
-/// Returns whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out dispensable properties to
-/// make it fit.
-fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
-    let max = usize::try_from(link.maximum_packet_size).unwrap_or(usize::MAX);
-    let fits = |connack: &ConnAck| {
-        let packet = Packet::ConnAck(Box::new(connack.clone()));
-        codec::encode_within(&packet, link.protocol, max, &mut Vec::new())
-    };
-    if fits(connack) {
-        return true;
-    }
-    connack.response_information.take().is_some() && fits(connack)
 }
 
 /// Bytes of a CONNECT as it was decoded.
@@ -587,7 +585,7 @@ fn held_by(connect: &Connect) -> usize {
 /// A socket during its handshake.
 struct Wire<'a> {
     socket: Socket,
-    guest: &'a Guest,
+    pending: &'a PendingConnection,
     layers: Layers,
     /// Bytes above the layers that are there so far.
     plain: Vec<u8>,
@@ -603,13 +601,13 @@ impl Wire<'_> {
     /// forwarded.
     async fn put_on_layers(
         &mut self,
-        listener: &Listener,
-        seat: &mut Seat,
-        shared: &Shared,
+        listener: &ListenerContext,
+        permit: &mut ConnectionPermit,
+        shared: &NetShared,
     ) -> Result<Option<SocketAddr>, HandshakeError> {
         let peer = if listener.proxy_protocol { self.read_proxy_header().await? } else { None };
         if let Some(peer) = peer {
-            name(seat, self.guest, peer, shared)?;
+            name(permit, self.pending, peer, shared)?;
             self.place.named(peer.into());
         }
         if let Some(config) = listener.tls.as_ref().filter(|_| !self.socket.has_own_tls()) {
@@ -701,21 +699,21 @@ impl Wire<'_> {
     /// Answers a CONNECT that cannot be decoded, if its sender is known to understand the answer.
     async fn refuse_undecodable(&mut self, error: DecodeError) {
         count(|c| c.protocol_errors.add(1));
-        match Form::of(&self.plain, error) {
+        match ConnackForm::of(&self.plain, error) {
             // [MQTT-3.1.2-2]
-            Form::Oldest => {
+            ConnackForm::Oldest => {
                 let code = reason::V3_UNACCEPTABLE_PROTOCOL;
                 self.say_last(&[0x20, 0x02, 0x00, code], code, error.reason_code()).await;
             }
-            Form::V5 => {
+            ConnackForm::V5 => {
                 let code = error.reason_code();
                 self.say_last(&[0x20, 0x03, 0x00, code, 0x00], code, code).await;
             }
-            Form::Silence => {}
+            ConnackForm::Silence => {}
         }
     }
 
-    async fn refuse(mut self, connect: &Connect, code: Option<u8>) -> Failure {
+    async fn refuse(mut self, connect: &Connect, code: Option<u8>) -> HandshakeFailure {
         let Some(code) = code else { return self.fail(HandshakeError::Closed) };
         let protocol = connect.protocol;
         let wire_code = if protocol.is_v5() { code } else { reason::v3_return_code(code) };
@@ -742,14 +740,14 @@ impl Wire<'_> {
     }
 
     /// Returns the error with the remains of the socket, without its layers and buffers.
-    fn fail(self, error: HandshakeError) -> Failure {
+    fn fail(self, error: HandshakeError) -> HandshakeFailure {
         let remains = if self.told { Remains::of(self.socket) } else { None };
-        Failure { error, remains }
+        HandshakeFailure { error, remains }
     }
 
     /// Reads once and passes the bytes through the layers.
     async fn fill(&mut self) -> Result<(), HandshakeError> {
-        let Self { socket, layers, plain, guest, .. } = self;
+        let Self { socket, layers, plain, pending, .. } = self;
         let (read, opened) = poll_fn(|cx| {
             let mut local = ShardLocal::take();
             let mut buffer = ReadBuf::new(&mut local.read);
@@ -763,7 +761,7 @@ impl Wire<'_> {
         if read == 0 {
             return Err(HandshakeError::Closed);
         }
-        guest.spoke();
+        pending.spoke();
         count(|c| c.bytes_in.add(read as u64));
         self.hold()?;
         self.flush().await?;

@@ -7,7 +7,7 @@ use arc_swap::ArcSwap;
 use config::Quic;
 use config::{Address, FileMode, Limits};
 use edge::{
-    door::{self, Door, DoorBounds, DoorRefusal, Lobby, Origins},
+    door::{self, AcceptQueue, Door, DoorBounds, DoorRefusal, Origins},
     tls::TlsHandle,
 };
 use gateway_core::{Durability, Peer, info_of_peer, log_limits::LineKind, metrics::count, warn_limited};
@@ -25,7 +25,7 @@ use super::{
 #[cfg(feature = "quic")]
 use crate::net::quic;
 use crate::net::{
-    ShardHandle, Shared,
+    NetShared, ShardHandle,
     shard::{Arrived, IncomingSocket},
 };
 
@@ -38,7 +38,7 @@ const PROBES: u32 = 4;
 const PATIENCE: u32 = 10;
 
 /// Settings and state that the connections of one listener need.
-pub(in crate::net) struct Listener {
+pub(in crate::net) struct ListenerContext {
     pub(in crate::net) name: Arc<String>,
     pub(in crate::net) tls: Option<Arc<ArcSwap<rustls::ServerConfig>>>,
     /// Path and origins by which a WebSocket is opened, if the listener speaks WebSocket.
@@ -57,7 +57,7 @@ pub(in crate::net) struct WebSocketEntry {
     loopback: bool,
 }
 
-impl Listener {
+impl ListenerContext {
     /// Tells whether a request that names another host is refused: its name may have been pointed here, so that a page
     /// of that host seems to be one of this machine. Names of pages, or a proxy that speaks first, rule that out by
     /// themselves.
@@ -94,7 +94,7 @@ pub(crate) fn listen(address: SocketAddr, ipv6_only: bool) -> io::Result<std::ne
 pub(crate) struct BoundListener {
     socket: Bound,
     address: Address,
-    listener: Arc<Listener>,
+    listener: Arc<ListenerContext>,
 }
 
 /// Has the system probe the peers of all sockets accepted from now on that have been silent for `idle`; zero is never.
@@ -168,7 +168,7 @@ impl BoundListener {
     }
 
     fn new(name: &str, socket: Bound, address: Address) -> Self {
-        let listener = Arc::new(Listener {
+        let listener = Arc::new(ListenerContext {
             name: Arc::new(name.to_owned()),
             tls: None,
             websocket: None,
@@ -230,7 +230,7 @@ impl BoundListener {
         self
     }
 
-    fn change(&mut self, change: impl FnOnce(&mut Listener)) {
+    fn change(&mut self, change: impl FnOnce(&mut ListenerContext)) {
         if let Some(listener) = Arc::get_mut(&mut self.listener) {
             change(listener);
         }
@@ -241,25 +241,26 @@ impl BoundListener {
 /// ended, since all of them have its socket.
 pub(crate) async fn accept_loop(
     bound: BoundListener,
-    shared: Arc<Shared>,
+    shared: Arc<NetShared>,
     shards: Vec<ShardHandle>,
     mut shutdown: watch::Receiver<bool>,
 ) -> io::Result<()> {
     let mut socket = Acceptor::new(bound.socket, bound.listener.tls.as_ref())?;
     let listener = bound.listener;
-    let door = Door::new(listener.bounds(&shared.limits), &shared.house);
+    let door = Door::new(listener.bounds(&shared.limits), &shared.connection_limit);
     let waiting = shared.limits.max_handshakes.saturating_mul(LOBBY);
-    let mut lobby = Lobby::new(waiting.min(shared.limits.max_connections));
-    let mut pace = Pace::new(shared.limits.accept_rate);
+    let mut accept_queue = AcceptQueue::new(waiting.min(shared.limits.max_connections));
+    let mut pace = AcceptRate::new(shared.limits.accept_rate);
     loop {
         let accepted = tokio::select! {
             accepted = pace.wait_for(socket.accept()) => Some(accepted),
-            () = door.changed(), if !lobby.is_empty() => None,
+            () = door.changed(), if !accept_queue.is_empty() => None,
             _ = shutdown.wait_for(|stop| *stop) => break,
         };
         match accepted {
             Some(Ok((stream, peer))) => {
-                let Some(stream) = stream.unless_doubtful(|| !lobby.is_empty() || door.is_half_full()) else {
+                let Some(stream) = stream.unless_doubtful(|| !accept_queue.is_empty() || door.is_half_full())
+                else {
                     continue;
                 };
                 count(|c| c.connections_accepted.add(1));
@@ -267,7 +268,7 @@ pub(crate) async fn accept_loop(
                 let barred = address.and_then(|_| barred::at_door(peer, &shared));
                 match barred.map_or_else(|| door.arrive(address), Err) {
                     Ok(()) => {
-                        let turned_away = lobby.push(address, (stream, peer));
+                        let turned_away = accept_queue.push(address, (stream, peer));
                         count(|c| c.refused_waiting.add(turned_away.iter().count() as u64));
                     }
                     Err(refusal) => refused(refusal, peer, &listener),
@@ -281,9 +282,9 @@ pub(crate) async fn accept_loop(
             }
             None => {}
         }
-        while let Some(((stream, peer), entered)) = lobby.next(|address| door.enter(address)) {
+        while let Some(((stream, peer), entered)) = accept_queue.next(|address| door.enter(address)) {
             let Some(shard) = shards.iter().min_by_key(|shard| shard.load()) else { return Ok(()) };
-            let (seat, guest) = match entered {
+            let (permit, pending) = match entered {
                 Ok(places) => places,
                 Err(refusal) => {
                     refused(refusal, peer, &listener);
@@ -293,7 +294,7 @@ pub(crate) async fn accept_loop(
             match socket.prepare(stream) {
                 Ok(stream) => {
                     let listener = Arc::clone(&listener);
-                    shard.send(IncomingSocket { stream, peer, listener, seat, guest }).await;
+                    shard.send(IncomingSocket { stream, peer, listener, permit, pending }).await;
                 }
                 Err(error) => {
                     debug!(%peer, listener = listener.name.as_str(), %error, "connection lost before its handshake");
@@ -301,12 +302,12 @@ pub(crate) async fn accept_loop(
             }
         }
     }
-    drop(lobby);
+    drop(accept_queue);
     socket.drain().await;
     Ok(())
 }
 
-impl Listener {
+impl ListenerContext {
     fn bounds(&self, limits: &Limits) -> DoorBounds {
         let unless_zero = |most: usize| if most == 0 { usize::MAX } else { most };
         DoorBounds {
@@ -320,13 +321,13 @@ impl Listener {
     }
 
     /// Whom limits per address are for. A proxy's clients are told apart once it has named them.
-    pub(super) fn address_of(&self, peer: Peer) -> Option<door::Address> {
+    pub(super) fn address_of(&self, peer: Peer) -> Option<door::SourceAddress> {
         (peer != Peer::UNIX && !self.proxy_protocol).then(|| SocketAddr::from(peer).into())
     }
 }
 
 /// Counts one who is not let in, and tells.
-fn refused(refusal: DoorRefusal, peer: Peer, listener: &Listener) {
+fn refused(refusal: DoorRefusal, peer: Peer, listener: &ListenerContext) {
     count_refusal(refusal);
     let listener = listener.name.as_str();
     info_of_peer!(LineKind::Door, peer.ip(), %peer, listener, reason = refusal.words(), "connection refused");
@@ -335,7 +336,7 @@ fn refused(refusal: DoorRefusal, peer: Peer, listener: &Listener) {
 /// Counts one who is not let in.
 pub(in crate::net) fn count_refusal(refusal: DoorRefusal) {
     count(|c| match refusal {
-        DoorRefusal::House => c.refused_connections_limit.add(1),
+        DoorRefusal::ConnectionLimit => c.refused_connections_limit.add(1),
         DoorRefusal::Connections => c.refused_listener_limit.add(1),
         DoorRefusal::AddressConnections => c.refused_address_limit.add(1),
         DoorRefusal::AddressHandshakes => c.refused_address_handshakes.add(1),
@@ -353,7 +354,7 @@ enum Acceptor {
     Quic(Box<quic::Entrance>),
 }
 
-enum Accepted {
+enum AcceptedSocket {
     Tcp(tokio::net::TcpStream),
     Unix(tokio::net::UnixStream),
     #[cfg(feature = "quic")]
@@ -376,31 +377,31 @@ impl Acceptor {
     }
 
     /// Cancel safe, as the sockets' own accept is.
-    async fn accept(&self) -> io::Result<(Accepted, Peer)> {
+    async fn accept(&self) -> io::Result<(AcceptedSocket, Peer)> {
         match self {
             Self::Tcp(socket) => {
                 let (stream, peer) = socket.accept().await?;
-                Ok((Accepted::Tcp(stream), peer.into()))
+                Ok((AcceptedSocket::Tcp(stream), peer.into()))
             }
-            Self::Unix(_, socket) => Ok((Accepted::Unix(socket.accept().await?.0), Peer::UNIX)),
+            Self::Unix(_, socket) => Ok((AcceptedSocket::Unix(socket.accept().await?.0), Peer::UNIX)),
             #[cfg(feature = "quic")]
             Self::Quic(endpoint) => {
                 let (incoming, peer) = endpoint.accept().await?;
-                Ok((Accepted::Quic(Box::new(incoming)), peer.into()))
+                Ok((AcceptedSocket::Quic(Box::new(incoming)), peer.into()))
             }
         }
     }
 
     /// The stream without its runtime: it belongs to another thread's from now on.
-    fn prepare(&mut self, accepted: Accepted) -> io::Result<Arrived> {
+    fn prepare(&mut self, accepted: AcceptedSocket) -> io::Result<Arrived> {
         match accepted {
-            Accepted::Tcp(stream) => {
+            AcceptedSocket::Tcp(stream) => {
                 stream.set_nodelay(true)?;
                 stream.into_std().map(Arrived::Stream)
             }
-            Accepted::Unix(stream) => Ok(Arrived::Stream(unix::as_tcp(stream.into_std()?))),
+            AcceptedSocket::Unix(stream) => Ok(Arrived::Stream(unix::as_tcp(stream.into_std()?))),
             #[cfg(feature = "quic")]
-            Accepted::Quic(incoming) => match self {
+            AcceptedSocket::Quic(incoming) => match self {
                 Self::Quic(endpoint) => Ok(Arrived::Quic(Box::new(endpoint.take(*incoming)?))),
                 _ => Err(io::ErrorKind::Unsupported.into()),
             },
@@ -416,7 +417,7 @@ impl Acceptor {
     }
 }
 
-impl Accepted {
+impl AcceptedSocket {
     /// Returns whether the peer has shown that its packets come from the address they name.
     fn has_proved_address(&self) -> bool {
         match self {
@@ -445,11 +446,11 @@ impl Accepted {
 }
 
 /// Spaces accepts evenly when a rate is set.
-struct Pace {
+struct AcceptRate {
     interval: Option<tokio::time::Interval>,
 }
 
-impl Pace {
+impl AcceptRate {
     fn new(rate: u32) -> Self {
         let interval = (rate > 0).then(|| {
             let mut interval = tokio::time::interval(Duration::from_secs(1) / rate);
@@ -477,13 +478,13 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn accepts_are_spaced_by_the_rate_and_none_is_refused() {
         let start = tokio::time::Instant::now();
-        let mut pace = Pace::new(5);
+        let mut pace = AcceptRate::new(5);
         for _ in 0..11 {
             pace.wait_for(ready(())).await;
         }
         assert_eq!(start.elapsed().as_millis(), 2_000, "11 accepts at 5 a second, the first at once");
         let start = tokio::time::Instant::now();
-        let mut free = Pace::new(0);
+        let mut free = AcceptRate::new(0);
         for _ in 0..1_000 {
             free.wait_for(ready(())).await;
         }

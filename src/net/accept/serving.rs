@@ -13,36 +13,36 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use edge::door::Seat;
+use edge::door::ConnectionPermit;
 
 use super::{
     handshake,
     lingering::{LONGEST, Remains},
 };
-use crate::net::{Shared, connection::Connection, shard::IncomingSocket};
+use crate::net::{NetShared, connection::Connection, shard::IncomingSocket};
 
 /// The future of one socket. Dropping it ends the connection as lost.
 pub(in crate::net) struct Serving {
     stage: ServingStage,
-    _load: Load,
+    _load: ShardLoad,
 }
 
 /// A connection and its place.
-type Seated = (Connection, Seat);
+type Seated = (Connection, ConnectionPermit);
 
 enum ServingStage {
     Handshake(Pin<Box<dyn Future<Output = Option<Seated>> + Send>>),
-    Connected(Connection, Seat),
+    Connected(Connection, ConnectionPermit),
     /// In the same place.
     Lingering(
         Pin<Box<dyn Future<Output = ()> + Send>>,
-        #[expect(dead_code, reason = "held for its drop")] Seat,
+        #[expect(dead_code, reason = "held for its drop")] ConnectionPermit,
     ),
     Over,
 }
 
 impl Serving {
-    pub(in crate::net) fn new(incoming: IncomingSocket, load: Load, shared: &Arc<Shared>) -> Self {
+    pub(in crate::net) fn new(incoming: IncomingSocket, load: ShardLoad, shared: &Arc<NetShared>) -> Self {
         let handshake = handshake::run(incoming, Arc::clone(shared));
         Self { stage: ServingStage::Handshake(Box::pin(handshake)), _load: load }
     }
@@ -53,10 +53,10 @@ impl Future for Serving {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         if let ServingStage::Handshake(handshake) = &mut self.stage {
-            let Some((connection, seat)) = ready!(handshake.as_mut().poll(cx)) else {
+            let Some((connection, permit)) = ready!(handshake.as_mut().poll(cx)) else {
                 return Poll::Ready(());
             };
-            self.stage = ServingStage::Connected(connection, seat);
+            self.stage = ServingStage::Connected(connection, permit);
         }
         if let ServingStage::Connected(connection, _) = &mut self.stage {
             let end = ready!(connection.poll(cx));
@@ -75,23 +75,23 @@ impl ServingStage {
     /// The connection has ended, and only its place stays, with its remains.
     fn end(&mut self, remains: Option<Remains>) {
         let before = std::mem::replace(self, Self::Over);
-        if let (Self::Connected(_, seat), Some(remains)) = (before, remains) {
-            *self = Self::Lingering(Box::pin(remains.linger(LONGEST)), seat);
+        if let (Self::Connected(_, permit), Some(remains)) = (before, remains) {
+            *self = Self::Lingering(Box::pin(remains.linger(LONGEST)), permit);
         }
     }
 }
 
 /// One socket more that a shard serves, until it is dropped.
-pub(in crate::net) struct Load(Arc<AtomicUsize>);
+pub(in crate::net) struct ShardLoad(Arc<AtomicUsize>);
 
-impl Load {
+impl ShardLoad {
     pub(in crate::net) fn on(shard: &Arc<AtomicUsize>) -> Self {
         shard.fetch_add(1, Relaxed);
         Self(Arc::clone(shard))
     }
 }
 
-impl Drop for Load {
+impl Drop for ShardLoad {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Relaxed);
     }

@@ -10,7 +10,7 @@ use std::{
 };
 
 use broker::{Account, Charge, MemoryKind};
-use edge::door::Address;
+use edge::door::SourceAddress;
 use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -22,20 +22,20 @@ const FREE: usize = 1 << 10;
 pub(in crate::net) struct Unauthenticated {
     account: Arc<Account>,
     next: AtomicU64,
-    guests: Mutex<UnauthenticatedGuests>,
+    pending_ones: Mutex<UnauthenticatedGuests>,
 }
 
 /// Guests of an unknown address, of Unix sockets and of proxies that have not named it, count as one address.
 #[derive(Default)]
 struct UnauthenticatedGuests {
     all: HashMap<u64, UnauthenticatedGuest>,
-    addresses: BTreeMap<Option<Address>, AddressHolds>,
+    addresses: BTreeMap<Option<SourceAddress>, AddressHolds>,
     /// Addresses by the bytes they hold.
-    by_bytes: BTreeSet<(usize, Option<Address>)>,
+    by_bytes: BTreeSet<(usize, Option<SourceAddress>)>,
 }
 
 struct UnauthenticatedGuest {
-    address: Option<Address>,
+    address: Option<SourceAddress>,
     charge: Charge,
     told: Arc<Notify>,
 }
@@ -44,15 +44,15 @@ struct UnauthenticatedGuest {
 struct AddressHolds {
     bytes: usize,
     /// In the order in which they came.
-    guests: BTreeSet<u64>,
+    pending_ones: BTreeSet<u64>,
 }
 
 /// Place of a client that has not authenticated; its charges are given back on drop.
 pub(in crate::net) struct UnauthenticatedPlace {
     all: Arc<Unauthenticated>,
     number: u64,
-    address: OnceLock<Address>,
-    /// True if this client is, or was, among the guests: most never are.
+    address: OnceLock<SourceAddress>,
+    /// True if this client is, or was, among the pending connections: most never are.
     listed: AtomicBool,
     told: Arc<Notify>,
 }
@@ -63,11 +63,15 @@ pub(in crate::net) struct Crowded;
 
 impl Unauthenticated {
     pub(in crate::net) fn new(account: &Arc<Account>) -> Arc<Self> {
-        Arc::new(Self { account: Arc::clone(account), next: AtomicU64::new(0), guests: Mutex::default() })
+        Arc::new(Self {
+            account: Arc::clone(account),
+            next: AtomicU64::new(0),
+            pending_ones: Mutex::default(),
+        })
     }
 
     /// The place of one who comes from `address`, if that is known yet.
-    pub(in crate::net) fn enter(self: &Arc<Self>, address: Option<Address>) -> UnauthenticatedPlace {
+    pub(in crate::net) fn enter(self: &Arc<Self>, address: Option<SourceAddress>) -> UnauthenticatedPlace {
         let number = self.next.fetch_add(1, Relaxed);
         UnauthenticatedPlace {
             all: Arc::clone(self),
@@ -80,47 +84,47 @@ impl Unauthenticated {
 }
 
 impl UnauthenticatedGuests {
-    /// Changes what a guest holds; false if that does not fit.
+    /// Changes what a pending connection holds; false if that does not fit.
     fn set(&mut self, number: u64, place: &UnauthenticatedPlace, bytes: usize) -> bool {
-        let guest = self.all.entry(number).or_insert_with(|| UnauthenticatedGuest {
+        let pending = self.all.entry(number).or_insert_with(|| UnauthenticatedGuest {
             address: place.address.get().copied(),
             charge: Charge::new(&place.all.account, MemoryKind::Unauthenticated),
             told: Arc::clone(&place.told),
         });
-        let (address, before) = (guest.address, guest.charge.bytes());
-        let fits = guest.charge.set(bytes);
-        let now = guest.charge.bytes();
+        let (address, before) = (pending.address, pending.charge.bytes());
+        let fits = pending.charge.set(bytes);
+        let now = pending.charge.bytes();
         let holds = self.addresses.entry(address).or_default();
         self.by_bytes.remove(&(holds.bytes, address));
         holds.bytes = holds.bytes + now - before;
-        holds.guests.insert(number);
+        holds.pending_ones.insert(number);
         self.by_bytes.insert((holds.bytes, address));
         fits
     }
 
     fn remove(&mut self, number: u64) -> Option<UnauthenticatedGuest> {
-        let guest = self.all.remove(&number)?;
-        if let Some(holds) = self.addresses.get_mut(&guest.address) {
-            self.by_bytes.remove(&(holds.bytes, guest.address));
-            holds.bytes -= guest.charge.bytes();
-            holds.guests.remove(&number);
-            if holds.guests.is_empty() {
-                self.addresses.remove(&guest.address);
+        let pending = self.all.remove(&number)?;
+        if let Some(holds) = self.addresses.get_mut(&pending.address) {
+            self.by_bytes.remove(&(holds.bytes, pending.address));
+            holds.bytes -= pending.charge.bytes();
+            holds.pending_ones.remove(&number);
+            if holds.pending_ones.is_empty() {
+                self.addresses.remove(&pending.address);
             } else {
-                self.by_bytes.insert((holds.bytes, guest.address));
+                self.by_bytes.insert((holds.bytes, pending.address));
             }
         }
-        Some(guest)
+        Some(pending)
     }
 
-    /// Chooses the guest that leaves so that the one with this number can hold `bytes`: the oldest of the address that would hold
-    /// most then. None if that address has no other guest: the one with this number has too much.
+    /// Chooses the pending connection that leaves so that the one with this number can hold `bytes`: the oldest of the address
+    /// that would hold most then. None if that address has no other pending connection: the one with this number has too much.
     fn leaves_for(&self, number: u64, bytes: usize) -> Option<u64> {
-        let guest = self.all.get(&number)?;
-        let (own, held) = (guest.address, guest.charge.bytes());
-        let oldest_of = |address: Option<Address>| {
+        let pending = self.all.get(&number)?;
+        let (own, held) = (pending.address, pending.charge.bytes());
+        let oldest_of = |address: Option<SourceAddress>| {
             let holds = self.addresses.get(&address)?;
-            holds.guests.iter().copied().find(|guest| *guest != number)
+            holds.pending_ones.iter().copied().find(|pending| *pending != number)
         };
         let would_hold = self.addresses.get(&own).map_or(0, |holds| holds.bytes) - held + bytes;
         let other = self.by_bytes.iter().rev().copied().find(|(_, address)| *address != own);
@@ -133,13 +137,13 @@ impl UnauthenticatedGuests {
 
 impl UnauthenticatedPlace {
     /// His address is known only now, from his proxy.
-    pub(in crate::net) fn named(&self, address: Address) {
+    pub(in crate::net) fn named(&self, address: SourceAddress) {
         let held = self.held();
         // He is listed under his address from the next time on that he holds something.
         self.leave();
         let _ = self.address.set(address);
         if held > 0 {
-            self.all.guests.lock().set(self.number, self, held);
+            self.all.pending_ones.lock().set(self.number, self, held);
         }
     }
 
@@ -153,12 +157,13 @@ impl UnauthenticatedPlace {
             return Ok(());
         }
         self.listed.store(true, Relaxed);
-        let mut guests = self.all.guests.lock();
-        while !guests.set(self.number, self, bytes) {
+        let mut pending_ones = self.all.pending_ones.lock();
+        while !pending_ones.set(self.number, self, bytes) {
             count(|c| c.memory_unauthenticated.add(1));
-            let Some(gone) = guests.leaves_for(self.number, bytes).and_then(|number| guests.remove(number))
+            let Some(gone) =
+                pending_ones.leaves_for(self.number, bytes).and_then(|number| pending_ones.remove(number))
             else {
-                guests.remove(self.number);
+                pending_ones.remove(self.number);
                 return Err(Crowded);
             };
             gone.told.notify_one();
@@ -175,12 +180,12 @@ impl UnauthenticatedPlace {
         if !self.listed.load(Relaxed) {
             return 0;
         }
-        self.all.guests.lock().all.get(&self.number).map_or(0, |guest| guest.charge.bytes())
+        self.all.pending_ones.lock().all.get(&self.number).map_or(0, |pending| pending.charge.bytes())
     }
 
     fn leave(&self) {
         if self.listed.load(Relaxed) {
-            self.all.guests.lock().remove(self.number);
+            self.all.pending_ones.lock().remove(self.number);
         }
     }
 }
@@ -255,7 +260,11 @@ mod tests {
         drop(two);
         drop((alone, proxied));
         assert_eq!(account.used(), 0);
-        let guests = all.guests.lock();
-        assert!(guests.all.is_empty() && guests.addresses.is_empty() && guests.by_bytes.is_empty());
+        let pending_ones = all.pending_ones.lock();
+        assert!(
+            pending_ones.all.is_empty()
+                && pending_ones.addresses.is_empty()
+                && pending_ones.by_bytes.is_empty()
+        );
     }
 }

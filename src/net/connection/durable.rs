@@ -12,8 +12,8 @@ use std::{
 
 use broker::{Session, Target};
 use codec::{AckKind, reason};
-use gateway_core::{Commit, Page, QoS, Refused, clock};
-use session::{Load, Reply};
+use gateway_core::{Commit, CommitRefused, JournalPage, QoS, clock};
+use session::{BacklogLoad, Reply};
 
 use super::{Connection, ending::End};
 use crate::net::{shard::PacketWork, timers};
@@ -26,7 +26,7 @@ const RETRY: Duration = Duration::from_secs(1);
 const NO_ROOM: Duration = Duration::from_millis(500);
 
 /// Read of a page that is under way; yields `None` if the read failed.
-pub(in crate::net) type Reading = Pin<Box<dyn Future<Output = Option<Page>> + Send>>;
+pub(in crate::net) type PageRead = Pin<Box<dyn Future<Output = Option<JournalPage>> + Send>>;
 
 /// An answer that must not go yet, and none after it: acknowledgements keep the order of the packets they acknowledge
 /// [MQTT-4.6.0-2] [MQTT-4.6.0-3].
@@ -84,7 +84,7 @@ impl Connection {
     fn answer_now(
         &mut self,
         answer: HeldPacket,
-        result: Result<(), Refused>,
+        result: Result<(), CommitRefused>,
         answers: &mut Vec<u8>,
     ) -> Result<(), End> {
         let protocol = self.inbound.protocol();
@@ -92,14 +92,14 @@ impl Connection {
             HeldPacket::Reply { kind, packet_id, code } => {
                 let answers_publish = matches!(kind, AckKind::PubAck | AckKind::PubRec);
                 let code = match result {
-                    Err(Refused) if answers_publish => self.refuse_kept(kind, packet_id)?,
+                    Err(CommitRefused) if answers_publish => self.refuse_kept(kind, packet_id)?,
                     // The store refuses no other step: it tries until it can.
                     _ => code,
                 };
                 codec::encode_ack(kind, packet_id, code, protocol, answers);
             }
             HeldPacket::Whole(packet) => {
-                result.map_err(|Refused| End::Protocol(reason::QUOTA_EXCEEDED))?;
+                result.map_err(|CommitRefused| End::Protocol(reason::QUOTA_EXCEEDED))?;
                 answers.extend_from_slice(&packet);
             }
         }
@@ -173,9 +173,9 @@ impl Connection {
                 let load = slot.out.begin_load(&self.device.env(clock::now()));
                 drop(slot);
                 self.rare().reading = Some(match load {
-                    Load::Nothing => return,
-                    Load::From(from, bytes) => self.read_from(from, bytes),
-                    Load::NoRoom => Box::pin(async {
+                    BacklogLoad::Nothing => return,
+                    BacklogLoad::From(from, bytes) => self.read_from(from, bytes),
+                    BacklogLoad::NoRoom => Box::pin(async {
                         timers::sleep(NO_ROOM).await;
                         None
                     }),
@@ -197,7 +197,7 @@ impl Connection {
         }
     }
 
-    fn read_from(&self, from: u64, bytes: usize) -> Reading {
+    fn read_from(&self, from: u64, bytes: usize) -> PageRead {
         let device = Arc::clone(&self.device);
         Box::pin(async move {
             let core = device.core();

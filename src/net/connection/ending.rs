@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use broker::{Aftermath, CloseReason, Closed, Session, Turn};
+use broker::{CloseReason, Closed, Session, SessionCleanup, Turn};
 use codec::reason;
 use gateway_core::{clock, info_of_peer, log_limits::LineKind, metrics::count};
 use tracing::{Level, debug, enabled};
@@ -68,9 +68,9 @@ impl Connection {
         let mut turn = Turn::default();
         let closed = Closed { publish_will, expiry, reason };
         let broker = &self.device.shared.broker;
-        let aftermath = broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
+        let cleanup = broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
         turn.flush();
-        finish_alone(aftermath);
+        finish_alone(cleanup);
     }
 
     /// Returns the remains of the connection after [`Self::finish`], if its client was told why it ended.
@@ -164,11 +164,11 @@ impl Connection {
 }
 
 /// Goes on in turns, beside the connections of this thread.
-pub(in crate::net) fn finish_alone(aftermath: Option<Box<Aftermath>>) {
-    let Some(aftermath) = aftermath else { return };
+pub(in crate::net) fn finish_alone(cleanup: Option<Box<SessionCleanup>>) {
+    let Some(cleanup) = cleanup else { return };
     // Without a runtime it is dropped, and with that done at once.
     if let Ok(runtime) = tokio::runtime::Handle::try_current() {
-        runtime.spawn(aftermath.settle());
+        runtime.spawn(cleanup.settle());
     }
 }
 

@@ -12,7 +12,7 @@ const MOST_DECODED_AGAIN: usize = 4 << 10;
 
 /// A packet that was refused, as far as it is known.
 #[derive(Debug, Default)]
-pub(in crate::net) struct Fault {
+pub(in crate::net) struct PacketFault {
     /// Its type.
     pub(in crate::net) packet: &'static str,
     /// Bytes of all of it.
@@ -24,7 +24,7 @@ pub(in crate::net) struct Fault {
     pub(in crate::net) detail: Option<String>,
 }
 
-impl Fault {
+impl PacketFault {
     /// A packet whose length alone is reason enough: `bytes` begin with it, and packets may be `max` bytes long.
     pub(in crate::net) fn of_head(bytes: &[u8], error: &DecodeError, max: usize) -> Self {
         let packet = bytes.first().map_or("none", |first| packet_type(*first));

@@ -8,13 +8,17 @@ use gateway_core::{
     ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit,
     info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
 };
-use session::{Effect, Enhanced, Env, Gate, Inbound, Incoming, Outbound, Owner, Permit, Violation};
+use session::{
+    Effect, Enhanced, Env, Gate, Inbound, InboundOwner, Incoming, Outbound, PublishPermit, Violation,
+};
 use telemetry::{ClientTrace, trace_clients};
 use tracing::info;
 
-use super::{Connection, Rare, ending::End, fault::Fault, unfinished::Publishing};
-use crate::auth::{Authority, Excess, Permissions, Refused, Remembered, RemoteAuthorizer, Wish};
-use crate::net::{Shared, device::Device, shard::PacketWork, trace};
+use super::{Connection, ConnectionExtras, ending::End, fault::PacketFault, unfinished::Publishing};
+use crate::auth::{
+    Authority, AuthorizationRequest, Excess, PermissionRefused, Permissions, Remembered, RemoteAuthorizer,
+};
+use crate::net::{NetShared, device::Device, shard::PacketWork, trace};
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;
@@ -98,7 +102,7 @@ impl Connection {
     /// The end of a connection for a packet whose head is reason enough; kept for the log.
     #[cold]
     fn refuse(&mut self, rest: &[u8], error: DecodeError, max: usize) -> Violation {
-        self.rare().fault = Some(Box::new(Fault::of_head(rest, &error, max)));
+        self.rare().fault = Some(Box::new(PacketFault::of_head(rest, &error, max)));
         Violation::from(error)
     }
 
@@ -107,7 +111,7 @@ impl Connection {
     fn note_fault(&mut self, end: End, frame: &Frame<'_>) {
         if let End::Protocol(_) = end {
             let protocol = self.inbound.protocol();
-            self.rare().fault = Some(Box::new(Fault::of_frame(frame, protocol)));
+            self.rare().fault = Some(Box::new(PacketFault::of_frame(frame, protocol)));
         }
     }
 
@@ -248,12 +252,12 @@ struct Owned<'a> {
     device: &'a Arc<Device>,
     epoch: u32,
     permissions: &'a Permissions,
-    rare: &'a mut Option<Box<Rare>>,
+    rare: &'a mut Option<Box<ConnectionExtras>>,
     now: Timestamp,
     dirty: &'a mut Vec<Arc<dyn Target>>,
 }
 
-impl Owner for Owned<'_> {
+impl InboundOwner for Owned<'_> {
     type End = End;
 
     fn limits(&self) -> &Limits {
@@ -269,13 +273,13 @@ impl Owner for Owned<'_> {
     }
 
     #[inline]
-    fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> Permit {
-        let Shared { authority, broker, .. } = &*self.device.shared;
+    fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> PublishPermit {
+        let NetShared { authority, broker, .. } = &*self.device.shared;
         if broker.is_foreign(self.device.core().client_id().as_str(), topic) {
             return self.refuse_foreign(topic);
         }
         match authority {
-            None => Permit::Granted,
+            None => PublishPermit::Granted,
             Some(authority) => self.ask(authority, topic, publish),
         }
     }
@@ -315,15 +319,21 @@ impl Owner for Owned<'_> {
 impl Owned<'_> {
     /// A topic that the gateway answers, and not for this device.
     #[cold]
-    fn refuse_foreign(&self, topic: &str) -> Permit {
+    fn refuse_foreign(&self, topic: &str) -> PublishPermit {
         count(|c| c.reserved_foreign.add(1));
-        log_denied(self.device, self.epoch, "publish", topic, Refused { line: 0, why: Excess::Topic });
+        log_denied(
+            self.device,
+            self.epoch,
+            "publish",
+            topic,
+            PermissionRefused { line: 0, why: Excess::Topic },
+        );
         let closes = self.device.shared.authority.as_ref().is_some_and(|authority| authority.closes);
-        if closes { Permit::Closed } else { Permit::Dropped }
+        if closes { PublishPermit::Closed } else { PublishPermit::Dropped }
     }
 
     /// Asks the rules about a message.
-    fn ask(&mut self, authority: &Authority, topic: &str, publish: &Publish<'_>) -> Permit {
+    fn ask(&mut self, authority: &Authority, topic: &str, publish: &Publish<'_>) -> PublishPermit {
         let core = self.device.core();
         let (epoch, permissions) = (self.epoch, self.permissions);
         let how = (publish.qos, publish.retain, publish.payload.len());
@@ -334,21 +344,22 @@ impl Owned<'_> {
         };
         let recent = &mut self.rare.get_or_insert_with(Box::default).recent;
         let account = self.device.shared.broker.account();
-        let recent = recent.get_or_insert_with(|| Box::new(Remembered::new(account, size_of::<Rare>())));
+        let recent =
+            recent.get_or_insert_with(|| Box::new(Remembered::new(account, size_of::<ConnectionExtras>())));
         let Err(refused) = Permissions::may_publish(authority, recent, decide, topic, how) else {
-            return Permit::Granted;
+            return PublishPermit::Granted;
         };
         if refused.is_unnamed()
             && let Some(authorizer) = authority.authorizer()
         {
             match self.ask_service(authorizer, topic, publish) {
-                Some(true) => return Permit::Granted,
+                Some(true) => return PublishPermit::Granted,
                 Some(false) => {}
-                None => return Permit::Later,
+                None => return PublishPermit::Later,
             }
         }
         log_denied(self.device, epoch, "publish", topic, refused);
-        if authority.closes { Permit::Closed } else { Permit::Dropped }
+        if authority.closes { PublishPermit::Closed } else { PublishPermit::Dropped }
     }
 
     /// Asks the user's service about a message; returns `None` while the answer is on its way.
@@ -365,8 +376,12 @@ impl Owned<'_> {
             let info = core.connection(self.epoch);
             let listener = info.as_ref().map_or("", |info| info.listener.as_str());
             let subject = self.permissions.subject(core.client_id().as_str(), listener);
-            let wish = Wish::Publish { topic: topic.into(), qos: publish.qos, retain: publish.retain };
-            asked.begin(authorizer, &subject, wish);
+            let authorization_request = AuthorizationRequest::Publish {
+                topic: topic.into(),
+                qos: publish.qos,
+                retain: publish.retain,
+            };
+            asked.begin(authorizer, &subject, authorization_request);
         }
         told
     }
@@ -374,11 +389,17 @@ impl Owned<'_> {
 
 /// Tells what the rules did not allow.
 #[cold]
-pub(in crate::net) fn log_denied(device: &Device, epoch: u32, action: &str, topic: &str, refused: Refused) {
+pub(in crate::net) fn log_denied(
+    device: &Device,
+    epoch: u32,
+    action: &str,
+    topic: &str,
+    refused: PermissionRefused,
+) {
     let core = device.core();
     let Some(info) = core.connection(epoch) else { return };
     let (peer, listener) = (info.peer, info.listener.as_str());
-    let Refused { line, why } = refused;
+    let PermissionRefused { line, why } = refused;
     info_of_peer!(
         LineKind::Denied, peer.ip(), %peer, client_id = %core.client_id(), listener, action, topic, line,
         reason = why.as_str(), "not allowed by the rules"

@@ -14,7 +14,7 @@ use super::{
     Connection,
     ending::End,
     frames::Handled,
-    partial::{self, NoRoom},
+    partial::{self, NoPacketRoom},
     started,
 };
 use crate::net::{
@@ -129,8 +129,8 @@ impl Connection {
     }
 
     /// Watches the time of a packet that has begun; `fresh` if it is another than before.
-    fn note_partial(&self, kept: Result<(), NoRoom>, had: bool, fresh: bool) -> Result<(), End> {
-        if let Err(NoRoom) = kept {
+    fn note_partial(&self, kept: Result<(), NoPacketRoom>, had: bool, fresh: bool) -> Result<(), End> {
+        if let Err(NoPacketRoom) = kept {
             count(|c| c.memory_partial.add(1));
             return Err(End::Close(CloseReason::Memory));
         }

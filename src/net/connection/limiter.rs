@@ -1,11 +1,11 @@
-//! Rate limits of one client, and of the parties that it belongs to. They slow reading and sending and drop nothing.
+//! Rate limits of one client, and of the quota holders that it belongs to. They slow reading and sending and drop nothing.
 //!
 //! The work done is charged at once, and a connection that has taken too much waits until its debt is paid. So
 //! connections that share a rate come in turn, without a queue, and none of them wakes in vain.
 
 use std::{num::NonZeroU32, time::Duration};
 
-use broker::Parties;
+use broker::QuotaHolders;
 use config::Limits;
 use gateway_core::{Flow, Timestamp, units::ByteSize};
 use session::OUT_BUFFER;
@@ -18,25 +18,32 @@ const LONGEST: f64 = 60.0;
 pub(in crate::net) struct Limiter {
     from: Option<Flow>,
     to: Option<Flow>,
-    parties: Parties,
+    quota_holders: QuotaHolders,
     room: Option<NonZeroU32>,
 }
 
 impl Limiter {
     /// `None` when no rate is configured for it.
-    pub(in crate::net) fn new(limits: &Limits, parties: &Parties, now: Timestamp) -> Option<Box<Self>> {
+    pub(in crate::net) fn new(
+        limits: &Limits,
+        quota_holders: &QuotaHolders,
+        now: Timestamp,
+    ) -> Option<Box<Self>> {
         let from = Flow::new(limits.client_message_rate, limits.client_byte_rate, now);
         let to = Flow::new(limits.client_message_rate_out, limits.client_byte_rate_out, now);
-        let parties: Parties =
-            parties.iter().filter(|party| party.limits_input() || party.limits_output()).cloned().collect();
-        let of_parties = parties.iter().filter(|party| party.limits_output()).map(|party| {
+        let quota_holders: QuotaHolders = quota_holders
+            .iter()
+            .filter(|party| party.limits_input() || party.limits_output())
+            .cloned()
+            .collect();
+        let of_parties = quota_holders.iter().filter(|party| party.limits_output()).map(|party| {
             let quotas = party.quotas();
             room(quotas.message_rate_out, quotas.byte_rate_out).min(SHARED_ROOM)
         });
         let own = to.as_ref().map(|_| room(limits.client_message_rate_out, limits.client_byte_rate_out));
         let room = of_parties.chain(own).min().and_then(|room| NonZeroU32::new(room as u32));
-        let limits_any = from.is_some() || to.is_some() || !parties.is_empty();
-        limits_any.then(|| Box::new(Self { from, to, parties, room }))
+        let limits_any = from.is_some() || to.is_some() || !quota_holders.is_empty();
+        limits_any.then(|| Box::new(Self { from, to, quota_holders, room }))
     }
 
     /// Takes what was read; how long to pause reading, if at all.
@@ -47,7 +54,7 @@ impl Limiter {
         now: Timestamp,
     ) -> Option<Duration> {
         let own = self.from.as_mut().map(|flow| flow.take(messages, bytes, now));
-        pause(own, self.parties.iter().map(|party| party.take_input(messages, bytes, now)))
+        pause(own, self.quota_holders.iter().map(|party| party.take_input(messages, bytes, now)))
     }
 
     /// Takes what is sent; how long to pause sending after that, if at all.
@@ -58,7 +65,7 @@ impl Limiter {
         now: Timestamp,
     ) -> Option<Duration> {
         let own = self.to.as_mut().map(|flow| flow.take(messages, bytes, now));
-        pause(own, self.parties.iter().map(|party| party.take_output(messages, bytes, now)))
+        pause(own, self.quota_holders.iter().map(|party| party.take_output(messages, bytes, now)))
     }
 
     /// Bytes that may be taken for sending at once; `None` if sending has no rate.
@@ -80,8 +87,8 @@ fn room(messages: u32, bytes: ByteSize) -> usize {
     by_messages.into_iter().chain(by_bytes).min().unwrap_or(OUT_BUFFER).clamp(1, OUT_BUFFER)
 }
 
-fn pause(own: Option<f64>, parties: impl Iterator<Item = f64>) -> Option<Duration> {
-    let pause = parties.chain(own).fold(0.0, f64::max);
+fn pause(own: Option<f64>, quota_holders: impl Iterator<Item = f64>) -> Option<Duration> {
+    let pause = quota_holders.chain(own).fold(0.0, f64::max);
     (pause > 0.0).then(|| Duration::from_secs_f64(pause.min(LONGEST)))
 }
 
@@ -103,8 +110,8 @@ mod tests {
         let limits = Limits { identity, ..Limits::default() };
         let shared = shared_with(limits.clone());
         let limiter = || {
-            let parties = shared.broker.parties(Some("user"), "c", "t");
-            Limiter::new(&limits, &parties, Timestamp(0)).expect("a rate is set")
+            let quota_holders = shared.broker.quota_holders(Some("user"), "c", "t");
+            Limiter::new(&limits, &quota_holders, Timestamp(0)).expect("a rate is set")
         };
         let mut clients: Vec<_> = (0..CLIENTS).map(|_| (limiter(), 0)).collect();
         // Each has always something to send.
@@ -127,13 +134,14 @@ mod tests {
     #[test]
     fn a_burst_over_the_rate_pauses_for_as_long_as_it_takes() {
         let limits = Limits { client_message_rate: 10, client_message_rate_out: 1, ..Limits::default() };
-        let mut limiter = Limiter::new(&limits, &Parties::default(), Timestamp(0)).expect("a rate is set");
+        let mut limiter =
+            Limiter::new(&limits, &QuotaHolders::default(), Timestamp(0)).expect("a rate is set");
         assert_eq!(limiter.take_input(10, 0, Timestamp(0)), None);
         assert_eq!(limiter.take_input(5, 0, Timestamp(0)), Some(Duration::from_millis(500)));
         assert_eq!(limiter.take_input(0, 0, Timestamp(600)), None);
         assert_eq!(limiter.take_output(3, 0, Timestamp(0)), Some(Duration::from_secs(2)));
         assert_eq!(limiter.room(), NonZeroU32::new(5), "one message at a time");
-        assert!(Limiter::new(&Limits::default(), &Parties::default(), Timestamp(0)).is_none());
+        assert!(Limiter::new(&Limits::default(), &QuotaHolders::default(), Timestamp(0)).is_none());
     }
 
     #[test]
@@ -144,7 +152,7 @@ mod tests {
                 client_byte_rate_out: ByteSize(bytes),
                 ..Limits::default()
             };
-            Limiter::new(&limits, &Parties::default(), Timestamp(0)).and_then(|limiter| limiter.room())
+            Limiter::new(&limits, &QuotaHolders::default(), Timestamp(0)).and_then(|limiter| limiter.room())
         };
         assert_eq!(room(0, 512 << 10), NonZeroU32::new(OUT_BUFFER as u32));
         assert_eq!(
@@ -152,7 +160,8 @@ mod tests {
             (NonZeroU32::new(250), NonZeroU32::new(50), NonZeroU32::new(1))
         );
         let input_only = Limits { client_byte_rate: ByteSize(1), ..Limits::default() };
-        let limiter = Limiter::new(&input_only, &Parties::default(), Timestamp(0)).expect("a rate is set");
+        let limiter =
+            Limiter::new(&input_only, &QuotaHolders::default(), Timestamp(0)).expect("a rate is set");
         assert_eq!(limiter.room(), None);
     }
 }

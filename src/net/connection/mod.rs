@@ -30,9 +30,9 @@ use session::{Inbound, OUT_BUFFER};
 use tokio::time::Sleep;
 
 use self::{
-    durable::{HeldAnswer, Reading},
+    durable::{HeldAnswer, PageRead},
     ending::End,
-    fault::Fault,
+    fault::PacketFault,
     limiter::Limiter,
     partial::Partial,
     reauthentication::Reauthentication,
@@ -54,20 +54,20 @@ pub(in crate::net) const BACKLOG: usize = 4 * OUT_BUFFER;
 
 /// State that few connections need.
 #[derive(Default)]
-pub(in crate::net) struct Rare {
+pub(in crate::net) struct ConnectionExtras {
     pub(in crate::net) replays: Option<Box<Replays>>,
     /// Remainder of a packet that was too much for one poll.
     pub(in crate::net) unfinished: Option<Box<Unfinished>>,
     /// End of the connection once everything that was read is handled.
     ending: Option<End>,
     /// The packet for which it ends.
-    fault: Option<Box<Fault>>,
+    fault: Option<Box<PacketFault>>,
     /// Queues of shared groups held more than there was room for.
     pub(in crate::net) group_queues: bool,
     /// Answers that wait for the disk.
     pub(in crate::net) held: VecDeque<HeldAnswer>,
     /// More of the session's queue, on its way from the disk.
-    pub(in crate::net) reading: Option<Reading>,
+    pub(in crate::net) reading: Option<PageRead>,
     /// Charge of the client's topic aliases to the memory account.
     pub(in crate::net) aliases: Option<Charge>,
     /// Decisions of the rules about the topics that the client published to last.
@@ -85,7 +85,7 @@ pub(in crate::net) struct Rare {
     stalled: Option<Pin<Box<Sleep>>>,
 }
 
-impl Rare {
+impl ConnectionExtras {
     pub(in crate::net) fn is_unused(&self) -> bool {
         self.replays.is_none()
             && self.unfinished.is_none()
@@ -117,7 +117,7 @@ pub(in crate::net) struct Connection {
     pub(in crate::net) io: Io,
     /// A packet that is not complete yet.
     partial: Partial,
-    pub(in crate::net) rare: Option<Box<Rare>>,
+    pub(in crate::net) rare: Option<Box<ConnectionExtras>>,
     /// There is something to handle before more is read: `partial` may hold complete frames, or a packet is unfinished.
     pub(in crate::net) unread: bool,
     /// The peer may not read its answers: look before reading on.
@@ -139,7 +139,9 @@ impl Connection {
         early: Vec<u8>,
         limiter: Option<Box<Limiter>>,
     ) -> Self {
-        let rare = limiter.map(|limiter| Box::new(Rare { limiter: Some(limiter), ..Rare::default() }));
+        let rare = limiter.map(|limiter| {
+            Box::new(ConnectionExtras { limiter: Some(limiter), ..ConnectionExtras::default() })
+        });
         Self {
             device,
             epoch,
@@ -156,7 +158,7 @@ impl Connection {
         }
     }
 
-    pub(in crate::net) fn rare(&mut self) -> &mut Rare {
+    pub(in crate::net) fn rare(&mut self) -> &mut ConnectionExtras {
         self.rare.get_or_insert_with(Box::default)
     }
 
@@ -282,7 +284,10 @@ impl Connection {
     }
 
     /// Returns whether sending is paused by a rate; the task is woken when the pause is over.
-    pub(in crate::net) fn poll_sending_paused(rare: &mut Option<Box<Rare>>, cx: &mut Context<'_>) -> bool {
+    pub(in crate::net) fn poll_sending_paused(
+        rare: &mut Option<Box<ConnectionExtras>>,
+        cx: &mut Context<'_>,
+    ) -> bool {
         let Some(rare) = rare else { return false };
         let Some(pause) = &mut rare.sending_pause else { return false };
         if pause.as_mut().poll(cx).is_pending() {
@@ -293,7 +298,7 @@ impl Connection {
     }
 
     /// These whole packets are sent: what follows them waits if there is a rate and they are more than it allows.
-    pub(in crate::net) fn note_sending(rare: &mut Option<Box<Rare>>, packets: &[u8]) {
+    pub(in crate::net) fn note_sending(rare: &mut Option<Box<ConnectionExtras>>, packets: &[u8]) {
         let Some(rare) = rare else { return };
         let Some(limiter) = rare.limiter.as_mut().filter(|limiter| limiter.room().is_some()) else { return };
         let messages = flush::count_messages(packets);

@@ -10,7 +10,7 @@ const FREE: usize = 1 << 10;
 const STEP: usize = 64 << 10;
 
 /// The account has no room.
-pub(in crate::net) struct NoRoom;
+pub(in crate::net) struct NoPacketRoom;
 
 /// See the module. [`Self::clear`] before it is dropped.
 #[derive(Default)]
@@ -52,7 +52,7 @@ impl Partial {
     /// # Errors
     /// The account has no room. Nothing is kept then.
     #[inline]
-    pub(in crate::net) fn keep(&mut self, rest: &[u8], account: &Account) -> Result<(), NoRoom> {
+    pub(in crate::net) fn keep(&mut self, rest: &[u8], account: &Account) -> Result<(), NoPacketRoom> {
         if rest.is_empty() && self.charged == 0 {
             self.bytes = Vec::new();
             return Ok(());
@@ -69,7 +69,7 @@ impl Partial {
         used: usize,
         mut taken: Vec<u8>,
         account: &Account,
-    ) -> Result<(), NoRoom> {
+    ) -> Result<(), NoPacketRoom> {
         if used == 0 {
             return self.put_back(taken, account);
         }
@@ -80,13 +80,13 @@ impl Partial {
         self.keep(&taken[used..], account)
     }
 
-    fn put_back(&mut self, bytes: Vec<u8>, account: &Account) -> Result<(), NoRoom> {
+    fn put_back(&mut self, bytes: Vec<u8>, account: &Account) -> Result<(), NoPacketRoom> {
         self.bytes = bytes;
         if self.settle(account) {
             return Ok(());
         }
         self.clear(account);
-        Err(NoRoom)
+        Err(NoPacketRoom)
     }
 
     /// Gives everything back.

@@ -14,24 +14,25 @@ use bytes::Bytes;
 use codec::{Packet, reason};
 use edge::tls::CertificateId;
 use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::LineKind, metrics::count};
-use session::{Enhanced, Presented};
+use session::{Enhanced, PresentedAuth};
 use tokio::time::Sleep;
 
 use super::{Connection, ending::End, frames::grant_held};
 use crate::{
     abuse::LoginName,
     auth::{
-        AuthProgress, Authority, Credentials, Denied, Dialogue, Identity, Permissions, Principal, Subject,
-        Unanswered,
+        AuthProgress, Authority, Credentials, Denied, Dialogue, NoDecision, Permissions, Principal,
+        ProvedIdentity, Subject,
     },
     net::{layers::layered::Io, shard::PacketWork, timers},
 };
 
 /// The authenticator's pending answer, with the dialogue to go on with.
-type Answering = Pin<Box<dyn Future<Output = (Box<dyn Dialogue>, Result<AuthProgress, Denied>)> + Send>>;
+type PendingReauthentication =
+    Pin<Box<dyn Future<Output = (Box<dyn Dialogue>, Result<AuthProgress, Denied>)> + Send>>;
 
 /// The subscriptions that it allows.
-type AskingFilters = Pin<Box<dyn Future<Output = Result<Vec<Box<str>>, Unanswered>> + Send>>;
+type AskingFilters = Pin<Box<dyn Future<Output = Result<Vec<Box<str>>, NoDecision>> + Send>>;
 
 /// The identity that has been proved, and the subscriptions that the user's service allows it.
 struct Granting {
@@ -50,7 +51,7 @@ pub(in crate::net) struct Reauthentication {
     /// Waits for the client's next AUTH.
     dialogue: Option<Box<dyn Dialogue>>,
     /// The authenticator's pending answer to the last AUTH.
-    answering: Option<Answering>,
+    answering: Option<PendingReauthentication>,
     granting: Option<Granting>,
     /// Fires when the authentication under way must be over.
     deadline: Option<Pin<Box<Sleep>>>,
@@ -85,8 +86,8 @@ impl Connection {
     }
 
     /// Lets the authenticator look at what the client has presented; [`Self::poll_reauthentication`] hears what it says.
-    pub(in crate::net) fn authenticate(&mut self, presented: Presented) -> Result<(), End> {
-        let Presented { begins, data } = presented;
+    pub(in crate::net) fn authenticate(&mut self, presented: PresentedAuth) -> Result<(), End> {
+        let PresentedAuth { begins, data } = presented;
         let begun = if begins { Some(self.begin_reauthentication(&data)?) } else { None };
         let allowed = self.device.shared.limits.connect_timeout.0;
         let Some(this) = self.reauthentication() else { return Err(End::Protocol(reason::PROTOCOL_ERROR)) };
@@ -280,7 +281,8 @@ impl Connection {
         let device = Arc::clone(&self.device);
         let core = device.core();
         let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
-        let Ok(identity) = Identity::kept(principal, certificate, device.shared.broker.account()) else {
+        let Ok(identity) = ProvedIdentity::kept(principal, certificate, device.shared.broker.account())
+        else {
             return Err(self.refuse_reauthentication(Denied::Busy));
         };
         let again = |before: &str| permissions.author_again(before);
@@ -311,7 +313,7 @@ impl Connection {
         let auth = this.enhanced.conclude(data);
         count(|c| c.reauthentication_ok.add(1));
         self.send_auth(&auth, work)?;
-        device.shared.judge(&*device, self.epoch);
+        device.shared.check_connection(&*device, self.epoch);
         Ok(())
     }
 

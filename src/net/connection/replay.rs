@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use broker::{Errand, RetainedCursor, Session, Target};
+use broker::{ReplayWork, RetainedCursor, Session, Target};
 use gateway_core::{Bucket, Durability, Effort, Timestamp, clock};
 use tokio::time::Sleep;
 
@@ -128,10 +128,10 @@ impl Connection {
 
     /// Does what was asked of the connection for subscriptions that are not its own doing.
     pub(in crate::net) fn do_errands(&mut self) {
-        for errand in self.device.take_errands(self.epoch) {
-            match errand {
-                Errand::Replay(cursor) => self.begin_replay(cursor, clock::now()),
-                Errand::EndReplay(filter) => self.end_replay(&filter),
+        for replay_work in self.device.take_all_replay_work(self.epoch) {
+            match replay_work {
+                ReplayWork::Replay(cursor) => self.begin_replay(cursor, clock::now()),
+                ReplayWork::EndReplay(filter) => self.end_replay(&filter),
             }
         }
     }
@@ -211,7 +211,7 @@ mod tests {
 
     #[test]
     fn a_second_s_worth_of_topics_is_free_and_more_must_wait() {
-        let timers = timers::Timers::start().expect("start");
+        let timers = timers::TimerRuntime::start().expect("start");
         timers.serve_this_thread();
         let mut replays = Replays::new(1000, Timestamp(0));
         let mut cx = Context::from_waker(std::task::Waker::noop());

@@ -15,7 +15,7 @@ use super::{
     frames::{close_unit, log_denied, subscribe_code},
 };
 use crate::{
-    auth::{Refused, Wish},
+    auth::{AuthorizationRequest, PermissionRefused},
     net::device::Device,
 };
 
@@ -218,15 +218,16 @@ impl Connection {
         let valid = parse_shared(&wanted.filter).is_ok_and(|shared| {
             TopicFilter::check(shared.map_or(&wanted.filter, |(_, inner)| inner)).is_ok()
         });
-        if !valid || !asked.is_err_and(Refused::is_unnamed) {
+        if !valid || !asked.is_err_and(PermissionRefused::is_unnamed) {
             return false;
         }
         let asked = self.rare.get_or_insert_with(Box::default).asked.get_or_insert_with(Box::default);
         if asked.about_subscribe(&wanted.filter, wanted.qos, now).is_some() {
             return false;
         }
-        let wish = Wish::Subscribe { filter: wanted.filter.as_str().into(), qos: wanted.qos };
-        asked.begin(authorizer, &self.permissions.subject(client_id, listener), wish);
+        let authorization_request =
+            AuthorizationRequest::Subscribe { filter: wanted.filter.as_str().into(), qos: wanted.qos };
+        asked.begin(authorizer, &self.permissions.subject(client_id, listener), authorization_request);
         true
     }
 
@@ -258,7 +259,7 @@ impl Connection {
             let listener = info.as_ref().map_or("", |info| info.listener.as_str());
             let client_id = core.client_id().as_str();
             let asked = self.permissions.may_subscribe(authority, client_id, listener, request.filter);
-            let by_service = asked.is_err_and(Refused::is_unnamed)
+            let by_service = asked.is_err_and(PermissionRefused::is_unnamed)
                 && authority.authorizer().is_some()
                 && self.is_allowed_by_service(request, now);
             if by_service {

@@ -21,7 +21,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{Connection, ending::End};
 use crate::auth::Permissions;
 use crate::net::{
-    Shared,
+    NetShared,
     device::{
         Device, SocketWriter,
         link_tests::{Wakes, attach, open, open_as, shared_with, socket},
@@ -42,11 +42,11 @@ struct Scene {
 }
 
 impl Scene {
-    async fn new(shared: &Arc<Shared>, input: Vec<u8>) -> Self {
+    async fn new(shared: &Arc<NetShared>, input: Vec<u8>) -> Self {
         Self::of(shared, true, input).await
     }
 
-    async fn of(shared: &Arc<Shared>, clean_start: bool, input: Vec<u8>) -> Self {
+    async fn of(shared: &Arc<NetShared>, clean_start: bool, input: Vec<u8>) -> Self {
         let wakes = Arc::new(Wakes::default());
         let (writer, read, peer) = socket().await;
         let (device, epoch) = open(shared, clean_start);
@@ -132,7 +132,7 @@ fn unsubscribe(filters: impl Iterator<Item = String>) -> Vec<u8> {
 }
 
 /// A broker with retained messages on `t/0`, `t/1`, ….
-fn with_retained(topics: usize, limits: Limits) -> Arc<Shared> {
+fn with_retained(topics: usize, limits: Limits) -> Arc<NetShared> {
     let shared = shared_with(limits);
     for number in 0..topics {
         let topic = format!("t/{number}");
@@ -280,7 +280,7 @@ async fn what_a_websocket_frame_costs_is_charged() {
 const RECEIVERS: usize = 12_000;
 
 /// Very many receivers of topic `t`, without connections.
-fn subscribed(shared: &Arc<Shared>) -> Vec<Arc<Device>> {
+fn subscribed(shared: &Arc<NetShared>) -> Vec<Arc<Device>> {
     let subscribed = |number| {
         let (device, _) = open_as(shared, &format!("r{number}"), true);
         let session = Arc::clone(&device) as Arc<dyn Session>;

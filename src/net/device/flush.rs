@@ -12,13 +12,13 @@ use gateway_core::{Protocol, clock, metrics::count};
 use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
-use super::{Device, Link, SocketWriter, Unsent, sending::Then};
+use super::{Device, Link, SocketWriter, Unsent, sending::NextWrite};
 use crate::net::trace;
 
 const ROUNDS: usize = 4;
 
 /// Buffers and writer that a flush borrowed from the link.
-pub(in crate::net) struct Flight {
+pub(in crate::net) struct BorrowedWriter {
     epoch: u32,
     writer: OwnedWriteHalf,
     unsent: Unsent,
@@ -51,7 +51,7 @@ fn write_rounds(device: &Device, taker: Taker) {
     for round in 1..=ROUNDS {
         let Some(flight) = take(device, taker) else { return };
         let result = flight.writer.try_write(flight.unsent.rest());
-        if give_back(device, flight, result, round == ROUNDS, false) != Then::Again {
+        if give_back(device, flight, result, round == ROUNDS, false) != NextWrite::Again {
             return;
         }
     }
@@ -91,7 +91,8 @@ pub(in crate::net) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'
         if pending {
             return Poll::Pending;
         }
-        if then != Then::Again && !device.lock().link.as_ref().is_some_and(|link| link.sending.is_left()) {
+        if then != NextWrite::Again && !device.lock().link.as_ref().is_some_and(|link| link.sending.is_left())
+        {
             return Poll::Ready(Ok(()));
         }
     }
@@ -143,7 +144,7 @@ pub(in crate::net) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>,
     }
 }
 
-fn take(device: &Device, taker: Taker) -> Option<Flight> {
+fn take(device: &Device, taker: Taker) -> Option<BorrowedWriter> {
     let mut guard = device.lock();
     let slot = &mut *guard;
     let link = slot.link.as_mut()?;
@@ -179,7 +180,7 @@ fn take(device: &Device, taker: Taker) -> Option<Flight> {
         None => Unsent::new(slot.out.take_out()),
     };
     let protocol = slot.out.protocol();
-    let flight = Flight { epoch: link.epoch, writer, unsent, v5: protocol.is_v5() };
+    let flight = BorrowedWriter { epoch: link.epoch, writer, unsent, v5: protocol.is_v5() };
     drop(guard);
     if is_fresh {
         trace::written(device, &flight.unsent.bytes, protocol);
@@ -190,11 +191,11 @@ fn take(device: &Device, taker: Taker) -> Option<Flight> {
 /// The `owner` is never woken by itself: it has registered for writability or goes on at once.
 fn give_back(
     device: &Device,
-    mut flight: Flight,
+    mut flight: BorrowedWriter,
     result: io::Result<usize>,
     last_round: bool,
     owner: bool,
-) -> Then {
+) -> NextWrite {
     let (wrote, failed) = match result {
         Ok(n) => (n, false),
         Err(error) => (0, error.kind() != io::ErrorKind::WouldBlock),
@@ -213,7 +214,7 @@ fn give_back(
             false => &[],
         };
         farewell(&flight.writer, Some(&flight.unsent), last);
-        return Then::Done;
+        return NextWrite::Done;
     };
     let unsent = flight.unsent.rest().len();
     slot.out.note_written(unsent);
@@ -234,7 +235,7 @@ fn give_back(
     }
     let more = complete && slot.out.buffered() > 0;
     let then = link.sending.stop(complete, failed, more, last_round);
-    if !owner && (then == Then::Leave || (link.notify_room && complete) || slot.out.wants_load()) {
+    if !owner && (then == NextWrite::Leave || (link.notify_room && complete) || slot.out.wants_load()) {
         let waker = link.waker.clone();
         drop(guard);
         waker.wake();

@@ -23,7 +23,7 @@ use tokio::{
 
 use super::{Device, Link, Reception, SocketWriter, flush};
 use crate::auth::AllowAll;
-use crate::net::{Shared, wheel};
+use crate::net::{NetShared, wheel};
 
 const NOW: Timestamp = Timestamp(1_000);
 
@@ -37,23 +37,23 @@ impl Wake for Wakes {
     }
 }
 
-pub(in crate::net) fn shared() -> Arc<Shared> {
+pub(in crate::net) fn shared() -> Arc<NetShared> {
     shared_with(Limits::default())
 }
 
-pub(in crate::net) fn shared_with(limits: Limits) -> Arc<Shared> {
+pub(in crate::net) fn shared_with(limits: Limits) -> Arc<NetShared> {
     let broker = Broker::new(BrokerConfig { limits: Arc::new(limits), ..BrokerConfig::default() });
     let guard = crate::abuse::AbuseGuard::idle();
-    Shared::new(broker, Arc::new(AllowAll), None, guard, String::new(), String::new())
+    NetShared::new(broker, Arc::new(AllowAll), None, guard, String::new(), String::new())
 }
 
 /// Does the work of a CONNECT before it attaches; returns the device and the epoch.
-pub(in crate::net) fn open(shared: &Arc<Shared>, clean_start: bool) -> (Arc<Device>, u32) {
+pub(in crate::net) fn open(shared: &Arc<NetShared>, clean_start: bool) -> (Arc<Device>, u32) {
     open_as(shared, "c", clean_start)
 }
 
 pub(in crate::net) fn open_as(
-    shared: &Arc<Shared>,
+    shared: &Arc<NetShared>,
     client_id: &str,
     clean_start: bool,
 ) -> (Arc<Device>, u32) {
@@ -71,7 +71,7 @@ pub(in crate::net) fn open_as(
         expiry: 60,
         will: None,
         info,
-        parties: Default::default(),
+        quota_holders: Default::default(),
         now: NOW,
     };
     let maker = Arc::clone(shared);

@@ -1,7 +1,7 @@
 //! A session as the broker and the connection see it: the outbound half and its link, behind one short lock.
 //!
 //! Invariants: the lock covers memory only. Bytes taken under epoch e go only to that epoch's socket. At most one
-//! thread writes to a socket at a time, and some thread sees to all waiting bytes ([`Sending`]).
+//! thread writes to a socket at a time, and some thread sees to all waiting bytes ([`SendState`]).
 
 pub(super) mod flush;
 #[cfg(test)]
@@ -21,27 +21,27 @@ use std::{
 };
 
 use broker::{
-    Account, Charge, CloseReason, Delivered, Errand, MemoryKind, QueueInfo, QueueSummary, Queued, Session,
-    SessionCore, Target,
+    Account, Charge, CloseReason, Delivered, MemoryKind, QueueInfo, QueueSummary, Queued, ReplayWork,
+    Session, SessionCore, Target,
 };
 use codec::reason;
 use gateway_core::{
     Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, clock, metrics::count,
 };
 use parking_lot::{Mutex, MutexGuard};
-use session::{Env, Gate, Left, LinkParams, Outbound, recycle};
+use session::{Env, Gate, LinkParams, Outbound, StoredQueue, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
 
 use super::{
-    Shared,
+    NetShared,
     wheel::{HEARD, PAUSED},
 };
-use sending::{Sending, Waits};
+use sending::{FlushDuty, SendState};
 
 /// The session object; one allocation holds the broker's part and ours.
 pub(in crate::net) struct Device {
     core: SessionCore,
-    pub(in crate::net) shared: Arc<Shared>,
+    pub(in crate::net) shared: Arc<NetShared>,
     slot: Mutex<DeviceSlot>,
     /// The end of the epoch of the connection that was heard last, and above it the end of the tick. In one word: a
     /// connection that was taken over may still run on another shard, and its notes must not count for its successor.
@@ -73,10 +73,10 @@ pub(in crate::net) struct Link {
     pub(in crate::net) writer: SocketWriter,
     /// Taken from the out-buffer and not completely written: the socket was full.
     pub(in crate::net) unsent: Option<Box<Unsent>>,
-    pub(in crate::net) sending: Sending,
+    pub(in crate::net) sending: SendState,
     /// The owner wants to be woken when there is room again.
     pub(in crate::net) notify_room: bool,
-    /// Something waits elsewhere for the owner: in the queue of a shared group, or among the errands.
+    /// Something waits elsewhere for the owner: in the queue of a shared group, or as replay work.
     pub(in crate::net) elsewhere: bool,
     pub(in crate::net) close: Option<CloseReason>,
 }
@@ -150,7 +150,7 @@ impl Link {
             waker,
             writer,
             unsent: None,
-            sending: Sending::default(),
+            sending: SendState::default(),
             notify_room: false,
             elsewhere: false,
             close: None,
@@ -159,7 +159,7 @@ impl Link {
 }
 
 impl Device {
-    pub(in crate::net) fn new(core: SessionCore, shared: Arc<Shared>) -> Self {
+    pub(in crate::net) fn new(core: SessionCore, shared: Arc<NetShared>) -> Self {
         let slot = Mutex::new(DeviceSlot { out: Outbound::new(), link: None });
         Self { core, shared, slot, heard: AtomicU32::new(0), asked: AtomicU32::new(0) }
     }
@@ -227,7 +227,7 @@ impl Device {
         }
         let mut old = slot.link.replace(link);
         if let Some(old) = &old {
-            let _ = self.take_errands(old.epoch);
+            let _ = self.take_all_replay_work(old.epoch);
         }
         let lost = old.as_mut().map_or(0, |old| old.take_unsent(&mut slot.out));
         let env = self.env(now);
@@ -240,10 +240,10 @@ impl Device {
         Ok(old)
     }
 
-    /// Takes the errands asked of the connection of `epoch` since the last call. A connection that has left the link is
+    /// Takes the replay work asked of the connection of `epoch` since the last call. A connection that has left the link is
     /// asked for none.
-    pub(in crate::net) fn take_errands(&self, epoch: u32) -> Vec<Errand> {
-        self.shared.errands.take((self.core.slot(), epoch))
+    pub(in crate::net) fn take_all_replay_work(&self, epoch: u32) -> Vec<ReplayWork> {
+        self.shared.waiting_work.take((self.core.slot(), epoch))
     }
 
     /// The connection of `epoch` is gone. Returns its link if it still owned the session.
@@ -267,7 +267,7 @@ impl Device {
 
     fn take_link(&self, slot: &mut DeviceSlot) -> Option<Link> {
         let mut link = slot.link.take()?;
-        let _ = self.take_errands(link.epoch);
+        let _ = self.take_all_replay_work(link.epoch);
         let lost = link.take_unsent(&mut slot.out);
         slot.out.detach(&self.env(clock::now()));
         slot.out.note_lost(lost);
@@ -322,12 +322,12 @@ impl DeviceSlot {
             return false;
         }
         match link.sending.list() {
-            Waits::Listed => true,
-            Waits::Left => {
+            FlushDuty::Listed => true,
+            FlushDuty::Left => {
                 link.settle_unsent(waits);
                 false
             }
-            Waits::SeenTo => false,
+            FlushDuty::SeenTo => false,
         }
     }
 }
@@ -468,7 +468,7 @@ impl Session for Device {
 
     fn restore(&self, stored: &QueueSummary) {
         let &QueueSummary { messages, bytes, first, next, exact, begun, ref received, .. } = stored;
-        let left = Left { first, next, exact, begun, messages, bytes, received };
+        let left = StoredQueue { first, next, exact, begun, messages, bytes, received };
         self.slot.lock().out.restore(&left);
     }
 
@@ -533,14 +533,14 @@ impl Session for Device {
         purged
     }
 
-    fn take_errand(&self, errand: Errand) -> Result<(), Errand> {
+    fn take_replay_work(&self, replay_work: ReplayWork) -> Result<(), ReplayWork> {
         let waker = {
             let mut slot = self.slot.lock();
             let Some(link) = slot.link.as_mut().filter(|link| link.close.is_none()) else {
-                return Err(errand);
+                return Err(replay_work);
             };
             // Under the lock: who takes the link forgets what is there by then.
-            self.shared.errands.add((self.core.slot(), link.epoch), errand)?;
+            self.shared.waiting_work.add((self.core.slot(), link.epoch), replay_work)?;
             link.elsewhere = true;
             link.waker.clone()
         };

@@ -3,7 +3,7 @@
 
 /// The state of one link, behind its device's lock.
 #[derive(Default)]
-pub(in crate::net) struct Sending {
+pub(in crate::net) struct SendState {
     /// On the list of a turn, which flushes it.
     listed: bool,
     /// A thread writes. It looks again afterwards.
@@ -14,7 +14,7 @@ pub(in crate::net) struct Sending {
 
 /// Fate of bytes that now wait.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Waits {
+pub(super) enum FlushDuty {
     /// The caller's turn must flush it.
     Listed,
     /// The owner will: it waits for a full socket.
@@ -25,7 +25,7 @@ pub(super) enum Waits {
 
 /// Next step of a thread that has written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Then {
+pub(super) enum NextWrite {
     /// Nothing is left to write.
     Done,
     /// Writes again: more has come.
@@ -34,18 +34,18 @@ pub(super) enum Then {
     Leave,
 }
 
-impl Sending {
+impl SendState {
     /// Something waits now.
     #[inline]
-    pub(super) fn list(&mut self) -> Waits {
+    pub(super) fn list(&mut self) -> FlushDuty {
         if self.listed || self.writing {
-            return Waits::SeenTo;
+            return FlushDuty::SeenTo;
         }
         if self.left {
-            return Waits::Left;
+            return FlushDuty::Left;
         }
         self.listed = true;
-        Waits::Listed
+        FlushDuty::Listed
     }
 
     /// Returns whether a thread may write the waiting bytes: then it calls [`Self::start`] or [`Self::is_done`] under
@@ -70,16 +70,16 @@ impl Sending {
     /// The caller has written: everything that it took, if `complete`, and `more` waits. If the socket `failed` nobody writes
     /// any more. After the `last` of its rounds it lets others go on.
     #[inline]
-    pub(super) fn stop(&mut self, complete: bool, failed: bool, more: bool, last: bool) -> Then {
+    pub(super) fn stop(&mut self, complete: bool, failed: bool, more: bool, last: bool) -> NextWrite {
         self.writing = false;
         if complete {
             self.left = false;
         }
         if !complete || failed || (more && last) {
             self.left = !failed;
-            return Then::Leave;
+            return NextWrite::Leave;
         }
-        if more { Then::Again } else { Then::Done }
+        if more { NextWrite::Again } else { NextWrite::Done }
     }
 
     /// Returns whether the owner writes next.
@@ -124,7 +124,7 @@ mod tests {
 
     #[derive(Default)]
     struct ModelLink {
-        sending: Sending,
+        sending: SendState,
         buffered: usize,
         unsent: usize,
         written: usize,
@@ -147,7 +147,7 @@ mod tests {
             for message in 0..messages {
                 let mut link = self.lock();
                 link.buffered += 1;
-                listed |= link.sending.list() == Waits::Listed;
+                listed |= link.sending.list() == FlushDuty::Listed;
                 drop(link);
                 if listed && message + 1 < messages {
                     self.write(true, false);
@@ -182,12 +182,12 @@ mod tests {
                 link.unsent -= took;
                 let (complete, more) = (link.unsent == 0, link.unsent == 0 && link.buffered > 0);
                 let then = link.sending.stop(complete, false, more, round == ROUNDS);
-                link.woken |= then == Then::Leave && !owner;
+                link.woken |= then == NextWrite::Leave && !owner;
                 if owner && took == 0 {
                     link.waits_for_room = true;
                     return;
                 }
-                if then == Then::Done || (then == Then::Leave && !owner) {
+                if then == NextWrite::Done || (then == NextWrite::Leave && !owner) {
                     return;
                 }
             }

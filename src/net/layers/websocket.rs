@@ -26,7 +26,7 @@ pub(in crate::net) enum WebSocketError {
 }
 
 /// Result of reading an upgrade request.
-pub(in crate::net) enum Upgrade {
+pub(in crate::net) enum WebSocketUpgrade {
     /// More bytes are needed.
     Partial,
     /// Answer with these bytes; `Some(len)` bytes of request are then followed by frames, `None` closes.
@@ -35,12 +35,17 @@ pub(in crate::net) enum Upgrade {
 
 /// Reads the HTTP request at the start of `bytes`; the answer selects subprotocol `mqtt` [MQTT-6.0.0-3].
 /// A page of an origin that is not allowed gets 403, and with `this_machine` so does a request for another host.
-pub(in crate::net) fn upgrade(bytes: &[u8], path: &str, origins: &Origins, this_machine: bool) -> Upgrade {
+pub(in crate::net) fn upgrade(
+    bytes: &[u8],
+    path: &str,
+    origins: &Origins,
+    this_machine: bool,
+) -> WebSocketUpgrade {
     let mut headers = [httparse::EMPTY_HEADER; 64];
     let mut request = httparse::Request::new(&mut headers);
     let len = match request.parse(bytes) {
         Ok(httparse::Status::Complete(len)) => len,
-        Ok(httparse::Status::Partial) if bytes.len() < LONGEST_REQUEST => return Upgrade::Partial,
+        Ok(httparse::Status::Partial) if bytes.len() < LONGEST_REQUEST => return WebSocketUpgrade::Partial,
         _ => return refuse("400 Bad Request"),
     };
     if request.path.map(|target| target.split('?').next().unwrap_or(target)) != Some(path) {
@@ -79,7 +84,7 @@ pub(in crate::net) fn upgrade(bytes: &[u8], path: &str, origins: &Origins, this_
         "HTTP/1.1 101 Switching Protocols\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n\
          Sec-WebSocket-Accept: {accept}\r\nSec-WebSocket-Protocol: {protocol}\r\n\r\n"
     );
-    Upgrade::Answer(answer.into_bytes(), Some(len))
+    WebSocketUpgrade::Answer(answer.into_bytes(), Some(len))
 }
 
 fn values<'a>(request: &'a httparse::Request<'_, '_>, name: &'a str) -> impl Iterator<Item = &'a str> {
@@ -87,11 +92,11 @@ fn values<'a>(request: &'a httparse::Request<'_, '_>, name: &'a str) -> impl Ite
     named.filter_map(|header| std::str::from_utf8(header.value).ok())
 }
 
-fn refuse(status: &str) -> Upgrade {
+fn refuse(status: &str) -> WebSocketUpgrade {
     let answer = format!(
         "HTTP/1.1 {status}\r\nSec-WebSocket-Version: 13\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"
     );
-    Upgrade::Answer(answer.into_bytes(), None)
+    WebSocketUpgrade::Answer(answer.into_bytes(), None)
 }
 
 /// Incoming frames.
@@ -351,14 +356,17 @@ mod tests {
         };
         let origins = Origins::default();
         let answer = |text: &str| match upgrade(text.as_bytes(), "/mqtt", &origins, false) {
-            Upgrade::Answer(bytes, go) => (String::from_utf8(bytes).unwrap(), go),
-            Upgrade::Partial => panic!("complete request"),
+            WebSocketUpgrade::Answer(bytes, go) => (String::from_utf8(bytes).unwrap(), go),
+            WebSocketUpgrade::Partial => panic!("complete request"),
         };
         let (text, go) = answer(&request("/mqtt", "mqtt"));
         assert!(text.contains("s3pPLMBiTxaQ9kYGzzhZRbK+xOo=") && go.is_some(), "{text}");
         assert!(answer(&request("/other", "mqtt")).0.starts_with("HTTP/1.1 404"));
         assert!(answer(&request("/mqtt", "chat")).0.starts_with("HTTP/1.1 400"));
-        assert!(matches!(upgrade(b"GET /mqtt HTTP/1.1\r\n", "/mqtt", &origins, false), Upgrade::Partial));
+        assert!(matches!(
+            upgrade(b"GET /mqtt HTTP/1.1\r\n", "/mqtt", &origins, false),
+            WebSocketUpgrade::Partial
+        ));
         let from = |origin: &str| {
             request("/mqtt", "mqtt").replace("Host: x", &format!("Host: x\r\nOrigin: {origin}"))
         };
@@ -381,8 +389,8 @@ mod tests {
             }
             text.extend(b"\r\n");
             match upgrade(&text, "/mqtt", &Origins::default(), this_machine) {
-                Upgrade::Answer(_, go) => go.is_some(),
-                Upgrade::Partial => panic!("a complete request"),
+                WebSocketUpgrade::Answer(_, go) => go.is_some(),
+                WebSocketUpgrade::Partial => panic!("a complete request"),
             }
         };
         let ours: [&[&[u8]]; 5] =

@@ -192,7 +192,7 @@ fn ids(datagram: &[u8]) -> Option<(&[u8], &[u8])> {
 
 /// Bytes that came from an address with long headers, and bytes that went there.
 #[derive(Debug, Default)]
-struct Address {
+struct AddressTraffic {
     received: usize,
     sent: usize,
     /// The last ids that the gateway has chosen for it.
@@ -201,7 +201,7 @@ struct Address {
     is_proved: bool,
 }
 
-impl Address {
+impl AddressTraffic {
     fn received(&mut self, datagram: &[u8]) {
         self.received = self.received.saturating_add(datagram.len());
         let Some((to, _)) = ids(datagram) else { return };
@@ -233,8 +233,8 @@ impl Address {
 /// forgotten address may be sent nothing until more comes from there.
 #[derive(Debug, Default)]
 struct Addresses {
-    young: HashMap<SocketAddr, Address>,
-    old: HashMap<SocketAddr, Address>,
+    young: HashMap<SocketAddr, AddressTraffic>,
+    old: HashMap<SocketAddr, AddressTraffic>,
     began: Timestamp,
     /// Number of limited addresses in both generations.
     unproved: usize,
@@ -244,11 +244,11 @@ struct Addresses {
 
 impl Addresses {
     /// An address from which something has come.
-    fn known(&mut self, peer: SocketAddr) -> Option<&mut Address> {
+    fn known(&mut self, peer: SocketAddr) -> Option<&mut AddressTraffic> {
         self.young.get_mut(&peer).or_else(|| self.old.get_mut(&peer))
     }
 
-    fn of(&mut self, peer: SocketAddr, now: Timestamp) -> &mut Address {
+    fn of(&mut self, peer: SocketAddr, now: Timestamp) -> &mut AddressTraffic {
         let is_full = self.young.len() >= MOST_ADDRESSES && !self.young.contains_key(&peer);
         if is_full || now >= self.began.plus_millis(GENERATION) {
             let gone = mem::replace(&mut self.old, mem::take(&mut self.young));
@@ -259,7 +259,7 @@ impl Addresses {
         young.entry(peer).or_insert_with(|| {
             old.remove(&peer).unwrap_or_else(|| {
                 *unproved += 1;
-                Address::default()
+                AddressTraffic::default()
             })
         })
     }
@@ -357,7 +357,7 @@ mod tests {
         }
         assert_eq!(ids(&initial(&[7; 21], b"", 100)), None);
         // An empty id that is named back proves nothing.
-        let mut address = Address::default();
+        let mut address = AddressTraffic::default();
         address.sent(&initial(b"theirs-1", b"", 100));
         address.received(&initial(b"", b"theirs-1", 100));
         assert!(!address.is_proved);

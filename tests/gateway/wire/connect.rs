@@ -175,7 +175,7 @@ fn re_authentication_ends_the_connection() {
     let server = Server::start();
     let mut client = Client::connect(server.ports.tcp, Protocol::V5, "c");
     let method = Some("SCRAM-SHA-1".to_owned());
-    client.send(&Packet::Auth(Auth { code: 0x19, method, ..Auth::default() }.into()));
+    client.send(&Packet::Auth(AuthPacket { code: 0x19, method, ..AuthPacket::default() }.into()));
     assert_eq!(client.next(), Got::Disconnect(0x82));
     assert_eq!(client.next(), Got::Closed);
 }

@@ -13,7 +13,7 @@ use std::{
 
 use crate::client::{Client, Got, decoded, hello, will};
 use crate::support::Server;
-use codec::{Ack, Auth, Connect, Packet, Publish, Unsubscribe, reason};
+use codec::{Ack, AuthPacket, Connect, Packet, Publish, Unsubscribe, reason};
 use gateway_core::{Properties, Protocol, QoS};
 
 const BOTH: [Protocol; 2] = [Protocol::V4, Protocol::V5];

@@ -16,7 +16,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use access::backends::{Grant, Role, Scope, Tokens, hash, mint};
+use access::backends::{Role, Scope, TokenGrant, Tokens, hash, mint};
 use mqtt_server::{config::Config, proto::gateway::v1::security_client::SecurityClient};
 use tonic::{
     Request,
@@ -98,7 +98,7 @@ impl Guarded {
 pub(crate) fn add(file: &Path, id: &str, role: Role, scope: Scope, expires: Option<u64>) -> String {
     let (token, _) = mint().unwrap();
     let (id, hash) = (id.to_owned(), hash(&token));
-    let grant = Grant { id, role, scope, created: 0, expires, note: String::new(), hash };
+    let grant = TokenGrant { id, role, scope, created: 0, expires, note: String::new(), hash };
     let text = std::fs::read_to_string(file).unwrap_or_default();
     std::fs::write(file, Tokens::with(&text, &grant).unwrap()).unwrap();
     token

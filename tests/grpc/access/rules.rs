@@ -12,7 +12,7 @@ use std::{
 use access::backends::Role;
 use gateway_core::QoS;
 use mqtt_server::{
-    auth::{Authorizer, Grant, Subject, Subscribing},
+    auth::{Authorizer, RuleGrant, Subject, Subscribing},
     proto::{
         gateway::v1::{
             self, devices_client::DevicesClient, explain_access_request::Action,
@@ -231,21 +231,21 @@ struct Program {
 }
 
 impl Program {
-    fn allow(&self, begins: bool) -> Grant {
+    fn allow(&self, begins: bool) -> RuleGrant {
         self.asked.fetch_add(1, SeqCst);
         if begins && !self.closed.load(SeqCst) {
-            Grant::ALLOWED.with_limits(2, true, 3)
+            RuleGrant::ALLOWED.with_limits(2, true, 3)
         } else {
-            Grant::DENIED
+            RuleGrant::DENIED
         }
     }
 }
 
 impl Authorizer for Program {
-    fn publish(&self, _subject: &Subject<'_>, topic: &str) -> Grant {
+    fn publish(&self, _subject: &Subject<'_>, topic: &str) -> RuleGrant {
         self.allow(topic.starts_with(['p', 'h']))
     }
-    fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+    fn receive(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant {
         self.allow(topic.starts_with('h') && subject.client_id == "hears")
     }
     fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing {

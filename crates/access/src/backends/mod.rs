@@ -11,7 +11,7 @@ mod tokens;
 pub use date::{format_time, parse_span};
 pub use role::{Role, Roles};
 pub use scope::{Scope, ScopeError, covers, intersection, pattern_matches};
-pub use tokens::{Grant, Hash, LineError, Tokens, hash, mint};
+pub use tokens::{TokenGrant, TokenHash, TokenLineError, Tokens, hash, mint};
 
 mod fuzz;
 pub use fuzz::fuzz_backends;

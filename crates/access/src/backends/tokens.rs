@@ -27,11 +27,11 @@ const MOST: usize = 10_000;
 const MOST_NOTE: usize = 200;
 
 /// SHA-256 of a token.
-pub type Hash = [u8; 32];
+pub type TokenHash = [u8; 32];
 
 /// Rights that a token grants, and their holder.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Grant {
+pub struct TokenGrant {
     /// Name of the token in lists and logs. Not secret.
     pub id: String,
     /// Role of the holder.
@@ -45,10 +45,10 @@ pub struct Grant {
     /// For people: who has it.
     pub note: String,
     /// Hash of the token itself; zeros where there is none.
-    pub hash: Hash,
+    pub hash: TokenHash,
 }
 
-impl Grant {
+impl TokenGrant {
     /// Returns whether the token has expired at `now`, in seconds since 1970.
     pub fn is_expired(&self, now: u64) -> bool {
         self.expires.is_some_and(|expires| now >= expires)
@@ -76,7 +76,7 @@ struct TokenLine {
 /// Mistake in a line. The line itself is not repeated: it may be a token that somebody put there.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error("line {line}: {problem}")]
-pub struct LineError {
+pub struct TokenLineError {
     /// From 1.
     pub line: usize,
     /// The mistake, and what to write.
@@ -86,9 +86,9 @@ pub struct LineError {
 /// The tokens of a file.
 #[derive(Debug, Default, Clone)]
 pub struct Tokens {
-    grants: HashMap<Hash, Arc<Grant>>,
+    grants: HashMap<TokenHash, Arc<TokenGrant>>,
     /// In the order of the file.
-    order: Vec<Arc<Grant>>,
+    order: Vec<Arc<TokenGrant>>,
 }
 
 impl Tokens {
@@ -96,7 +96,7 @@ impl Tokens {
     ///
     /// # Errors
     /// All lines that are wrong.
-    pub fn parse(text: &str) -> Result<Self, Vec<LineError>> {
+    pub fn parse(text: &str) -> Result<Self, Vec<TokenLineError>> {
         let mut tokens = Self::default();
         let mut errors = Vec::new();
         for (at, line) in text.lines().enumerate() {
@@ -104,13 +104,13 @@ impl Tokens {
                 continue;
             }
             if let Err(problem) = read(line).and_then(|grant| tokens.add(grant)) {
-                errors.push(LineError { line: at + 1, problem });
+                errors.push(TokenLineError { line: at + 1, problem });
             }
         }
         if errors.is_empty() { Ok(tokens) } else { Err(errors) }
     }
 
-    fn add(&mut self, grant: Grant) -> Result<(), String> {
+    fn add(&mut self, grant: TokenGrant) -> Result<(), String> {
         if self.order.len() >= MOST {
             return Err(format!("more than {MOST} tokens; take away those that are not used"));
         }
@@ -126,17 +126,17 @@ impl Tokens {
     }
 
     /// Returns the grant of `token`, expired or not; `None` if the token is not one of these.
-    pub fn find(&self, token: &str) -> Option<&Arc<Grant>> {
+    pub fn find(&self, token: &str) -> Option<&Arc<TokenGrant>> {
         self.grants.get(&hash(token))
     }
 
     /// Returns whether the token of `grant` still grants just that.
-    pub fn has(&self, grant: &Grant) -> bool {
+    pub fn has(&self, grant: &TokenGrant) -> bool {
         self.grants.get(&grant.hash).is_some_and(|known| **known == *grant)
     }
 
     /// All of them, in the order of the file.
-    pub fn list(&self) -> &[Arc<Grant>] {
+    pub fn list(&self) -> &[Arc<TokenGrant>] {
         &self.order
     }
 
@@ -144,7 +144,7 @@ impl Tokens {
     ///
     /// # Errors
     /// Why the line would not be read.
-    pub fn with(text: &str, grant: &Grant) -> Result<String, Vec<LineError>> {
+    pub fn with(text: &str, grant: &TokenGrant) -> Result<String, Vec<TokenLineError>> {
         let mut text = text.to_owned();
         if !text.is_empty() && !text.ends_with('\n') {
             text.push('\n');
@@ -160,7 +160,7 @@ impl Tokens {
             sha256: hex(&grant.hash),
         };
         let line = serde_json::to_string(&line)
-            .map_err(|error| vec![LineError { line: 0, problem: error.to_string() }])?;
+            .map_err(|error| vec![TokenLineError { line: 0, problem: error.to_string() }])?;
         text.push_str(&line);
         text.push('\n');
         Self::parse(&text).map(|_| text)
@@ -183,7 +183,7 @@ fn is_grant(line: &str) -> bool {
     !line.is_empty() && !line.starts_with('#')
 }
 
-fn read(line: &str) -> Result<Grant, String> {
+fn read(line: &str) -> Result<TokenGrant, String> {
     let line: TokenLine = serde_json::from_str(line).map_err(|error| match error.classify() {
         // The message of a wrong value quotes it.
         serde_json::error::Category::Data => {
@@ -204,7 +204,7 @@ fn read(line: &str) -> Result<Grant, String> {
             .ok_or_else(|| format!("{name} is not a time; write it in UTC like 2027-01-31T12:00:00Z"))
     };
     let hash = unhex(&line.sha256).ok_or("sha256 is not 64 hexadecimal digits")?;
-    Ok(Grant {
+    Ok(TokenGrant {
         scope: Scope::new(line.topics, line.devices).map_err(|error| error.to_string())?,
         created: time("created", &line.created)?,
         expires: line.expires.map(|text| time("expires", &text)).transpose()?,
@@ -228,8 +228,8 @@ pub fn mint() -> Result<(String, String), &'static str> {
 }
 
 /// Returns the hash that is kept of a token.
-pub fn hash(token: &str) -> Hash {
-    let mut hash = Hash::default();
+pub fn hash(token: &str) -> TokenHash {
+    let mut hash = TokenHash::default();
     hash.copy_from_slice(digest(&SHA256, token.as_bytes()).as_ref());
     hash
 }
@@ -241,8 +241,8 @@ fn hex(bytes: &[u8]) -> String {
     })
 }
 
-fn unhex(text: &str) -> Option<Hash> {
-    let mut hash = Hash::default();
+fn unhex(text: &str) -> Option<TokenHash> {
+    let mut hash = TokenHash::default();
     if text.len() != 64 || !text.bytes().all(|b| b.is_ascii_hexdigit()) {
         return None;
     }
@@ -256,8 +256,8 @@ fn unhex(text: &str) -> Option<Hash> {
 mod tests {
     use super::*;
 
-    fn grant(id: &str, token: &str) -> Grant {
-        Grant {
+    fn grant(id: &str, token: &str) -> TokenGrant {
+        TokenGrant {
             hash: hash(token),
             id: id.to_owned(),
             role: Role::Reader,
@@ -276,11 +276,12 @@ mod tests {
         let text = Tokens::with(&first, &grant(&id, &token)).unwrap();
         assert!(!text.contains(&token), "shown once and kept nowhere");
         let (other, other_id) = mint().unwrap();
-        let all = Grant { scope: Scope::ALL, expires: None, note: String::new(), ..grant(&other_id, &other) };
+        let all =
+            TokenGrant { scope: Scope::ALL, expires: None, note: String::new(), ..grant(&other_id, &other) };
         let text = Tokens::with(text.trim_end(), &all).unwrap();
         let tokens = Tokens::parse(&text).unwrap();
         assert_eq!(**tokens.find(&token).unwrap(), grant(&id, &token));
-        assert!(tokens.has(&all) && !tokens.has(&Grant { role: Role::Admin, ..all.clone() }));
+        assert!(tokens.has(&all) && !tokens.has(&TokenGrant { role: Role::Admin, ..all.clone() }));
         assert_eq!(**tokens.find(&other).unwrap(), all);
         assert!(tokens.find(&token[..46]).is_none() && tokens.find("").is_none());
         assert_eq!(tokens.list().len(), 2);
@@ -294,7 +295,7 @@ mod tests {
     fn a_token_ends_at_its_time() {
         let grant = grant("x", "x");
         assert!(!grant.is_expired(1_803_202_199) && grant.is_expired(1_803_202_200));
-        assert!(!Grant { expires: None, ..grant }.is_expired(u64::MAX));
+        assert!(!TokenGrant { expires: None, ..grant }.is_expired(u64::MAX));
     }
 
     #[test]

@@ -22,7 +22,7 @@ impl std::error::Error for BanFileError {}
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct BanFile {
     #[serde(default)]
     bans: Vec<Spanned<BanEntry>>,
 }
@@ -46,7 +46,7 @@ struct BanEntry {
 /// Everything that is wrong with it, or that there are too many.
 pub fn parse_bans(text: &str, by: &str, most: usize) -> Result<BanList, BanFileError> {
     let line = |at: usize| text.as_bytes().iter().take(at).filter(|byte| **byte == b'\n').count() + 1;
-    let file: File = toml::from_str(text).map_err(|error| {
+    let file: BanFile = toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(1, |span| line(span.start));
         BanFileError(vec![format!("line {at}: {}", error.message())])
     })?;

@@ -61,7 +61,7 @@ impl Ban {
 
 /// Attributes that a client shows.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Presented<'a> {
+pub struct BanSubject<'a> {
     /// Client id.
     pub client_id: &'a str,
     /// User name that the client gave, or that it has proved.
@@ -170,7 +170,7 @@ impl BanList {
     }
 
     /// The ban that hits somebody at `now`.
-    pub fn of(&self, who: &Presented<'_>, now: u64) -> Option<&Ban> {
+    pub fn of(&self, who: &BanSubject<'_>, now: u64) -> Option<&Ban> {
         if self.count == 0 {
             return None;
         }
@@ -328,19 +328,23 @@ mod tests {
             ("fingerprint", PRINT),
             ("address", "192.0.2.0/24"),
         ]);
-        let kind = |who: Presented<'_>| list.of(&who, 1).map(|ban| ban.target.kind());
-        let nobody =
-            Presented { client_id: "u", username: Some("n"), common_name: Some("c"), ..Presented::default() };
+        let kind = |who: BanSubject<'_>| list.of(&who, 1).map(|ban| ban.target.kind());
+        let nobody = BanSubject {
+            client_id: "u",
+            username: Some("n"),
+            common_name: Some("c"),
+            ..BanSubject::default()
+        };
         assert_eq!(kind(nobody), None);
-        assert_eq!(kind(Presented { client_id: "c", ..nobody }), Some("client_id"));
-        assert_eq!(kind(Presented { username: Some("u"), ..nobody }), Some("username"));
-        assert_eq!(kind(Presented { common_name: Some("n"), ..nobody }), Some("common_name"));
+        assert_eq!(kind(BanSubject { client_id: "c", ..nobody }), Some("client_id"));
+        assert_eq!(kind(BanSubject { username: Some("u"), ..nobody }), Some("username"));
+        assert_eq!(kind(BanSubject { common_name: Some("n"), ..nobody }), Some("common_name"));
         let fingerprint = Some(PRINT.to_uppercase().parse().unwrap());
-        assert_eq!(kind(Presented { fingerprint, ..nobody }), Some("fingerprint"));
+        assert_eq!(kind(BanSubject { fingerprint, ..nobody }), Some("fingerprint"));
         let address = Some("::ffff:192.0.2.9".parse().unwrap());
-        assert_eq!(kind(Presented { address, ..nobody }), Some("address"));
+        assert_eq!(kind(BanSubject { address, ..nobody }), Some("address"));
         let address = Some("2001:db8::1".parse().unwrap());
-        assert_eq!(kind(Presented { address, ..nobody }), None);
+        assert_eq!(kind(BanSubject { address, ..nobody }), None);
         assert_eq!(list.len(), list.iter().count());
     }
 
@@ -352,8 +356,8 @@ mod tests {
         }
         list.add(ban("address", "10.1.0.0/16", None)).unwrap();
         let ip = |text: &str| text.parse().unwrap();
-        assert!(list.of(&Presented { client_id: "c", ..Presented::default() }, 99).is_some());
-        assert!(list.of(&Presented { client_id: "c", ..Presented::default() }, 100).is_none());
+        assert!(list.of(&BanSubject { client_id: "c", ..BanSubject::default() }, 99).is_some());
+        assert!(list.of(&BanSubject { client_id: "c", ..BanSubject::default() }, 100).is_none());
         assert!(
             list.of_address(ip("10.2.0.1"), 99).is_some() && list.of_address(ip("10.2.0.1"), 100).is_none()
         );

@@ -144,7 +144,7 @@ mod tests {
     use super::*;
     use crate::{
         Method, Principal,
-        rules::{AccessQuestion, Grant},
+        rules::{AccessQuestion, RuleGrant},
     };
 
     fn may(rules: &Rules, client_id: &str, principal: &Principal) -> bool {
@@ -204,7 +204,7 @@ connect = ["gate-%{claim.site}"]
         let anna = user("anna");
         let subject = Subject { client_id: "s1", listener: "default", principal: &anna };
         assert!(rules.publish(&subject, "lab/x").is_allowed());
-        assert_eq!(rules.publish(&subject, "x"), Grant::DENIED);
+        assert_eq!(rules.publish(&subject, "x"), RuleGrant::DENIED);
     }
 
     /// The failure: a user is called so that his ids are those of another one.

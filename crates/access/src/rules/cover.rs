@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use super::{
     pattern::Fit,
-    tree::{Judge, NONE, ROOT, Tree, take_first},
+    tree::{NONE, ROOT, RuleMatcher, RuleTree, take_first},
 };
 use crate::Subject;
 
@@ -27,9 +27,9 @@ pub(super) struct Uncovered {
 }
 
 pub(super) struct Cover<'a, J> {
-    pub(super) tree: &'a Tree,
+    pub(super) tree: &'a RuleTree,
     pub(super) subject: &'a Subject<'a>,
-    pub(super) judge: &'a J,
+    pub(super) matcher: &'a J,
     steps: u32,
     path: Vec<String>,
 }
@@ -40,9 +40,9 @@ enum Symbol<'a> {
     Other,
 }
 
-impl<'a, J: Judge> Cover<'a, J> {
-    pub(super) fn new(tree: &'a Tree, subject: &'a Subject<'a>, judge: &'a J) -> Self {
-        Self { tree, subject, judge, steps: 0, path: Vec::new() }
+impl<'a, J: RuleMatcher> Cover<'a, J> {
+    pub(super) fn new(tree: &'a RuleTree, subject: &'a Subject<'a>, matcher: &'a J) -> Self {
+        Self { tree, subject, matcher, steps: 0, path: Vec::new() }
     }
 
     /// Checks whether all topics that the filter matches are allowed.
@@ -60,7 +60,7 @@ impl<'a, J: Judge> Cover<'a, J> {
         let depth = self.path.len();
         if depth > 0 || open {
             for node in nodes {
-                take_first(&self.tree.node(*node).hash, self.judge, &mut best);
+                take_first(&self.tree.node(*node).hash, self.matcher, &mut best);
             }
         }
         let mut nodes = nodes.to_vec();
@@ -92,7 +92,7 @@ impl<'a, J: Judge> Cover<'a, J> {
     /// Topics that end here.
     fn end(&self, nodes: &[u32], mut best: u32) -> Result<(), Uncovered> {
         for node in nodes {
-            take_first(&self.tree.node(*node).here, self.judge, &mut best);
+            take_first(&self.tree.node(*node).here, self.matcher, &mut best);
         }
         if self.allows(best) { Ok(()) } else { Err(self.uncovered(best, &[])) }
     }
@@ -136,10 +136,10 @@ impl<'a, J: Judge> Cover<'a, J> {
                     Symbol::Text(text) => match template.fit(text, first, self.subject) {
                         Fit::Yes => next.push(*child),
                         Fit::No => {}
-                        Fit::Unfit => self.tree.deny_below(*child, self.judge, &mut best),
+                        Fit::Unfit => self.tree.deny_below(*child, self.matcher, &mut best),
                     },
                     Symbol::Other if template.values(first, self.subject).1 => {
-                        self.tree.deny_below(*child, self.judge, &mut best);
+                        self.tree.deny_below(*child, self.matcher, &mut best);
                     }
                     Symbol::Other => {}
                 }
@@ -155,7 +155,7 @@ impl<'a, J: Judge> Cover<'a, J> {
     }
 
     fn allows(&self, rule: u32) -> bool {
-        rule != NONE && !self.judge.denies(rule)
+        rule != NONE && !self.matcher.denies(rule)
     }
 
     fn uncovered(&self, rule: u32, levels: &[&str]) -> Uncovered {

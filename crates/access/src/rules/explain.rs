@@ -119,8 +119,8 @@ impl Rules {
             });
             lines.push(format!("line {}: {}: {why}", rule.line, rule.title()));
         }
-        let judge = Concerning { rules: self, subject };
-        let uncovered = Cover::new(&self.subscribe, subject, &judge).check(inner).err();
+        let matcher = Concerning { rules: self, subject };
+        let uncovered = Cover::new(&self.subscribe, subject, &matcher).check(inner).err();
         let (allowed, line) = match self.subscribe(subject, filter) {
             Subscribing::Allowed => {
                 lines.push("allowed: every topic of the filter is".to_owned());

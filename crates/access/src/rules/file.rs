@@ -10,7 +10,7 @@ use super::{
     Rule, Rules,
     connect::ClientIdPattern,
     pattern::Pattern,
-    who::{Condition, Members, Name, Who},
+    who::{NamePattern, RuleCondition, RuleGroupMembers, RuleSubject},
 };
 
 /// Bytes of a rules file.
@@ -37,7 +37,7 @@ impl fmt::Display for Mistake {
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct File {
+struct RuleFile {
     #[serde(default)]
     groups: BTreeMap<Box<str>, RuleGroup>,
     #[serde(default)]
@@ -71,7 +71,7 @@ struct RuleEntry {
     max_qos: Option<Spanned<u8>>,
     retain: Option<Spanned<bool>>,
     max_bytes: Option<Spanned<ByteSize>>,
-    filter: Option<Spanned<Filter>>,
+    filter: Option<Spanned<FilterCheck>>,
 }
 
 #[derive(Clone, Copy, Deserialize)]
@@ -91,7 +91,7 @@ enum RuleClaim {
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-enum Filter {
+enum FilterCheck {
     Covered,
     OnDelivery,
 }
@@ -105,7 +105,7 @@ pub(super) fn read(text: &str) -> Result<Rules, Vec<Mistake>> {
         let what = format!("the file has more than {}", ByteSize(MOST_BYTES));
         return Err(vec![Mistake { line: 1, what }]);
     }
-    let file: File = toml::from_str(text).map_err(|error| {
+    let file: RuleFile = toml::from_str(text).map_err(|error| {
         let at = error.span().map_or(0, |span| span.start);
         vec![Mistake { line: line_of(text, at), what: error.message().replace('\n', " ") }]
     })?;
@@ -115,7 +115,7 @@ pub(super) fn read(text: &str) -> Result<Rules, Vec<Mistake>> {
         let mut names = |list: &[Spanned<String>]| reader.names(list);
         let (clients, users) = (names(&group.clients), names(&group.users));
         let common_names = names(&group.common_names);
-        rules.groups.insert(name, Members { clients, users, common_names });
+        rules.groups.insert(name, RuleGroupMembers { clients, users, common_names });
     }
     for entry in file.rules {
         if let Some(rule) = reader.rule(&entry) {
@@ -194,7 +194,10 @@ impl RuleReader<'_> {
             max_qos: entry.max_qos.as_ref().map_or(2, |qos| *qos.get_ref()),
             retain: entry.retain.as_ref().is_none_or(|retain| *retain.get_ref()),
             max_bytes: entry.max_bytes.as_ref().map_or(u32::MAX, limit),
-            on_delivery: entry.filter.as_ref().is_some_and(|filter| *filter.get_ref() == Filter::OnDelivery),
+            on_delivery: entry
+                .filter
+                .as_ref()
+                .is_some_and(|filter| *filter.get_ref() == FilterCheck::OnDelivery),
         })
     }
 
@@ -259,22 +262,22 @@ impl RuleReader<'_> {
     }
 
     /// The conditions that are given, those first that are decided fastest.
-    fn who(&mut self, entry: &RuleEntry) -> Who {
+    fn who(&mut self, entry: &RuleEntry) -> RuleSubject {
         let mut conditions = Vec::new();
-        conditions.extend(entry.anonymous.map(Condition::Anonymous));
+        conditions.extend(entry.anonymous.map(RuleCondition::Anonymous));
         let mut names = |list: &Option<Vec<_>>| list.as_deref().map(|list| self.names(list));
-        conditions.extend(names(&entry.clients).map(Condition::Clients));
-        conditions.extend(names(&entry.users).map(Condition::Users));
-        conditions.extend(names(&entry.common_names).map(Condition::CommonNames));
-        conditions.extend(names(&entry.listeners).map(Condition::Listeners));
+        conditions.extend(names(&entry.clients).map(RuleCondition::Clients));
+        conditions.extend(names(&entry.users).map(RuleCondition::Users));
+        conditions.extend(names(&entry.common_names).map(RuleCondition::CommonNames));
+        conditions.extend(names(&entry.listeners).map(RuleCondition::Listeners));
         if let Some(groups) = &entry.groups {
             let names = groups.iter().map(|name| name.get_ref().as_str().into());
-            conditions.push(Condition::Groups(names.collect()));
+            conditions.push(RuleCondition::Groups(names.collect()));
         }
         for (name, claim) in &entry.claims {
-            conditions.push(Condition::Claim(name.clone(), self.claim(claim)));
+            conditions.push(RuleCondition::Claim(name.clone(), self.claim(claim)));
         }
-        Who::new(conditions)
+        RuleSubject::new(conditions)
     }
 
     /// Limits say how much is allowed, so they belong to rules that allow.
@@ -301,10 +304,10 @@ impl RuleReader<'_> {
         }
     }
 
-    fn names(&mut self, list: &[Spanned<String>]) -> Vec<Name> {
+    fn names(&mut self, list: &[Spanned<String>]) -> Vec<NamePattern> {
         let mut names = Vec::new();
         for text in list {
-            match Name::parse(text.get_ref()) {
+            match NamePattern::parse(text.get_ref()) {
                 Ok(name) => names.push(name),
                 Err(what) => self.wrong(text.span(), format!("'{}': {what}", text.get_ref())),
             }
@@ -312,14 +315,14 @@ impl RuleReader<'_> {
         names
     }
 
-    fn claim(&mut self, claim: &Spanned<RuleClaim>) -> Vec<Name> {
+    fn claim(&mut self, claim: &Spanned<RuleClaim>) -> Vec<NamePattern> {
         let wanted = match claim.get_ref() {
             RuleClaim::One(value) => std::slice::from_ref(value),
             RuleClaim::Several(values) => values,
         };
         let mut names = Vec::new();
         for text in wanted {
-            match Name::parse(text) {
+            match NamePattern::parse(text) {
                 Ok(name) => names.push(name),
                 Err(what) => self.wrong(claim.span(), format!("'{text}': {what}")),
             }

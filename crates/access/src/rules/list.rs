@@ -2,7 +2,7 @@
 
 use super::{
     LONGEST, Rule, Rules, connect,
-    who::{Condition, Name},
+    who::{NamePattern, RuleCondition},
 };
 
 /// Most topics of a rule, and names of a condition, that are told.
@@ -73,25 +73,25 @@ fn cut(text: &str) -> String {
 }
 
 /// A condition with the names that it has in the file.
-fn told(condition: &Condition) -> String {
+fn told(condition: &RuleCondition) -> String {
     let listed = |names: &mut dyn Iterator<Item = String>, count: usize| {
         let shown: Vec<String> = names.take(MOST).map(|name| cut(&name)).collect();
         let more = count - shown.len();
         let more = if more > 0 { format!(" and {more} more") } else { String::new() };
         format!("{}{more}", shown.join(", "))
     };
-    let of = |names: &[Name]| listed(&mut names.iter().map(Name::to_string), names.len());
+    let of = |names: &[NamePattern]| listed(&mut names.iter().map(NamePattern::to_string), names.len());
     let (kind, names) = match condition {
-        Condition::Clients(names)
-        | Condition::Users(names)
-        | Condition::CommonNames(names)
-        | Condition::Listeners(names) => (condition.name().to_owned(), of(names)),
-        Condition::Groups(names) => {
+        RuleCondition::Clients(names)
+        | RuleCondition::Users(names)
+        | RuleCondition::CommonNames(names)
+        | RuleCondition::Listeners(names) => (condition.name().to_owned(), of(names)),
+        RuleCondition::Groups(names) => {
             (condition.name().to_owned(), listed(&mut names.iter().map(|name| name.to_string()), names.len()))
         }
-        Condition::Claim(claim, names) => (format!("claim {}", cut(claim)), of(names)),
-        Condition::Anonymous(true) => return "anonymous".to_owned(),
-        Condition::Anonymous(false) => return "not anonymous".to_owned(),
+        RuleCondition::Claim(claim, names) => (format!("claim {}", cut(claim)), of(names)),
+        RuleCondition::Anonymous(true) => return "anonymous".to_owned(),
+        RuleCondition::Anonymous(false) => return "not anonymous".to_owned(),
     };
     format!("{kind}: {names}")
 }

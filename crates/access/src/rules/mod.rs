@@ -2,7 +2,7 @@
 //!
 //! The first rule that names the action, the party and the topic decides; what no rule names is denied. A rule's limits
 //! for publishing are part of its decision, they do not hand it on to later rules. So all that can be said about one
-//! topic is one [`Grant`], which the caller may remember. Once a rule has `connect`, a client needs one that names its
+//! topic is one [`RuleGrant`], which the caller may remember. Once a rule has `connect`, a client needs one that names its
 //! client id to connect at all.
 //!
 //! `#` and `+` at the beginning of a filter cover no topic that begins with `$`, as everywhere in MQTT [MQTT-4.7.2-1]. A
@@ -31,8 +31,8 @@ use self::{
     connect::ClientIdPattern,
     cover::Cover,
     pattern::Pattern,
-    tree::{Judge, NONE, Tree},
-    who::{Members, Who},
+    tree::{NONE, RuleMatcher, RuleTree},
+    who::{RuleGroupMembers, RuleSubject},
 };
 use crate::Subject;
 
@@ -40,8 +40,8 @@ pub use explain::{AccessQuestion, Explanation};
 pub use file::Mistake;
 pub use fuzz::fuzz_rules;
 pub use list::ListedRule;
-pub use mosquitto::{Imported, import_mosquitto};
-pub use recent::Recent;
+pub use mosquitto::{ImportedRules, import_mosquitto};
+pub use recent::RecentDecisions;
 
 /// Characters of a filter or a name that are shown.
 const LONGEST: usize = 200;
@@ -50,9 +50,9 @@ const LONGEST: usize = 200;
 #[derive(Debug, Default)]
 pub struct Rules {
     rules: Vec<Rule>,
-    groups: BTreeMap<Box<str>, Members>,
-    publish: Tree,
-    subscribe: Tree,
+    groups: BTreeMap<Box<str>, RuleGroupMembers>,
+    publish: RuleTree,
+    subscribe: RuleTree,
     /// Rules that allow subscriptions which are filtered on delivery.
     on_delivery: Vec<u32>,
     /// Rules with `connect`.
@@ -71,7 +71,7 @@ struct Rule {
     patterns: Vec<Pattern>,
     /// Of a rule with `connect`, which has nothing else.
     client_ids: Vec<ClientIdPattern>,
-    who: Who,
+    who: RuleSubject,
     max_qos: u8,
     retain: bool,
     max_bytes: u32,
@@ -80,7 +80,7 @@ struct Rule {
 
 /// All that the rules say about one topic and one party. Small, to be remembered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Grant {
+pub struct RuleGrant {
     /// Line of the rule that decided; 0 if none names the topic, which denies it.
     pub line: u32,
     /// Largest payload.
@@ -115,7 +115,7 @@ impl Excess {
     }
 }
 
-impl Grant {
+impl RuleGrant {
     /// Nobody names it, so that it is denied.
     pub const DENIED: Self = Self { line: 0, max_bytes: 0, allowed: false, max_qos: 0, retain: false };
 
@@ -196,12 +196,12 @@ impl Rules {
     }
 
     /// Returns the grant for publishing to a topic name, which is valid.
-    pub fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+    pub fn publish(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant {
         self.grant(&self.publish, subject, topic)
     }
 
     /// Returns the grant for receiving messages of a topic, by whatever subscription.
-    pub fn receive(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+    pub fn receive(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant {
         self.grant(&self.subscribe, subject, topic)
     }
 
@@ -210,30 +210,30 @@ impl Rules {
     pub fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing {
         let shared = parse_shared(filter).ok().flatten();
         let inner = shared.map_or(filter, |(_, inner)| inner);
-        let judge = Concerning { rules: self, subject };
-        let Err(uncovered) = Cover::new(&self.subscribe, subject, &judge).check(inner) else {
+        let matcher = Concerning { rules: self, subject };
+        let Err(uncovered) = Cover::new(&self.subscribe, subject, &matcher).check(inner) else {
             return Subscribing::Allowed;
         };
-        if shared.is_none() && has_wildcard(inner) && self.may_filter(&judge, inner) {
+        if shared.is_none() && has_wildcard(inner) && self.may_filter(&matcher, inner) {
             return Subscribing::OnDelivery;
         }
         Subscribing::Denied(self.line(uncovered.rule))
     }
 
     /// Returns whether some rule grants a part of the filter on delivery.
-    fn may_filter(&self, judge: &Concerning<'_>, filter: &str) -> bool {
+    fn may_filter(&self, matcher: &Concerning<'_>, filter: &str) -> bool {
         let asked: Vec<&str> = filter.split('/').collect();
         let overlaps =
-            |rule: &Rule| rule.patterns.iter().any(|pattern| pattern.overlaps(&asked, judge.subject));
+            |rule: &Rule| rule.patterns.iter().any(|pattern| pattern.overlaps(&asked, matcher.subject));
         self.on_delivery
             .iter()
-            .any(|number| judge.concerns(*number) && overlaps(&self.rules[*number as usize]))
+            .any(|number| matcher.concerns(*number) && overlaps(&self.rules[*number as usize]))
     }
 
-    fn grant(&self, tree: &Tree, subject: &Subject<'_>, topic: &str) -> Grant {
+    fn grant(&self, tree: &RuleTree, subject: &Subject<'_>, topic: &str) -> RuleGrant {
         let number = tree.first(topic, subject, &Concerning { rules: self, subject });
-        let Some(rule) = self.rules.get(number as usize) else { return Grant::DENIED };
-        Grant {
+        let Some(rule) = self.rules.get(number as usize) else { return RuleGrant::DENIED };
+        RuleGrant {
             line: rule.line,
             max_bytes: rule.max_bytes,
             allowed: !rule.deny,
@@ -277,7 +277,7 @@ struct Concerning<'a> {
     subject: &'a Subject<'a>,
 }
 
-impl Judge for Concerning<'_> {
+impl RuleMatcher for Concerning<'_> {
     fn concerns(&self, rule: u32) -> bool {
         let who = &self.rules.rules[rule as usize].who;
         who.has(self.subject, &self.rules.groups)

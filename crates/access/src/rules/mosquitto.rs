@@ -10,7 +10,7 @@ use super::pattern::Pattern;
 
 /// An ACL file as our rules.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Imported {
+pub struct ImportedRules {
     /// The text of a rules file, with what could not be expressed as comments.
     pub rules: String,
     /// Lines that could not be expressed, and why.
@@ -18,19 +18,19 @@ pub struct Imported {
 }
 
 #[derive(Default)]
-struct Section {
-    denied: Vec<(Access, String)>,
-    allowed: Vec<(Access, String)>,
+struct AclSection {
+    denied: Vec<(AclAccess, String)>,
+    allowed: Vec<(AclAccess, String)>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Access {
+enum AclAccess {
     Read,
     Write,
     Both,
 }
 
-impl Access {
+impl AclAccess {
     fn as_str(self) -> &'static str {
         match self {
             Self::Read => "subscribe",
@@ -48,26 +48,26 @@ enum For {
     Pattern,
 }
 
-/// Reads an ACL file of Mosquitto as Mosquitto 2.0 and 2.1 do. What cannot be expressed is left out and said.
+/// Reads an ACL file of Mosquitto 2.0 and 2.1 do. What cannot be expressed is left out and said.
 ///
 /// An import never allows more than the file did. A line that allows is left out alone. One that denies, or that may say whom the
 /// next lines are for, leaves nothing allowed at all, as Mosquitto does not start with a file that it cannot read.
-pub fn import_mosquitto(text: &str) -> Imported {
+pub fn import_mosquitto(text: &str) -> ImportedRules {
     let mut reader = AclReader::default();
     for (number, line) in text.split('\n').enumerate() {
         reader.line(number + 1, line.trim_end_matches('\r'));
     }
     let AclReader { sections, left_out, closed, .. } = reader;
     match closed {
-        true => Imported { rules: closed_rules(&left_out), left_out },
-        false => Imported { rules: written(sections.into_values(), &left_out), left_out },
+        true => ImportedRules { rules: closed_rules(&left_out), left_out },
+        false => ImportedRules { rules: written(sections.into_values(), &left_out), left_out },
     }
 }
 
 #[derive(Default)]
 struct AclReader {
     /// By their order among the rules.
-    sections: BTreeMap<usize, (For, Section)>,
+    sections: BTreeMap<usize, (For, AclSection)>,
     known: BTreeMap<For, usize>,
     left_out: Vec<String>,
     /// The user that lines are for: none yet, one that is left out, or a name.
@@ -150,32 +150,32 @@ impl AclReader {
         let (_, section) = self.section(whom);
         for filter in filters {
             match access {
-                None => section.denied.push((Access::Both, filter)),
+                None => section.denied.push((AclAccess::Both, filter)),
                 Some(access) => section.allowed.push((access, filter)),
             }
         }
     }
 
     /// In the order of the file, patterns after the others.
-    fn section(&mut self, whom: For) -> &mut (For, Section) {
+    fn section(&mut self, whom: For) -> &mut (For, AclSection) {
         let next = self.known.len() + 1;
         let place = match whom {
             For::Pattern => usize::MAX,
             For::Anonymous => 0,
             For::User(ref name) => *self.known.entry(For::User(name.clone())).or_insert(next),
         };
-        self.sections.entry(place).or_insert_with(|| (whom, Section::default()))
+        self.sections.entry(place).or_insert_with(|| (whom, AclSection::default()))
     }
 }
 
 /// `read`, `write`, `readwrite`, `deny` or nothing before the topic: the access, `None` for `deny`, and the topic. `None` for
 /// another word.
-fn access(text: &str) -> Option<(Option<Access>, &str)> {
-    let Some((word, rest)) = text.split_once(' ') else { return Some((Some(Access::Both), text)) };
+fn access(text: &str) -> Option<(Option<AclAccess>, &str)> {
+    let Some((word, rest)) = text.split_once(' ') else { return Some((Some(AclAccess::Both), text)) };
     let access = match word {
-        "read" => Some(Access::Read),
-        "write" => Some(Access::Write),
-        "readwrite" => Some(Access::Both),
+        "read" => Some(AclAccess::Read),
+        "write" => Some(AclAccess::Write),
+        "readwrite" => Some(AclAccess::Both),
         "deny" => None,
         _ => return None,
     };
@@ -186,8 +186,8 @@ fn has_placeholder(level: &str) -> bool {
     level.contains("%c") || level.contains("%u")
 }
 
-/// In a pattern `%c` and `%u` alone in a level are placeholders, and everything else is text. What Mosquitto 2.0.11 fills in within
-/// a level, too, is denied in both readings.
+/// In a pattern `%c` and `%u` alone in a level are placeholders, and everything else is text. What Mosquitto 2.0.11 fills in
+/// within a level, too, is denied in both readings.
 fn patterns(text: &str, deny: bool) -> Vec<String> {
     let level = |level: &str| match level {
         "%c" | "%u" => level.to_owned(),
@@ -232,7 +232,7 @@ fn rule_name(name: &str) -> String {
     }
 }
 
-fn written(sections: impl Iterator<Item = (For, Section)>, left_out: &[String]) -> String {
+fn written(sections: impl Iterator<Item = (For, AclSection)>, left_out: &[String]) -> String {
     let mut text = head(left_out);
     for (whom, section) in sections {
         let (comment, condition) = match &whom {
@@ -250,7 +250,7 @@ fn written(sections: impl Iterator<Item = (For, Section)>, left_out: &[String]) 
                 access.as_str(),
                 quoted(filter)
             );
-            if verb == "allow" && access != Access::Write {
+            if verb == "allow" && access != AclAccess::Write {
                 text.push_str("filter = \"on-delivery\"\n");
             }
         }

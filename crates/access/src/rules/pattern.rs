@@ -22,7 +22,7 @@ pub(super) struct Pattern {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PatternLevel {
     Text(Box<str>),
-    Template(Template),
+    Template(LevelTemplate),
     /// `+`
     Plus,
     /// `#`, always the last.
@@ -31,7 +31,7 @@ pub(super) enum PatternLevel {
 
 /// A level with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Template(Box<[PatternPart]>);
+pub(super) struct LevelTemplate(Box<[PatternPart]>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum PatternPart {
@@ -181,7 +181,9 @@ impl fmt::Display for Pattern {
             }
             match level {
                 PatternLevel::Text(text) => f.write_str(&text.replace('%', "%%"))?,
-                PatternLevel::Template(Template(parts)) => parts.iter().try_for_each(|part| part.fmt(f))?,
+                PatternLevel::Template(LevelTemplate(parts)) => {
+                    parts.iter().try_for_each(|part| part.fmt(f))?
+                }
                 PatternLevel::Plus => f.write_str("+")?,
                 PatternLevel::Hash => f.write_str("#")?,
             }
@@ -217,7 +219,7 @@ impl PatternLevel {
         match parts.as_slice() {
             [] => Ok(Self::Text("".into())),
             [PatternPart::Text(text)] => Ok(Self::Text(text.clone())),
-            _ => Ok(Self::Template(Template(parts.into()))),
+            _ => Ok(Self::Template(LevelTemplate(parts.into()))),
         }
     }
 
@@ -227,7 +229,7 @@ impl PatternLevel {
             Self::Text(text) => Cow::Borrowed(text),
             Self::Plus => Cow::Borrowed("+"),
             Self::Hash => Cow::Borrowed("#"),
-            Self::Template(Template(parts)) => {
+            Self::Template(LevelTemplate(parts)) => {
                 let text = |part: &PatternPart| {
                     if let PatternPart::Text(text) = part { text.to_string() } else { "x".into() }
                 };
@@ -296,27 +298,27 @@ impl PatternPart {
     }
 
     /// Returns the values of the placeholder; several values of a claim are alternatives.
-    pub(super) fn values<'a>(&self, subject: &Subject<'a>) -> Values<'a> {
+    pub(super) fn values<'a>(&self, subject: &Subject<'a>) -> PatternValues<'a> {
         let principal = subject.principal;
         match self {
-            Self::Text(_) => Values::One(None),
-            Self::ClientId => Values::One(Some(subject.client_id)),
-            Self::Username => Values::One(principal.username.as_deref()),
-            Self::CommonName => Values::One(principal.common_name.as_deref()),
+            Self::Text(_) => PatternValues::One(None),
+            Self::ClientId => PatternValues::One(Some(subject.client_id)),
+            Self::Username => PatternValues::One(principal.username.as_deref()),
+            Self::CommonName => PatternValues::One(principal.common_name.as_deref()),
             Self::Claim(name) => {
                 let all = principal.claims.get(name).map_or(&[][..], |values| values);
-                Values::Several(all[..all.len().min(MOST_VALUES)].iter())
+                PatternValues::Several(all[..all.len().min(MOST_VALUES)].iter())
             }
         }
     }
 }
 
-pub(super) enum Values<'a> {
+pub(super) enum PatternValues<'a> {
     One(Option<&'a str>),
     Several(std::slice::Iter<'a, Box<str>>),
 }
 
-impl<'a> Iterator for Values<'a> {
+impl<'a> Iterator for PatternValues<'a> {
     type Item = &'a str;
 
     fn next(&mut self) -> Option<&'a str> {
@@ -334,7 +336,7 @@ fn is_unfit(value: &str) -> bool {
     value.bytes().any(|byte| matches!(byte, b'+' | b'#' | b'/' | 0..=0x1F))
 }
 
-impl Template {
+impl LevelTemplate {
     /// Returns whether this template stands for a level. A placeholder at the very beginning stands for nothing that
     /// begins with `$`, as no wildcard does.
     pub(super) fn fit(&self, level: &str, first: bool, subject: &Subject<'_>) -> Fit {

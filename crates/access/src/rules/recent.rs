@@ -1,6 +1,6 @@
 //! Latest decisions: most devices use few topics, and each decision is about one.
 
-use super::Grant;
+use super::RuleGrant;
 
 /// Topics whose decisions are remembered, and the longest of them in bytes.
 const REMEMBERED: usize = 8;
@@ -8,17 +8,18 @@ const LONGEST: usize = 256;
 
 /// Latest decisions about a few topics, for one party and one action.
 #[derive(Debug, Default)]
-pub struct Recent {
+pub struct RecentDecisions {
     version: u32,
     next: u32,
     /// Of what it holds beside itself.
     bytes: u32,
-    grants: Vec<(Box<str>, Grant)>,
+    grants: Vec<(Box<str>, RuleGrant)>,
 }
 
-impl Recent {
+impl RecentDecisions {
     /// The most bytes that it holds, itself included.
-    pub const MOST_BYTES: usize = size_of::<Self>() + REMEMBERED * (size_of::<(Box<str>, Grant)>() + LONGEST);
+    pub const MOST_BYTES: usize =
+        size_of::<Self>() + REMEMBERED * (size_of::<(Box<str>, RuleGrant)>() + LONGEST);
 
     /// Bytes that it holds beside itself. They change with a new decision only.
     pub fn bytes(&self) -> usize {
@@ -28,7 +29,7 @@ impl Recent {
     /// The decision about a topic under this version of the rules, made by `decide` if it is not remembered. What was decided
     /// under another version is forgotten.
     #[inline]
-    pub fn find(&mut self, version: u32, topic: &str, decide: impl FnOnce() -> Grant) -> Grant {
+    pub fn find(&mut self, version: u32, topic: &str, decide: impl FnOnce() -> RuleGrant) -> RuleGrant {
         if self.version == version
             && let Some((_, grant)) = self.grants.iter().find(|(known, _)| **known == *topic)
         {
@@ -38,7 +39,7 @@ impl Recent {
     }
 
     #[cold]
-    fn decide(&mut self, version: u32, topic: &str, decide: impl FnOnce() -> Grant) -> Grant {
+    fn decide(&mut self, version: u32, topic: &str, decide: impl FnOnce() -> RuleGrant) -> RuleGrant {
         if self.version != version {
             // Rules that come in between are remembered under the version before them, and so not for long.
             (self.version, self.next) = (version, 0);
@@ -59,7 +60,7 @@ impl Recent {
             self.next = (self.next + 1) % REMEMBERED as u32;
         }
         let topics: usize = self.grants.iter().map(|(topic, _)| topic.len()).sum();
-        let bytes = self.grants.capacity() * size_of::<(Box<str>, Grant)>() + topics;
+        let bytes = self.grants.capacity() * size_of::<(Box<str>, RuleGrant)>() + topics;
         self.bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
         grant
     }
@@ -74,12 +75,12 @@ mod tests {
     #[test]
     fn a_decision_is_made_once_in_a_version_and_anew_in_the_next() {
         let made = Cell::new(0);
-        let mut recent = Recent::default();
+        let mut recent = RecentDecisions::default();
         let mut find = |version, topic: &str| {
             let before = made.get();
             recent.find(version, topic, || {
                 made.set(made.get() + 1);
-                Grant::DENIED
+                RuleGrant::DENIED
             });
             made.get() > before
         };

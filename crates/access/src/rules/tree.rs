@@ -1,7 +1,7 @@
 //! All filters of the rules for one action as a tree of levels: looking at a topic costs as much as it has levels, and not
 //! as many as there are rules.
 
-use super::pattern::{Fit, Pattern, PatternLevel, Template};
+use super::pattern::{Fit, LevelTemplate, Pattern, PatternLevel};
 use crate::Subject;
 
 /// No rule.
@@ -13,7 +13,7 @@ pub(super) const ROOT: u32 = 0;
 pub(super) struct RuleNode {
     /// In order, for a binary search.
     pub(super) texts: Vec<(Box<str>, u32)>,
-    pub(super) templates: Vec<(Template, u32)>,
+    pub(super) templates: Vec<(LevelTemplate, u32)>,
     pub(super) plus: Option<u32>,
     /// Rules with a filter that ends here, in order.
     pub(super) here: Vec<u32>,
@@ -38,7 +38,7 @@ impl RuleNode {
 }
 
 /// Questions of the tree about a rule.
-pub(super) trait Judge {
+pub(super) trait RuleMatcher {
     /// Returns whether the rule concerns the subject.
     fn concerns(&self, rule: u32) -> bool;
     /// Returns whether the rule denies.
@@ -46,17 +46,17 @@ pub(super) trait Judge {
 }
 
 #[derive(Debug)]
-pub(super) struct Tree {
+pub(super) struct RuleTree {
     nodes: Vec<RuleNode>,
 }
 
-impl Default for Tree {
+impl Default for RuleTree {
     fn default() -> Self {
         Self { nodes: vec![RuleNode::new()] }
     }
 }
 
-impl Tree {
+impl RuleTree {
     pub(super) fn node(&self, number: u32) -> &RuleNode {
         &self.nodes[number as usize]
     }
@@ -118,9 +118,9 @@ impl Tree {
     }
 
     /// The first rule that concerns the subject and has a filter that matches the topic.
-    pub(super) fn first(&self, topic: &str, subject: &Subject<'_>, judge: &impl Judge) -> u32 {
+    pub(super) fn first(&self, topic: &str, subject: &Subject<'_>, matcher: &impl RuleMatcher) -> u32 {
         let mut best = NONE;
-        self.look(ROOT, Some(topic), 0, subject, judge, &mut best);
+        self.look(ROOT, Some(topic), 0, subject, matcher, &mut best);
         best
     }
 
@@ -130,7 +130,7 @@ impl Tree {
         rest: Option<&str>,
         depth: usize,
         subject: &Subject<'_>,
-        judge: &impl Judge,
+        matcher: &impl RuleMatcher,
         best: &mut u32,
     ) {
         let node = self.node(at);
@@ -140,10 +140,10 @@ impl Tree {
         // No wildcard at the beginning covers topics with `$` there [MQTT-4.7.2-1].
         let open = depth > 0 || !rest.is_some_and(|topic| topic.starts_with('$'));
         if open {
-            take_first(&node.hash, judge, best);
+            take_first(&node.hash, matcher, best);
         }
         let Some(rest) = rest else {
-            take_first(&node.here, judge, best);
+            take_first(&node.here, matcher, best);
             return;
         };
         let (level, rest) = match memchr(rest) {
@@ -151,47 +151,47 @@ impl Tree {
             None => (rest, None),
         };
         if let Some(child) = node.text(level) {
-            self.look(child, rest, depth + 1, subject, judge, best);
+            self.look(child, rest, depth + 1, subject, matcher, best);
         }
         for (template, child) in &node.templates {
             match template.fit(level, depth == 0, subject) {
-                Fit::Yes => self.look(*child, rest, depth + 1, subject, judge, best),
+                Fit::Yes => self.look(*child, rest, depth + 1, subject, matcher, best),
                 Fit::No => {}
-                Fit::Unfit => self.deny_below(*child, judge, best),
+                Fit::Unfit => self.deny_below(*child, matcher, best),
             }
         }
         if let Some(child) = node.plus.filter(|_| open) {
-            self.look(child, rest, depth + 1, subject, judge, best);
+            self.look(child, rest, depth + 1, subject, matcher, best);
         }
     }
 
     /// A value in the place of a placeholder is no text of a level: what the rules there would allow is not, and what they
     /// would deny is denied, whatever comes after it.
-    pub(super) fn deny_below(&self, at: u32, judge: &impl Judge, best: &mut u32) {
+    pub(super) fn deny_below(&self, at: u32, matcher: &impl RuleMatcher, best: &mut u32) {
         let node = self.node(at);
         if node.first_deny >= *best {
             return;
         }
         for rule in node.here.iter().chain(&node.hash) {
-            if *rule < *best && judge.denies(*rule) && judge.concerns(*rule) {
+            if *rule < *best && matcher.denies(*rule) && matcher.concerns(*rule) {
                 *best = *rule;
             }
         }
         let texts = node.texts.iter().map(|(_, child)| *child);
         let templates = node.templates.iter().map(|(_, child)| *child);
         for child in texts.chain(templates).chain(node.plus) {
-            self.deny_below(child, judge, best);
+            self.deny_below(child, matcher, best);
         }
     }
 }
 
 /// Takes the first rule of a list that concerns the subject, if it is before the best so far.
-pub(super) fn take_first(rules: &[u32], judge: &impl Judge, best: &mut u32) {
+pub(super) fn take_first(rules: &[u32], matcher: &impl RuleMatcher, best: &mut u32) {
     for rule in rules {
         if *rule >= *best {
             return;
         }
-        if judge.concerns(*rule) {
+        if matcher.concerns(*rule) {
             *best = *rule;
             return;
         }

@@ -6,12 +6,12 @@ use crate::{Method, Subject};
 
 /// A name, or with `*` at its end every name that begins so.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Name {
+pub(super) enum NamePattern {
     Exact(Box<str>),
     Prefix(Box<str>),
 }
 
-impl Name {
+impl NamePattern {
     pub(super) fn parse(text: &str) -> Result<Self, String> {
         match text.strip_suffix('*') {
             _ if text.is_empty() => Err("a name is not empty".into()),
@@ -30,7 +30,7 @@ impl Name {
 }
 
 /// As it is written in the file.
-impl fmt::Display for Name {
+impl fmt::Display for NamePattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Exact(exact) => f.write_str(exact),
@@ -39,19 +39,19 @@ impl fmt::Display for Name {
     }
 }
 
-fn any(names: &[Name], name: Option<&str>) -> bool {
+fn any(names: &[NamePattern], name: Option<&str>) -> bool {
     name.is_some_and(|name| names.iter().any(|known| known.is(name)))
 }
 
 /// Members of a group that the file names. Whoever is named in one of the lists belongs to it.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Members {
-    pub(super) clients: Vec<Name>,
-    pub(super) users: Vec<Name>,
-    pub(super) common_names: Vec<Name>,
+pub(super) struct RuleGroupMembers {
+    pub(super) clients: Vec<NamePattern>,
+    pub(super) users: Vec<NamePattern>,
+    pub(super) common_names: Vec<NamePattern>,
 }
 
-impl Members {
+impl RuleGroupMembers {
     fn has(&self, subject: &Subject<'_>) -> bool {
         any(&self.clients, Some(subject.client_id))
             || any(&self.users, subject.principal.username.as_deref())
@@ -61,20 +61,20 @@ impl Members {
 
 /// All conditions must hold; none is everybody. Most rules have one or two.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Who(Box<[Condition]>);
+pub(super) struct RuleSubject(Box<[RuleCondition]>);
 
 #[derive(Debug, Clone)]
-pub(super) enum Condition {
-    Clients(Vec<Name>),
-    Users(Vec<Name>),
-    CommonNames(Vec<Name>),
+pub(super) enum RuleCondition {
+    Clients(Vec<NamePattern>),
+    Users(Vec<NamePattern>),
+    CommonNames(Vec<NamePattern>),
     Groups(Vec<Box<str>>),
-    Listeners(Vec<Name>),
-    Claim(Box<str>, Vec<Name>),
+    Listeners(Vec<NamePattern>),
+    Claim(Box<str>, Vec<NamePattern>),
     Anonymous(bool),
 }
 
-impl Condition {
+impl RuleCondition {
     /// As it is called in the file.
     pub(super) fn name(&self) -> &'static str {
         match self {
@@ -88,7 +88,7 @@ impl Condition {
         }
     }
 
-    fn holds(&self, subject: &Subject<'_>, groups: &BTreeMap<Box<str>, Members>) -> bool {
+    fn holds(&self, subject: &Subject<'_>, groups: &BTreeMap<Box<str>, RuleGroupMembers>) -> bool {
         let principal = subject.principal;
         match self {
             Self::Clients(names) => any(names, Some(subject.client_id)),
@@ -108,13 +108,13 @@ impl Condition {
     }
 }
 
-impl Who {
-    pub(super) fn new(conditions: Vec<Condition>) -> Self {
+impl RuleSubject {
+    pub(super) fn new(conditions: Vec<RuleCondition>) -> Self {
         Self(conditions.into())
     }
 
     /// The conditions, those first that are decided fastest.
-    pub(super) fn conditions(&self) -> &[Condition] {
+    pub(super) fn conditions(&self) -> &[RuleCondition] {
         &self.0
     }
 
@@ -123,7 +123,7 @@ impl Who {
     }
 
     /// Returns whether all conditions hold for the subject.
-    pub(super) fn has(&self, subject: &Subject<'_>, groups: &BTreeMap<Box<str>, Members>) -> bool {
+    pub(super) fn has(&self, subject: &Subject<'_>, groups: &BTreeMap<Box<str>, RuleGroupMembers>) -> bool {
         self.0.iter().all(|condition| condition.holds(subject, groups))
     }
 
@@ -131,9 +131,9 @@ impl Who {
     pub(super) fn misses(
         &self,
         subject: &Subject<'_>,
-        groups: &BTreeMap<Box<str>, Members>,
+        groups: &BTreeMap<Box<str>, RuleGroupMembers>,
     ) -> Option<&'static str> {
         let missed = self.0.iter().find(|condition| !condition.holds(subject, groups));
-        missed.map(Condition::name)
+        missed.map(RuleCondition::name)
     }
 }

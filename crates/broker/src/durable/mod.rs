@@ -13,8 +13,8 @@ use std::sync::{
 
 use ahash::RandomState;
 use gateway_core::{
-    ClientId, Commit, Durability, OriginKind, Page, QoS, QueueId, QueueOp, Refused, StoredEntry, matches,
-    metrics::count,
+    ClientId, Commit, CommitRefused, Durability, JournalPage, OriginKind, QoS, QueueId, QueueOp, StoredEntry,
+    matches, metrics::count,
 };
 use hashbrown::HashMap;
 use parking_lot::Mutex;
@@ -22,7 +22,7 @@ use store::{Expiry, Loaded, QueueStore, RetainedStore, SessionOp, SessionStore, 
 use tokio::runtime::Handle;
 
 use self::moves::Stalled;
-use crate::{Broker, Inner, Session, SessionCore, sessions::Owners};
+use crate::{Broker, BrokerInner, Session, SessionCore, sessions::Owners};
 
 pub use restore::Restored;
 
@@ -70,7 +70,7 @@ pub(crate) struct Durable {
     /// Moves that the store refused.
     pub(crate) stalled: Mutex<Stalled>,
     /// Receiver of the store's later answers.
-    pub(crate) inner: Weak<Inner>,
+    pub(crate) inner: Weak<BrokerInner>,
 }
 
 impl Stores {
@@ -91,7 +91,7 @@ impl Stores {
     }
 
     /// Waits until all changes of retained messages are on disk. Cancel safe.
-    pub async fn flush_retained(&self) -> Result<(), Refused> {
+    pub async fn flush_retained(&self) -> Result<(), CommitRefused> {
         let commit = Commit::new();
         // No topic is empty [MQTT-4.7.3-1], so this clears nothing.
         self.retained.clear(Arc::from(""), Some(Arc::clone(&commit)));
@@ -100,7 +100,7 @@ impl Stores {
 }
 
 impl Durable {
-    pub(crate) fn new(stores: Stores, inner: Weak<Inner>) -> Self {
+    pub(crate) fn new(stores: Stores, inner: Weak<BrokerInner>) -> Self {
         Self {
             stores,
             last: AtomicU64::new(0),
@@ -178,7 +178,7 @@ impl Broker {
         queue: QueueId,
         from: u64,
         bytes: usize,
-    ) -> Result<Page, StoreError> {
+    ) -> Result<JournalPage, StoreError> {
         let durable = self.inner.durable.as_ref();
         let durable = durable.ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
         let Loaded { entries, next, end, damaged } =
@@ -188,7 +188,7 @@ impl Broker {
         }
         let entries = self.inner.allowed(durable, queue, entries);
         let entries = entries.into_iter().map(|entry| self.inner.read_back(entry)).collect();
-        Ok(Page { entries, next, end })
+        Ok(JournalPage { entries, next, end })
     }
 
     /// Answers the store's questions about messages that expire on disk. Holds the broker weakly, since the broker's
@@ -198,7 +198,7 @@ impl Broker {
     }
 }
 
-struct QueueExpiry(Weak<Inner>);
+struct QueueExpiry(Weak<BrokerInner>);
 
 impl Expiry for QueueExpiry {
     fn keeps(&self, queue: QueueId, seq: u64, qos: QoS) -> bool {
@@ -219,7 +219,7 @@ impl Expiry for QueueExpiry {
     }
 }
 
-impl Inner {
+impl BrokerInner {
     /// The stores, if they keep this session.
     pub(crate) fn durable_for(&self, core: &SessionCore) -> Option<&Durable> {
         self.durable.as_ref().filter(|_| core.queue() != QueueId::NONE)

@@ -3,11 +3,11 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gateway_core::{Commit, QueueId, Refused, Timestamp, Yielded};
+use gateway_core::{Commit, CommitRefused, QueueId, Timestamp, Yielded};
 use store::StoreHealth;
 
 use super::Durable;
-use crate::{Broker, Inner, MemoryKind, Turn};
+use crate::{Broker, BrokerInner, MemoryKind, Turn};
 
 /// Moves that the store refused, for the next tick. The list is bounded: groups are limited in number, and messages that members
 /// gave back were in memory already and count against the budget.
@@ -25,11 +25,11 @@ impl Durable {
     pub(crate) fn watch(
         &self,
         commit: &Arc<Commit>,
-        offer_again: impl FnOnce(&Inner, &Self) + Send + 'static,
+        offer_again: impl FnOnce(&BrokerInner, &Self) + Send + 'static,
     ) {
         let inner = self.inner.clone();
         commit.then(move |result| {
-            if result == Err(Refused)
+            if result == Err(CommitRefused)
                 && let Some(inner) = inner.upgrade()
                 && let Some(durable) = &inner.durable
             {
@@ -50,7 +50,7 @@ impl Durable {
     }
 
     /// Keeps a message that a member gave back and that could not be moved out of its durable queue `from`, if it was in one.
-    pub(crate) fn stall_yielded(&self, inner: &Inner, mut yielded: Yielded, from: QueueId) {
+    pub(crate) fn stall_yielded(&self, inner: &BrokerInner, mut yielded: Yielded, from: QueueId) {
         // The receipt already knows what became of it.
         yielded.message = yielded.message.without_receipt();
         inner.account.force(MemoryKind::Queued, yielded.message.cost());

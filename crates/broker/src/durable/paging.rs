@@ -3,12 +3,12 @@
 
 use std::sync::Weak;
 
-use gateway_core::{Page, QueueId};
+use gateway_core::{JournalPage, QueueId};
 use store::{Loaded, StoreError};
 
 use super::{Durable, READ_MESSAGES};
 use crate::{
-    Inner,
+    BrokerInner,
     shared::{GroupPage, QueuedMessage},
 };
 
@@ -20,7 +20,7 @@ impl Durable {
 
     /// Reads a group's queue from place `from` on, and gives it what was read.
     pub(crate) fn read_group(&self, group: u32, queue: QueueId, from: u64) {
-        let answer = self.queues().load(queue, from, READ_MESSAGES, Page::BYTES);
+        let answer = self.queues().load(queue, from, READ_MESSAGES, JournalPage::BYTES);
         let inner = Weak::clone(&self.inner);
         self.run(async move {
             let result = answer.await;
@@ -31,7 +31,7 @@ impl Durable {
     }
 }
 
-impl Inner {
+impl BrokerInner {
     fn read(&self, group: u32, queue: QueueId, result: Result<Loaded, StoreError>) {
         let Some((durable, found)) = self.durable.as_ref().zip(self.index.group(group)) else { return };
         match result {

@@ -7,8 +7,8 @@ use store::{QueueSummary, Restore, SessionOp, StoreError, StoredSession, StoredS
 
 use super::Durable;
 use crate::{
-    Aftermath, Broker, MemoryKind, Parties, Session, SessionCore, SubscribeRequest, Target, Turn,
-    parties::Membership,
+    Broker, MemoryKind, QuotaHolders, Session, SessionCleanup, SessionCore, SubscribeRequest, Target, Turn,
+    quota_holders::SessionQuotaUse,
 };
 
 /// Due time of a restored session that a later session of its client has replaced: before all sessions that wait for a time.
@@ -92,9 +92,9 @@ impl Broker {
     /// once whatever may receive a will is there, and before anybody connects: a client that comes back could otherwise
     /// leave its next will before this one is published.
     pub fn end_superseded(&self, now: Timestamp, turn: &mut Turn) {
-        let mut aftermath = Aftermath::new(self, now);
-        aftermath.due(SUPERSEDED, usize::MAX);
-        aftermath.finish(turn);
+        let mut cleanup = SessionCleanup::new(self, now);
+        cleanup.due(SUPERSEDED, usize::MAX);
+        cleanup.finish(turn);
         turn.flush();
     }
 
@@ -127,11 +127,11 @@ impl Broker {
 }
 
 impl Broker {
-    /// Whom a restored message counts for: the parties of its publisher's session.
-    fn owners(&self, message: &SharedMessage) -> Parties {
-        let publisher = message.client_id.as_ref().filter(|_| self.inner.parties.counts_retained());
+    /// Whom a restored message counts for: the quota holders of its publisher's session.
+    fn owners(&self, message: &SharedMessage) -> QuotaHolders {
+        let publisher = message.client_id.as_ref().filter(|_| self.inner.quota_holders.counts_retained());
         let session = publisher.and_then(|client_id| self.inner.session(client_id.as_str()));
-        session.map(|session| session.core().state.lock().parties()).unwrap_or_default()
+        session.map(|session| session.core().state.lock().quota_holders()).unwrap_or_default()
     }
 }
 
@@ -203,7 +203,7 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             let membership = {
                 let user = stored.username.as_deref().filter(|_| stored.proved);
                 let tenant = stored.tenant.as_deref().unwrap_or(&stored.listener);
-                Membership::restored(&inner.parties.of(user, client_id.as_str(), tenant))
+                SessionQuotaUse::restored(&inner.quota_holders.of(user, client_id.as_str(), tenant))
             };
             let session = (self.make)(SessionCore::restored(stored, membership, slot, now, &inner.account));
             if let Some(summary) = &mut summary {

@@ -4,7 +4,7 @@ mod recent;
 
 pub use recent::{EventOrGap, EventPlace, EventReader};
 
-pub(super) use recent::Recent;
+pub(super) use recent::RecentEvents;
 
 use gateway_core::{ClientId, DropReason, QoS, Timestamp};
 use tokio::sync::broadcast;

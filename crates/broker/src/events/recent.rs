@@ -1,7 +1,7 @@
 //! The last events, for watchers that are slow or come again.
 //!
-//! All watchers read from one ring, each at its own place, so that a place is the same thing to all of them and a watcher that was
-//! cut off goes on where it was. Nothing is kept before the first watcher comes, nor when there has been none for some
+//! All watchers read from one ring, each at its own place, so that a place is the same thing to all of them and a watcher that
+//! was cut off goes on where it was. Nothing is kept before the first watcher comes, nor when there has been none for some
 //! minutes: then a place that was told is no longer known.
 
 use std::{
@@ -34,7 +34,7 @@ pub struct EventPlace {
 }
 
 /// The ring.
-pub(crate) struct Recent {
+pub(crate) struct RecentEvents {
     /// Read without the lock by those that have an event.
     kept: AtomicBool,
     state: Mutex<EventRing>,
@@ -78,7 +78,7 @@ fn cost(event: &Event) -> usize {
     size_of::<Event>() + event.client_id.as_str().len() + more
 }
 
-impl Recent {
+impl RecentEvents {
     pub(crate) fn new(account: &Arc<Account>) -> Arc<Self> {
         let state = EventRing {
             events: VecDeque::new(),
@@ -166,7 +166,7 @@ pub enum EventOrGap {
 
 /// Reads events from a place on. Slow ones lose the oldest.
 pub struct EventReader {
-    recent: Arc<Recent>,
+    recent: Arc<RecentEvents>,
     run: u64,
     number: u64,
     more: watch::Receiver<()>,
@@ -237,7 +237,7 @@ mod tests {
 
     #[test]
     fn who_comes_again_gets_what_came_meanwhile_and_is_told_what_is_gone() {
-        let recent = Recent::new(&Arc::new(Account::new(64 << 20)));
+        let recent = RecentEvents::new(&Arc::new(Account::new(64 << 20)));
         let mut reader = recent.open(None).expect("a reader");
         (0..10).for_each(|number| recent.push(event(number, 0)));
         assert_eq!(numbers(&mut reader, 4), [0, 1, 2, 3]);
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn events_are_bounded_charged_and_gone_when_nobody_watches_for_long() {
         let account = Arc::new(Account::new(64 << 20));
-        let recent = Recent::new(&account);
+        let recent = RecentEvents::new(&account);
         let reader = recent.open(None).expect("a reader");
         (0..1_000).for_each(|number| recent.push(event(number, 64 << 10)));
         let held = account.held(MemoryKind::GrpcStreams);
@@ -278,7 +278,7 @@ mod tests {
     /// A gateway whose memory is used up keeps no events, and says so.
     #[test]
     fn a_reader_is_told_of_events_for_which_there_was_no_memory() {
-        let recent = Recent::new(&Arc::new(Account::new(0)));
+        let recent = RecentEvents::new(&Arc::new(Account::new(0)));
         let mut reader = recent.open(None).expect("a reader");
         recent.push(event(0, 1 << 20));
         assert!(matches!(reader.read(), Some(EventOrGap::Missed(1))));

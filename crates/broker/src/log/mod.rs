@@ -30,7 +30,7 @@ use parking_lot::{Mutex, RwLock};
 use store::{LogFull, PartitionedLog, StoreHealth};
 
 use crate::{
-    Broker, Delivered, GroupLog, Inner, MemoryKind, Target, Turn,
+    Broker, BrokerInner, Delivered, GroupLog, MemoryKind, Target, Turn,
     routing::{Options, Subscriber},
 };
 
@@ -336,7 +336,7 @@ impl Target for LogTarget {
     }
 }
 
-impl Inner {
+impl BrokerInner {
     /// Refuses a message that a consumer group wants and cannot have: then nobody gets it.
     #[inline]
     pub(crate) fn admit_to_log(&self, message: &Message<'_>, turn: &mut Turn) -> Result<(), NoRoom> {

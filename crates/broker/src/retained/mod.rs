@@ -22,9 +22,9 @@ use parking_lot::{Mutex, RwLock};
 use store::{LoadedRetained, RetainedStore, StoreError};
 
 use crate::{
-    Parties, RetainError,
+    QuotaHolders, RetainError,
     memory::{Account, MemoryKind},
-    parties::Ownership,
+    quota_holders::RetainedQuotaUse,
 };
 
 pub use replay::{RetainedCursor, RetainedPage};
@@ -40,7 +40,7 @@ const EVICT_BYTES: usize = 16 << 20;
 const SWEEP: usize = 10_000;
 
 /// The retained store.
-pub(crate) struct Retained {
+pub(crate) struct RetainedMessages {
     table: RwLock<RetainedTable>,
     max_messages: usize,
     max_bytes: usize,
@@ -68,7 +68,7 @@ struct RetainedTable {
     /// Bytes in memory.
     held: usize,
     /// By topic, what of them has somebody's quotas. Empty unless quotas are configured.
-    owned: HashMap<Arc<str>, Ownership, RandomState>,
+    owned: HashMap<Arc<str>, RetainedQuotaUse, RandomState>,
 }
 
 /// Bytes counted for a topic in memory, beside what its message costs there.
@@ -167,7 +167,7 @@ impl RetainedTable {
     }
 }
 
-impl Retained {
+impl RetainedMessages {
     pub(crate) fn new(
         max_messages: usize,
         max_bytes: usize,
@@ -205,8 +205,12 @@ impl Retained {
     }
 
     /// Sets, replaces or, for an empty payload, clears [MQTT-3.3.1-5] [MQTT-3.3.1-6]. True if there was one. It counts for
-    /// `parties` from now on.
-    pub(crate) fn set(&self, message: &Message<'_>, parties: &Parties) -> Result<bool, RetainError> {
+    /// `quota_holders` from now on.
+    pub(crate) fn set(
+        &self,
+        message: &Message<'_>,
+        quota_holders: &QuotaHolders,
+    ) -> Result<bool, RetainError> {
         if !self.available {
             return Err(RetainError::Unavailable);
         }
@@ -238,7 +242,7 @@ impl Retained {
             self.refuse(message.received, "limits.memory_budget");
             return Err(RetainError::Memory);
         }
-        self.own(&mut table, &message, parties)?;
+        self.own(&mut table, &message, quota_holders)?;
         let mut may_leave = false;
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
             store.set(message.without_receipt(), published.plain_part());
@@ -252,18 +256,19 @@ impl Retained {
         Ok(existed)
     }
 
-    /// Has a message that is about to be set count for `parties`, in the place of one that may be there.
+    /// Has a message that is about to be set count for `quota_holders`, in the place of one that may be there.
     fn own(
         &self,
         table: &mut RetainedTable,
         message: &SharedMessage,
-        parties: &Parties,
+        quota_holders: &QuotaHolders,
     ) -> Result<(), RetainError> {
-        if parties.is_empty() && table.owned.is_empty() {
+        if quota_holders.is_empty() && table.owned.is_empty() {
             return Ok(());
         }
         let former = table.owned.get_mut(&message.topic);
-        let owned = Ownership::set(parties, former, message.cost()).map_err(|_| RetainError::Party)?;
+        let owned = RetainedQuotaUse::set(quota_holders, former, message.cost())
+            .map_err(|_| RetainError::QuotaHolder)?;
         // The remainder of the former share is dropped with it.
         match owned {
             Some(owned) => drop(table.owned.insert(Arc::clone(&message.topic), owned)),
@@ -272,8 +277,8 @@ impl Retained {
         Ok(())
     }
 
-    /// Restores a message from the store, in order of topic; false if it is beyond the limits. It counts for `parties`.
-    pub(crate) fn restore(&self, message: &Arc<SharedMessage>, parties: &Parties) -> bool {
+    /// Restores a message from the store, in order of topic; false if it is beyond the limits. It counts for `quota_holders`.
+    pub(crate) fn restore(&self, message: &Arc<SharedMessage>, quota_holders: &QuotaHolders) -> bool {
         let mut table = self.table.write();
         let full = table.messages.len() >= self.max_messages || table.bytes + message.cost() > self.max_bytes;
         if full || !self.available {
@@ -283,7 +288,7 @@ impl Retained {
         let here = || RetainedPlace::Here { message: Arc::clone(message), turn: 0 };
         let kept = if small { here() } else { RetainedPlace::on_disk(message) };
         self.change(&mut table, |table| table.put(&message.topic, kept));
-        if let Some(owned) = Ownership::restored(parties, message.cost()) {
+        if let Some(owned) = RetainedQuotaUse::restored(quota_holders, message.cost()) {
             table.owned.insert(Arc::clone(&message.topic), owned);
         }
         true

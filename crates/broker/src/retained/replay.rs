@@ -17,7 +17,7 @@ use gateway_core::{
 use store::{BoxFuture, LoadedRetained, StoreError};
 
 use super::{FoundTopic, Scanned};
-use crate::{Broker, Inner, Parties, RetainError, Session, Target, Turn, routing::Options};
+use crate::{Broker, BrokerInner, QuotaHolders, RetainError, Session, Target, Turn, routing::Options};
 
 /// Topics looked at under one lock.
 const SCAN: usize = 1000;
@@ -210,7 +210,7 @@ impl RetainedCursor {
 impl Broker {
     /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
     pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
-        self.inner.retained.set(message, &Parties::default())
+        self.inner.retained.set(message, &QuotaHolders::default())
     }
 
     /// Time of the last retained message that was refused for a limit, and the key of that limit; `None` if none was.
@@ -302,7 +302,7 @@ pub struct RetainedPage {
     pub next: Option<Arc<str>>,
 }
 
-impl Inner {
+impl BrokerInner {
     /// Drops retained messages from memory that have been there for long and are on disk.
     pub(crate) fn evict_retained(&self, now: Timestamp) {
         let Some(durable) = &self.durable else { return };

@@ -8,7 +8,7 @@ use store::StoreHealth;
 use tracing::field::display;
 
 use crate::{
-    Broker, Delivered, DirectOutcome, Offline, Parties, Published, RetainError, Routing, Shortage, Turn,
+    Broker, Delivered, DirectOutcome, Offline, Published, QuotaHolders, RetainError, Routing, Shortage, Turn,
     drops::drop_message,
 };
 
@@ -38,18 +38,19 @@ impl Broker {
         self.publish_of(message, None, turn)
     }
 
-    /// As [`Self::publish_some`]; if retained, it counts for `parties`. `None` are those of the session in whose name it is.
+    /// As [`Self::publish_some`]; if retained, it counts for `quota_holders`. `None` are those of the session in whose name it
+    /// is.
     #[inline(always)]
     pub(crate) fn publish_of(
         &self,
         message: &Message<'_>,
-        parties: Option<Parties>,
+        quota_holders: Option<QuotaHolders>,
         turn: &mut Turn,
     ) -> Routing {
         if let Some(taken) = self.take_reserved(message, turn) {
             return taken;
         }
-        match self.admit(message, parties, turn) {
+        match self.admit(message, quota_holders, turn) {
             Ok(withheld) => self.route_some(message, withheld, turn),
             Err(refusal) => Routing::Done(Published { refused: Some(refusal), ..Published::default() }),
         }
@@ -60,7 +61,7 @@ impl Broker {
     fn admit(
         &self,
         message: &Message<'_>,
-        parties: Option<Parties>,
+        quota_holders: Option<QuotaHolders>,
         turn: &mut Turn,
     ) -> Result<bool, Shortage> {
         if message.qos != QoS::AtMostOnce
@@ -75,12 +76,12 @@ impl Broker {
         let withheld = self.inner.non_broker && from_device;
         if message.retain && !withheld {
             turn.effort.spend(Effort::RETAINED);
-            let parties = match parties {
-                Some(parties) => parties,
-                None if self.inner.parties.counts_retained() => self.publisher(message),
-                None => Parties::default(),
+            let quota_holders = match quota_holders {
+                Some(quota_holders) => quota_holders,
+                None if self.inner.quota_holders.counts_retained() => self.publisher(message),
+                None => QuotaHolders::default(),
             };
-            match self.inner.retained.set(message, &parties) {
+            match self.inner.retained.set(message, &quota_holders) {
                 Err(RetainError::Quota) => {
                     count(|c| c.retained_refused.add(1));
                     self.tell_not_retained(message);
@@ -89,7 +90,7 @@ impl Broker {
                     count(|c| c.retained_memory.add(1));
                     self.tell_not_retained(message);
                 }
-                Ok(_) | Err(RetainError::Unavailable | RetainError::Party) => {}
+                Ok(_) | Err(RetainError::Unavailable | RetainError::QuotaHolder) => {}
             }
         }
         if from_device && let Some(latest) = &self.inner.latest {
@@ -114,15 +115,15 @@ impl Broker {
         );
     }
 
-    /// The parties of the session in whose name a message is.
+    /// The quota holders of the session in whose name a message is.
     #[cold]
-    fn publisher(&self, message: &Message<'_>) -> Parties {
+    fn publisher(&self, message: &Message<'_>) -> QuotaHolders {
         let slot = message.origin.slot;
         let session = match slot {
             0 => None,
             slot => self.inner.slots.session(slot),
         };
-        session.map(|session| session.core().state.lock().parties()).unwrap_or_default()
+        session.map(|session| session.core().state.lock().quota_holders()).unwrap_or_default()
     }
 
     /// Hands one message to one device, subscribed or not. It never sets a retained message.

@@ -28,7 +28,7 @@ pub enum Routing {
 pub struct Spread {
     broker: Broker,
     list: Arc<MatchList>,
-    way: Way,
+    way: SpreadProgress,
     message: Arc<SharedMessage>,
     durability: Durability,
     unit: bool,
@@ -38,7 +38,7 @@ pub struct Spread {
 
 /// Progress of a message through a list of receivers.
 #[derive(Default)]
-struct Way {
+struct SpreadProgress {
     /// Receivers served so far: first the list's targets, then its groups.
     served: usize,
     /// Only streams get the message.
@@ -66,7 +66,7 @@ impl Broker {
     fn begin(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
         let list = Arc::clone(matches.find(&self.inner.index, &self.inner.slots, message.topic, effort));
-        let mut way = Way { only_streams, ..Way::default() };
+        let mut way = SpreadProgress { only_streams, ..SpreadProgress::default() };
         self.hand_out_some(&list, message, &mut way, dirty, effort);
         if way.served == list.len() {
             return Routing::Done(self.conclude(message, way.published));
@@ -114,7 +114,7 @@ impl Broker {
         &self,
         list: &MatchList,
         message: &Message<'_>,
-        way: &mut Way,
+        way: &mut SpreadProgress,
         dirty: &mut Vec<Arc<dyn Target>>,
         effort: &mut Effort,
     ) {

@@ -10,7 +10,7 @@ use store::{SessionOp, StoredSubscription};
 
 use super::index::{Added, Options, Subscriber};
 use crate::{
-    Broker, EventKind, Inner, MemoryKind, RetainedCursor, Session, SubscribeError, SubscribeRequest,
+    Broker, BrokerInner, EventKind, MemoryKind, RetainedCursor, Session, SubscribeError, SubscribeRequest,
     Subscribed,
     sessions::SessionState,
     shared::{Most, SharedGroup, SharedMember},
@@ -210,7 +210,7 @@ impl Broker {
 
     /// Charges another filter to the session and to the account; a restored one is not refused.
     fn charge_filter(&self, state: &SessionState, charge: u32, restored: bool) -> bool {
-        let Inner { account, limits, .. } = &*self.inner;
+        let BrokerInner { account, limits, .. } = &*self.inner;
         if restored {
             account.force(MemoryKind::Filters, charge as usize);
             return true;

@@ -17,7 +17,8 @@ use store::{StoredSession, StoredWill};
 
 use super::leaving::Leaving;
 use crate::{
-    Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, Parties, PartyKind, Will, parties::Membership,
+    Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, QuotaHolderKind, QuotaHolders, Will,
+    quota_holders::SessionQuotaUse,
 };
 
 /// The broker's part of one session. It is embedded in the connection layer's session object, so that both are one
@@ -60,14 +61,14 @@ struct Extra {
     leaving: Option<Box<Leaving>>,
     username: Option<Box<str>>,
     identity: Option<Arc<dyn Any + Send + Sync>>,
-    /// Share of the session in its parties' quotas.
-    membership: Option<Box<Membership>>,
+    /// Share of the session in its quota holders' quotas.
+    membership: Option<Box<SessionQuotaUse>>,
 }
 
 impl SessionCore {
     pub(crate) fn new(
         request: OpenRequest,
-        membership: Option<Box<Membership>>,
+        membership: Option<Box<SessionQuotaUse>>,
         slot: u32,
         queue: QueueId,
     ) -> Self {
@@ -103,7 +104,7 @@ impl SessionCore {
     /// A session of an earlier process. Its deadlines count from `now` if it was connected when that process ended.
     pub(crate) fn restored(
         session: StoredSession,
-        membership: Option<Box<Membership>>,
+        membership: Option<Box<SessionQuotaUse>>,
         slot: u32,
         now: Timestamp,
         account: &Arc<Account>,
@@ -164,7 +165,7 @@ impl Extra {
         will: Option<Will>,
         username: Option<Box<str>>,
         identity: Option<Arc<dyn Any + Send + Sync>>,
-        membership: Option<Box<Membership>>,
+        membership: Option<Box<SessionQuotaUse>>,
     ) -> Option<Box<Self>> {
         let is_used = will.is_some() || username.is_some() || identity.is_some() || membership.is_some();
         is_used.then(|| Box::new(Self { will, leaving: None, username, identity, membership }))
@@ -187,8 +188,10 @@ impl SessionState {
             since: (!self.online).then_some(self.since),
             protocol: self.protocol,
             listener: Arc::clone(&self.listener),
-            proved: party(PartyKind::User).is_some(),
-            tenant: party(PartyKind::Tenant).filter(|name| *name != self.listener.as_str()).map(Box::from),
+            proved: party(QuotaHolderKind::User).is_some(),
+            tenant: party(QuotaHolderKind::Tenant)
+                .filter(|name| *name != self.listener.as_str())
+                .map(Box::from),
             username,
             will: will.map(|will| StoredWill {
                 message: Arc::clone(&will.message),
@@ -213,7 +216,7 @@ impl SessionState {
 
     /// Gives the session to a new connection. A will that the earlier one left is forgotten, and its membership given
     /// back.
-    pub(crate) fn reconnect(&mut self, request: OpenRequest, membership: Option<Box<Membership>>) {
+    pub(crate) fn reconnect(&mut self, request: OpenRequest, membership: Option<Box<SessionQuotaUse>>) {
         let leaving = self.extra.as_mut().and_then(|extra| extra.leaving.take());
         let ConnectionInfo { peer, listener, protocol, keep_alive, username, identity } = request.info;
         self.epoch = self.epoch.wrapping_add(1);
@@ -228,22 +231,22 @@ impl SessionState {
         }
     }
 
-    /// Returns the session's share in its parties' quotas.
-    pub(crate) fn membership(&mut self) -> Option<&mut Membership> {
+    /// Returns the session's share in its quota holders' quotas.
+    pub(crate) fn membership(&mut self) -> Option<&mut SessionQuotaUse> {
         self.extra.as_mut()?.membership.as_deref_mut()
     }
 
-    /// The session is over: gives back what it has of its parties' quotas.
+    /// The session is over: gives back what it has of its quota holders' quotas.
     pub(crate) fn leave_parties(&mut self) {
         if let Some(membership) = self.membership() {
             membership.end();
         }
     }
 
-    /// Returns the parties whose quotas the session uses, or has used.
-    pub(crate) fn parties(&self) -> Parties {
+    /// Returns the quota holders whose quotas the session uses, or has used.
+    pub(crate) fn quota_holders(&self) -> QuotaHolders {
         let membership = self.extra.as_ref().and_then(|extra| extra.membership.as_ref());
-        membership.map(|membership| membership.parties().clone()).unwrap_or_default()
+        membership.map(|membership| membership.quota_holders().clone()).unwrap_or_default()
     }
 
     /// Bytes of the session on the memory account, as [`cost`].
@@ -347,12 +350,12 @@ pub(crate) enum References {
     One(u32, u32),
     Two([u32; 2], u32),
     /// Boxed, so that the usual one or two cost 16 bytes.
-    Many(Box<Many>),
+    Many(Box<ManySubscriptions>),
 }
 
 /// The subscriptions of a session that has several.
 #[derive(Debug)]
-pub(crate) struct Many {
+pub(crate) struct ManySubscriptions {
     references: Vec<u32>,
     /// Shapes of its wildcard filters and how many filters have each; the first two filters are not counted.
     shapes: Vec<(u64, u32)>,
@@ -395,7 +398,8 @@ impl References {
             Self::None => Self::One(reference, all),
             Self::One(first, _) => Self::Two([*first, reference], all),
             Self::Two([first, second], _) => {
-                let mut many = Many { references: vec![*first, *second], shapes: Vec::new(), bytes: all };
+                let mut many =
+                    ManySubscriptions { references: vec![*first, *second], shapes: Vec::new(), bytes: all };
                 many.push(reference, shape);
                 Self::Many(Box::new(many))
             }
@@ -426,7 +430,7 @@ impl References {
     }
 }
 
-impl Many {
+impl ManySubscriptions {
     fn push(&mut self, reference: u32, shape: Option<u64>) {
         let references = &mut self.references;
         if references.len() == references.capacity() && references.len() >= 64 {

@@ -12,8 +12,9 @@ use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 
 use super::core::{References, SessionState, cost};
 use crate::{
-    Aftermath, Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, OpenedSession,
-    QuotaExceeded, Session, SessionCore, Target, Turn, Will, parties::Membership, shared::SharedGroup,
+    Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, OpenedSession, QuotaExceeded,
+    Session, SessionCleanup, SessionCore, Target, Turn, Will, quota_holders::SessionQuotaUse,
+    shared::SharedGroup,
 };
 
 /// Timers run per tick at most.
@@ -31,7 +32,7 @@ pub(crate) struct EndedSession {
 
 /// Remains of the session or connection that an open replaces.
 #[derive(Default)]
-struct Former {
+struct ReplacedSession {
     /// A connection to end.
     connection: Option<u32>,
     /// A will that is due although the session goes on.
@@ -58,7 +59,7 @@ impl Broker {
     /// the session is resumed within the delay [MQTT-3.1.3-9].
     ///
     /// # Errors
-    /// A quota of the device's parties does not allow it. Nothing has changed then, and it is counted.
+    /// A quota of the device's quota holders does not allow it. Nothing has changed then, and it is counted.
     pub async fn open(
         &self,
         request: OpenRequest,
@@ -70,7 +71,7 @@ impl Broker {
         let (mut opened, former) = self.open_locked(request, make)?;
         opened.took_over = former.connection.is_some();
         let OpenedSession { session, present, commit, .. } = &opened;
-        let mut aftermath = Aftermath::new(self, now);
+        let mut cleanup = SessionCleanup::new(self, now);
         if let Some(epoch) = former.connection {
             let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
             old.close(epoch, CloseReason::TakenOver);
@@ -78,12 +79,12 @@ impl Broker {
             self.emit_with(now, old.core(), || EventKind::TakenOver);
         }
         if let Some(will) = former.will {
-            aftermath.publish(session, will);
+            cleanup.publish(session, will);
         }
         if let Some(ended) = former.ended {
-            aftermath.clear(ended, "clean_start", commit.as_ref());
+            cleanup.clear(ended, "clean_start", commit.as_ref());
         }
-        let aftermath = aftermath.begin(turn);
+        let cleanup = cleanup.begin(turn);
         if let Some(commit) = commit {
             commit.done();
         }
@@ -91,7 +92,7 @@ impl Broker {
             let info = Box::new(session.core().state.lock().info());
             EventKind::Connected { info, session_present: *present }
         });
-        opened.aftermath = aftermath;
+        opened.cleanup = cleanup;
         Ok(opened)
     }
 
@@ -121,7 +122,7 @@ impl Broker {
         closed: Closed,
         now: Timestamp,
         turn: &mut Turn,
-    ) -> Option<Box<Aftermath>> {
+    ) -> Option<Box<SessionCleanup>> {
         let inner = &*self.inner;
         let core = session.core();
         let _change = self.change();
@@ -163,21 +164,21 @@ impl Broker {
             self.keep_after(session, &noted);
         }
         self.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
-        let mut aftermath = Aftermath::new(self, now);
+        let mut cleanup = SessionCleanup::new(self, now);
         match ended {
-            Some(ended) => aftermath.clear(ended, "expired", None),
+            Some(ended) => cleanup.clear(ended, "expired", None),
             None => {
                 let left = session.yield_shared();
                 self.redeliver(left, core.queue(), now, turn);
                 let groups = inner.index.groups_of(core.state.lock().subscriptions.as_slice());
                 self.park(&groups);
-                self.limit_offline(session, &mut aftermath);
+                self.limit_offline(session, &mut cleanup);
             }
         }
         if let Some(will) = will {
-            aftermath.publish(session, will);
+            cleanup.publish(session, will);
         }
-        aftermath.begin(turn)
+        cleanup.begin(turn)
     }
 
     /// Returns whether no session has a connection and everything that follows from ends so far is done, above all their wills.
@@ -229,7 +230,7 @@ impl Broker {
         discard: bool,
         now: Timestamp,
         turn: &mut Turn,
-    ) -> Option<Box<Aftermath>> {
+    ) -> Option<Box<SessionCleanup>> {
         let _change = self.change();
         let (session, epoch, ended) = {
             let mut lock = self.inner.lock_client(client_id);
@@ -244,20 +245,20 @@ impl Broker {
             (session, epoch, ended)
         };
         session.close(epoch, CloseReason::Administrative(code));
-        let mut aftermath = Aftermath::new(self, now);
+        let mut cleanup = SessionCleanup::new(self, now);
         if let Some(ended) = ended {
-            aftermath.clear(ended, "administrative", None);
+            cleanup.clear(ended, "administrative", None);
         }
-        aftermath.go_on(turn);
-        Some(Box::new(aftermath))
+        cleanup.go_on(turn);
+        Some(Box::new(cleanup))
     }
 
     /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second. Returns what is left of
     /// what sessions waited for, if that is too much for one turn.
-    pub fn tick(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<Aftermath>> {
-        let mut aftermath = Aftermath::new(self, now);
-        aftermath.due(now, TIMERS_PER_TICK);
-        let left = aftermath.begin(turn);
+    pub fn tick(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
+        let mut cleanup = SessionCleanup::new(self, now);
+        cleanup.due(now, TIMERS_PER_TICK);
+        let left = cleanup.begin(turn);
         self.inner.retained.sweep(now);
         self.inner.evict_retained(now);
         self.shed();
@@ -295,11 +296,11 @@ impl Broker {
         &self,
         request: OpenRequest,
         make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
-    ) -> Result<(OpenedSession, Former), QuotaExceeded> {
+    ) -> Result<(OpenedSession, ReplacedSession), QuotaExceeded> {
         let inner = &*self.inner;
         let client_id = request.client_id.clone();
         let mut lock = inner.lock_client(client_id.as_str());
-        let mut former = Former::default();
+        let mut former = ReplacedSession::default();
         let mut membership;
         let old = lock.find(client_id.as_str());
         if let Some(old) = &old {
@@ -309,7 +310,7 @@ impl Broker {
             // A session with expiry 0 ends with its connection [MQTT-3.1.2-6] [MQTT-3.1.2-23].
             let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
             let kept = if resumes { state.subscriptions.len() } else { 0 };
-            membership = Membership::enter(&request.parties, state.membership(), kept)?;
+            membership = SessionQuotaUse::enter(&request.quota_holders, state.membership(), kept)?;
             if resumes {
                 let was_online = state.online;
                 // CONNACK confirms changes that must be on disk first: a changed will, another expiry, and after a takeover the
@@ -340,7 +341,7 @@ impl Broker {
                         session: Arc::clone(old),
                         present: true,
                         commit,
-                        aftermath: None,
+                        cleanup: None,
                         took_over: false,
                         epoch,
                     },
@@ -349,7 +350,7 @@ impl Broker {
             }
             former.ended = Some(self.mark_ended(old, &mut state));
         } else {
-            membership = Membership::enter(&request.parties, None, 0)?;
+            membership = SessionQuotaUse::enter(&request.quota_holders, None, 0)?;
         }
         let slot = inner.slots.reserve();
         let durable = inner.durable.as_ref().filter(|_| request.expiry > 0);
@@ -368,7 +369,7 @@ impl Broker {
         inner.sessions.fetch_add(1, Relaxed);
         self.count_online();
         Ok((
-            OpenedSession { session, present: false, commit, aftermath: None, took_over: false, epoch: 1 },
+            OpenedSession { session, present: false, commit, cleanup: None, took_over: false, epoch: 1 },
             former,
         ))
     }
@@ -384,7 +385,7 @@ impl Broker {
             state.give_will(session.core().queue())
         });
         if let Some(leaving) = state.leaving() {
-            // Until [`Aftermath`] gets to the removal.
+            // Until [`SessionCleanup`] gets to the removal.
             leaving.hold();
         }
         if was_online {
@@ -398,7 +399,7 @@ impl Broker {
     }
 
     /// Ends the session nearest to its deadline if there are too many without a connection.
-    fn limit_offline(&self, session: &Arc<dyn Session>, aftermath: &mut Aftermath) {
+    fn limit_offline(&self, session: &Arc<dyn Session>, cleanup: &mut SessionCleanup) {
         let inner = &*self.inner;
         let offline = inner.sessions.load(Relaxed).saturating_sub(inner.online.load(Relaxed));
         if offline <= inner.limits.max_offline_sessions {
@@ -417,7 +418,7 @@ impl Broker {
             self.mark_ended(&victim, &mut state)
         };
         count(|c| c.sessions_expired.add(1));
-        aftermath.clear(ended, "expired", None);
+        cleanup.clear(ended, "expired", None);
     }
 
     /// A member of these groups has gone.

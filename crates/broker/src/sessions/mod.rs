@@ -2,13 +2,13 @@
 //!
 //! [`lifecycle`] opens, closes and ends them; [`core`] is what routing keeps of each. They are found by client id
 //! ([`registry`]), by number ([`slots`]), by deadline ([`timers`]) and by durable queue ([`owners`]). What remains to
-//! be done after their end is an [`Aftermath`]; [`wills`] publishes wills. [`devices`] shows them to
+//! be done after their end is a [`SessionCleanup`]; [`wills`] publishes wills. [`devices`] shows them to
 //! operators.
 //!
-//! [`lifecycle`], [`Aftermath`] and [`wills`] use each other: an end may publish wills, and a published will completes an
+//! [`lifecycle`], [`SessionCleanup`] and [`wills`] use each other: an end may publish wills, and a published will completes an
 //! end. The other files know none of these three.
 
-mod aftermath;
+mod cleanup;
 mod core;
 mod devices;
 mod leaving;
@@ -19,11 +19,11 @@ mod slots;
 mod timers;
 mod wills;
 
-pub use self::{aftermath::Aftermath, core::SessionCore};
+pub use self::{cleanup::SessionCleanup, core::SessionCore};
 pub(crate) use self::{
     core::SessionState,
     owners::Owners,
-    registry::{ClientLock, Registry},
+    registry::{ClientLock, SessionRegistry},
     slots::{SlotTable, Slots, TURN},
-    timers::Timers,
+    timers::SessionTimers,
 };

@@ -15,7 +15,7 @@ use crate::{Session, half_hash::widen};
 const SHARDS: usize = 64;
 
 /// All sessions.
-pub(crate) struct Registry {
+pub(crate) struct SessionRegistry {
     hasher: RandomState,
     shards: Box<[Mutex<HashTable<SessionKey>>]>,
 }
@@ -33,7 +33,7 @@ pub(crate) struct ClientLock<'a> {
     slots: &'a Slots,
 }
 
-impl Registry {
+impl SessionRegistry {
     pub(crate) fn new(hasher: RandomState) -> Self {
         let shards = std::iter::repeat_with(Mutex::default).take(SHARDS).collect();
         Self { hasher, shards }

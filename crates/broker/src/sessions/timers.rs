@@ -10,11 +10,11 @@ use crate::Session;
 
 /// Sessions by their next deadline. The key is computed from the session's state, so that nobody has to remember it.
 #[derive(Default)]
-pub(crate) struct Timers {
+pub(crate) struct SessionTimers {
     due: Mutex<BTreeMap<(Timestamp, u32), Arc<dyn Session>>>,
 }
 
-impl Timers {
+impl SessionTimers {
     /// Changes `state` and moves the session's entry along. The caller holds the state's lock.
     pub(crate) fn update<R>(
         &self,

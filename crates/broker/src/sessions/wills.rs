@@ -9,15 +9,15 @@ use std::{any::Any, sync::Arc};
 use gateway_core::{Commit, OriginKind, SharedMessage, Timestamp, metrics::count};
 
 use super::core::SessionState;
-use crate::{Aftermath, Broker, Inner, Routing, Session, SessionCore, Spread, Turn, Will};
+use crate::{Broker, BrokerInner, Routing, Session, SessionCleanup, SessionCore, Spread, Turn, Will};
 
 /// Wills.
 impl Broker {
     /// Publishes every will that sessions still hold, with and without a connection. For graceful shutdown,
     /// after the last connection was asked to end; wills leave their sessions, so none is published twice. Returns what is
     /// left, if that is too much for one turn.
-    pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<Aftermath>> {
-        let mut wills = Aftermath::new(self, now);
+    pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
+        let mut wills = SessionCleanup::new(self, now);
         self.inner.slots.for_each_session(|session| {
             let will = {
                 let mut state = session.core().state.lock();
@@ -52,8 +52,9 @@ impl Broker {
         let message = Arc::new(published(will, session.core(), slot, now));
         count(|c| c.wills_published.add(1));
         let message = message.borrow();
-        let parties = self.inner.parties.counts_retained().then(|| session.core().state.lock().parties());
-        if let Routing::More(spread) = self.publish_of(&message, parties, turn) {
+        let quota_holders =
+            self.inner.quota_holders.counts_retained().then(|| session.core().state.lock().quota_holders());
+        if let Routing::More(spread) = self.publish_of(&message, quota_holders, turn) {
             return Some(spread);
         }
         self.conclude_will(session, message.issued().cloned());
@@ -153,7 +154,7 @@ impl Broker {
     }
 }
 
-impl Inner {
+impl BrokerInner {
     /// Writes a session's state, if it is kept on disk. The caller holds its lock, so that changes are written in
     /// order. While a will is being published the record keeps that will, and a commit that waits for the new state
     /// waits until the will is safe.

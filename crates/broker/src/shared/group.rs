@@ -16,7 +16,7 @@ use gateway_core::{
 use parking_lot::{Mutex, RwLock};
 use store::SessionOp;
 
-use super::queue::{Most, Queue};
+use super::queue::{Most, SharedQueue};
 use crate::{Delivered, Target, drops::count_drop, durable::Durable, memory::Account, routing::Options};
 
 /// Most queued messages delivered before one new message.
@@ -50,7 +50,7 @@ pub(crate) struct SharedGroup {
     next: AtomicU64,
     /// Sticky: the slot of the chosen member.
     sticky: AtomicU32,
-    pub(super) queue: Mutex<Queue>,
+    pub(super) queue: Mutex<SharedQueue>,
     /// True if `queue` holds messages; readable without its lock.
     pub(super) queued: AtomicBool,
     pub(super) most: Most,
@@ -84,7 +84,7 @@ impl SharedGroup {
             members: RwLock::new(Arc::from([])),
             next: AtomicU64::new(0),
             sticky: AtomicU32::new(0),
-            queue: Mutex::new(Queue::default()),
+            queue: Mutex::new(SharedQueue::default()),
             queued: AtomicBool::new(false),
             most,
             stored: AtomicU64::new(0),

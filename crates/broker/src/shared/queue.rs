@@ -47,9 +47,9 @@ impl Most {
 
 /// The queue, in order.
 #[derive(Default)]
-pub(super) struct Queue {
-    window: Stretch,
-    fresh: Stretch,
+pub(super) struct SharedQueue {
+    window: MessageRun,
+    fresh: MessageRun,
     /// Its next place is that of the first fresh message.
     tail: Tail,
     /// Places below this may have been popped and may be put back.
@@ -66,13 +66,13 @@ pub(crate) struct QueuedMessage {
 
 /// Messages in memory.
 #[derive(Default)]
-struct Stretch {
+struct MessageRun {
     messages: VecDeque<QueuedMessage>,
     /// Cost of these messages.
     bytes: usize,
 }
 
-impl Stretch {
+impl MessageRun {
     fn push(&mut self, waiting: QueuedMessage) {
         self.bytes += waiting.message.cost();
         self.messages.push_back(waiting);
@@ -101,7 +101,7 @@ impl Stretch {
     }
 }
 
-impl Queue {
+impl SharedQueue {
     /// Messages that wait, wherever they are.
     pub(super) fn len(&self) -> usize {
         self.window.messages.len() + self.fresh.messages.len() + self.tail.messages()
@@ -258,7 +258,7 @@ mod tests {
     /// The failure: the message is delivered twice, by whoever popped it and from the disk.
     #[test]
     fn a_message_in_somebodys_hands_is_not_read_as_well() {
-        let mut queue = Queue::default();
+        let mut queue = SharedQueue::default();
         for place in 0..4 {
             assert_eq!(queue.keep(message()), place);
         }

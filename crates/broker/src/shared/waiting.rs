@@ -9,7 +9,7 @@ use store::QueueSummary;
 use super::{
     DeliveryContext, QueuedMessage, SharedGroup, SharedMember,
     group::{DRAIN_PER_MESSAGE, is_any_online, nudge},
-    queue::Queue,
+    queue::SharedQueue,
 };
 use crate::{
     drops::count_drop,
@@ -54,7 +54,7 @@ impl SharedGroup {
 
     /// Ends the group: what still waits is dropped, and counted as such.
     pub(crate) fn close(&self, account: &Account, durable: Option<&Durable>) {
-        let (messages, bytes) = self.change(Queue::close);
+        let (messages, bytes) = self.change(SharedQueue::close);
         account.release(MemoryKind::Queued, bytes);
         count(|c| c.dropped_session_ended.add(messages as u64));
         let stored = self.stored_queue();
@@ -81,7 +81,7 @@ impl SharedGroup {
 
     /// Its queue could not be read, or nobody wants what was read. Another read may follow.
     pub(crate) fn load_failed(&self, account: &Account) {
-        self.change(Queue::load_failed);
+        self.change(SharedQueue::load_failed);
         self.park(account);
     }
 
@@ -89,7 +89,7 @@ impl SharedGroup {
     pub(crate) fn park(&self, account: &Account) {
         let stored = self.stored_queue() != QueueId::NONE;
         if stored && self.has_queued() && !is_any_online(&self.members.read()) {
-            account.release(MemoryKind::Queued, self.change(Queue::park));
+            account.release(MemoryKind::Queued, self.change(SharedQueue::park));
         }
     }
 
@@ -219,7 +219,7 @@ impl SharedGroup {
         })
     }
 
-    fn may_add(&self, queue: &Queue, cost: usize) -> Result<(), DropReason> {
+    fn may_add(&self, queue: &SharedQueue, cost: usize) -> Result<(), DropReason> {
         if queue.closed {
             return Err(DropReason::SessionEnded);
         }
@@ -332,7 +332,7 @@ impl SharedGroup {
         waiting
     }
 
-    fn change<T>(&self, change: impl FnOnce(&mut Queue) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut SharedQueue) -> T) -> T {
         let mut queue = self.queue.lock();
         let result = change(&mut queue);
         self.queued.store(!queue.is_empty(), Ordering::Release);

@@ -3,7 +3,7 @@
 
 mod random;
 
-use gateway_core::{Commit, QueueId, QueueOp, Refused, Unit, Yielded};
+use gateway_core::{Commit, CommitRefused, QueueId, QueueOp, Unit, Yielded};
 use store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth};
 
 use super::{disk::Disk, *};
@@ -176,7 +176,7 @@ fn qos_2_is_in_no_members_hands_before_it_is_on_disk() {
     scene.disk.set_failing(false);
     scene.bench.pass(1);
     scene.settle();
-    assert_eq!(scene.published[0].2.result(), Some(Err(Refused)));
+    assert_eq!(scene.published[0].2.result(), Some(Err(CommitRefused)));
     assert!(!scene.stored().contains(&"0".to_owned()), "it was refused");
 }
 

@@ -4,7 +4,7 @@ use std::{sync::atomic::AtomicU64, time::Duration};
 
 use gateway_core::{GroupId, LogRecord, NoRoom, Partition, Timestamp};
 use store::{
-    BoxFuture, LogFull, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit, Reading, StoreError,
+    BoxFuture, LogFull, LogRead, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit, StoreError,
     StoreHealth,
 };
 
@@ -71,7 +71,7 @@ impl PartitionedLog for TestLog {
     fn ended(&self) -> u64 {
         self.next.load(SeqCst)
     }
-    fn read(&self, _: Partition, _: u64, _: ReadLimit) -> Reading {
+    fn read(&self, _: Partition, _: u64, _: ReadLimit) -> LogRead {
         unreachable!("the broker never reads")
     }
     fn find(&self, _: Partition, _: Timestamp) -> BoxFuture<'static, Result<u64, StoreError>> {
@@ -346,8 +346,8 @@ fn a_match_made_before_a_filter_changed_still_finds_the_group() {
     assert_eq!(log.taken(), [("a/b".to_owned(), vec![1])]);
 }
 
-/// The failure: a message that the old filter had let in came into the log behind all that was there when the change returned, and
-/// counted for one of the new filter.
+/// The failure: a message that the old filter had let in came into the log behind all that was there when the change returned,
+/// and counted for one of the new filter.
 #[test]
 fn what_an_old_filter_let_in_is_submitted_when_the_change_returns() {
     let (mut bench, log) = bench(false);

@@ -1,12 +1,12 @@
 //! Tests of the broker with a session that only records what it gets.
 
-mod aftermath;
+mod cleanup;
 mod disk;
 mod group_queue;
 mod log;
 mod non_broker;
-mod parties;
 mod publishing;
+mod quota_holders;
 mod reserved;
 mod retained;
 mod sessions;
@@ -218,7 +218,7 @@ pub(super) struct Connect {
     pub(super) clean: bool,
     pub(super) expiry: u32,
     pub(super) will: Option<Will>,
-    pub(super) parties: Parties,
+    pub(super) quota_holders: QuotaHolders,
 }
 
 /// Runs a future that never waits.
@@ -319,7 +319,7 @@ impl Bench {
             expiry: connect.expiry,
             will: connect.will,
             info: info(),
-            parties: connect.parties,
+            quota_holders: connect.quota_holders,
             now: self.now,
         };
         let make =

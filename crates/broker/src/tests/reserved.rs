@@ -137,7 +137,7 @@ fn the_acknowledgement_waits_for_what_the_part_writes() {
         for part in parts {
             part.refuse();
         }
-        assert_eq!(before.result(), Some(Err(gateway_core::Refused)), "{qos:?}");
+        assert_eq!(before.result(), Some(Err(gateway_core::CommitRefused)), "{qos:?}");
     }
 }
 

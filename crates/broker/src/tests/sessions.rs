@@ -351,7 +351,7 @@ fn two_threads_that_open_one_client_id_leave_one_owner() {
                     expiry: 60,
                     will: None,
                     info: info(),
-                    parties: Default::default(),
+                    quota_holders: Default::default(),
                     now: Timestamp(5),
                 };
                 let make = |core| -> Arc<dyn Session> {

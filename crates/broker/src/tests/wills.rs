@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use gateway_core::{QueueId, Refused};
+use gateway_core::{CommitRefused, QueueId};
 use store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth, StoredSession};
 
 use super::*;
@@ -97,7 +97,7 @@ fn connect(expiry: u32, clean: bool, payload: &str, delay: u32) -> Connect {
 }
 
 /// The answer to a CONNECT: none yet, or whether it is refused.
-type ConnectAnswer = Option<Result<(), Refused>>;
+type ConnectAnswer = Option<Result<(), CommitRefused>>;
 
 fn open(bench: &mut Bench, connect: Connect) -> (Device, Arc<Commit>) {
     let (device, commit) = bench.open("d", connect);
@@ -150,7 +150,7 @@ fn of_two_takeovers_the_first_is_refused_and_no_answered_will_is_lost() {
     bench.connect("d", connect(100, false, "first", 0));
     let (_second, superseded) = open(&mut bench, connect(100, false, "second", 0));
     let (_third, answer) = open(&mut bench, connect(100, false, "third", 0));
-    assert_eq!(superseded.result(), Some(Err(Refused)), "its will is not on disk");
+    assert_eq!(superseded.result(), Some(Err(CommitRefused)), "its will is not on disk");
     assert_eq!((answer.result(), &*disk.wills()[0]), (None, "first"));
     commit(&watcher);
     let answer: ConnectAnswer = answer.result();

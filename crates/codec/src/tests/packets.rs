@@ -240,7 +240,7 @@ fn disconnect(protocol: Protocol) -> impl Strategy<Value = Packet<'static>> {
 
 fn auth() -> impl Strategy<Value = Packet<'static>> {
     let full = (select(vec![0_u8, 0x18, 0x19]), text(), option::of(data()), reason(Protocol::V5)).prop_map(
-        |(code, method, data, (reason_string, user))| Auth {
+        |(code, method, data, (reason_string, user))| AuthPacket {
             code,
             method: Some(method),
             data,
@@ -248,7 +248,7 @@ fn auth() -> impl Strategy<Value = Packet<'static>> {
             user,
         },
     );
-    prop_oneof![9 => full, 1 => Just(Auth::default())].prop_map(|auth| Packet::Auth(Box::new(auth)))
+    prop_oneof![9 => full, 1 => Just(AuthPacket::default())].prop_map(|auth| Packet::Auth(Box::new(auth)))
 }
 
 /// Any valid packet of `protocol`.

@@ -35,7 +35,7 @@ impl Fixture {
 async fn a_group_is_only_found_once_it_is_on_disk() {
     for refused in [false, true] {
         let fixture = Fixture::new(MemoryLogOptions::default()).await;
-        let create = || fixture.groups.create(definition("g"), &Start::Latest);
+        let create = || fixture.groups.create(definition("g"), &GroupStart::Latest);
         fixture.state.hold(true);
         assert!(timeout(SOON, create()).await.is_err(), "its number is not written");
         fixture.state.settle(1);
@@ -81,7 +81,7 @@ async fn a_seek_does_not_bring_a_deleted_group_back() {
         let delete = fixture.groups.delete("g");
         let seek = async {
             fixture.asked().await;
-            fixture.groups.seek("g", &Start::Earliest, &Scope::ALL).await
+            fixture.groups.seek("g", &GroupStart::Earliest, &Scope::ALL).await
         };
         let write = async {
             fixture.asked().await;
@@ -105,7 +105,7 @@ async fn what_is_still_to_be_written_of_a_group_does_not_bring_it_back() {
     fixture.create("g").await;
     fixture.state.fail(true);
     let refused =
-        timeout(LONG, fixture.groups.seek("g", &Start::Earliest, &Scope::ALL)).await.expect("in time");
+        timeout(LONG, fixture.groups.seek("g", &GroupStart::Earliest, &Scope::ALL)).await.expect("in time");
     assert!(matches!(refused, Err(GroupError::Store(_))), "{refused:?}");
     let refused = timeout(LONG, fixture.groups.delete("g")).await.expect("in time");
     assert!(matches!(refused, Err(GroupError::Store(_))), "{refused:?}");

@@ -34,16 +34,16 @@ impl PartitionedLog for Slow {
     fn ended(&self) -> u64 {
         self.log.ended()
     }
-    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading {
-        let Reading::Now(slice) = self.log.read(partition, from, limit) else {
+    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> LogRead {
+        let LogRead::Now(slice) = self.log.read(partition, from, limit) else {
             unreachable!("it is in memory")
         };
         if self.fails.load(std::sync::atomic::Ordering::Relaxed) {
             let error = StoreError::Unavailable("too many reads of the log wait".to_owned());
-            return Reading::Later(Box::pin(async move { Err(error) }));
+            return LogRead::Later(Box::pin(async move { Err(error) }));
         }
         let millis = 1 + self.reads.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % 3;
-        Reading::Later(Box::pin(async move {
+        LogRead::Later(Box::pin(async move {
             tokio::time::sleep(Duration::from_millis(millis)).await;
             Ok(slice)
         }))
@@ -85,7 +85,7 @@ async fn a_fetch_has_all_that_it_asks_for_although_it_is_read_in_pieces() {
     let log = Slow::new(&Arc::new(MemoryLog::new(MemoryLogOptions::default())));
     let state = Arc::new(MemoryGroupState::new());
     let groups = load_from(Arc::clone(&log) as _, &state).await;
-    let (info, _) = groups.create(definition("g"), &Start::Latest).await.expect("a group");
+    let (info, _) = groups.create(definition("g"), &GroupStart::Latest).await.expect("a group");
     for number in 0..600 {
         let id = ClientId::new(&format!("device-{}", number % 3));
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };

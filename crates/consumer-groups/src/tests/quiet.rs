@@ -97,7 +97,7 @@ async fn a_group_that_refuses_is_full_with_the_commit_that_fills_it() {
     let groups = load_with(&log, &state, Arc::clone(&marker), u64::MAX).await;
     let fixture = Fixture { log, state, groups };
     let group = keeping(&fixture, |wanted| {
-        (wanted.retention_bytes, wanted.when_full) = (20_000, WhenFull::Refuse);
+        (wanted.retention_bytes, wanted.when_full) = (20_000, RetentionPolicy::Refuse);
     })
     .await;
     let text = "x".repeat(1_000);
@@ -148,7 +148,7 @@ async fn acknowledgements_of_what_is_void_or_never_was_are_answered() {
     let mut member = fixture.open("g", "a", Duration::ZERO);
     fixture.append(group, 1, "1");
     messages(&mut member).await;
-    fixture.groups.seek("g", &Start::Latest, &Scope::ALL).await.expect("moved");
+    fixture.groups.seek("g", &GroupStart::Latest, &Scope::ALL).await.expect("moved");
     let wakes = Arc::<Wakes>::default();
     let waker = Waker::from(Arc::clone(&wakes));
     let mut context = Context::from_waker(&waker);

@@ -34,6 +34,6 @@ mod unwritten;
 
 use crate::sync;
 
-pub use state::{Commit, Refused};
+pub use state::{Commit, CommitRefused};
 pub use unit::{Received, Unit};
 pub(crate) use unwritten::Unwritten;

@@ -41,7 +41,7 @@ use std::{
 
 use loom::{future::block_on, thread};
 use parking_lot::Mutex;
-use state::{Commit, Refused};
+use state::{Commit, CommitRefused};
 use unwritten::Unwritten;
 
 #[derive(Default)]
@@ -70,7 +70,7 @@ fn whoever_waits_is_woken_and_sees_the_refusal() {
         let commit = Commit::new();
         let threads = give_out(&commit);
         commit.done();
-        assert_eq!(block_on(commit.wait()), Err(Refused));
+        assert_eq!(block_on(commit.wait()), Err(CommitRefused));
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
     });
 }
@@ -106,7 +106,7 @@ fn what_comes_then_runs_once_and_sees_the_refusal() {
         commit.done();
         commit.then(move |result| seen.lock().push(result));
         threads.into_iter().for_each(|thread| thread.join().expect("no panic"));
-        assert_eq!(*runs.lock(), [Err(Refused)]);
+        assert_eq!(*runs.lock(), [Err(CommitRefused)]);
     });
 }
 

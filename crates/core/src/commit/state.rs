@@ -28,18 +28,18 @@ pub struct Commit {
 
 /// The store could not keep a part: the whole must be refused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Refused;
+pub struct CommitRefused;
 
 /// Tasks and closures to call at the end. Nearly always one task, which costs no allocation.
 #[derive(Default)]
 struct Waiters {
     task: Option<Waker>,
-    more: Vec<Waiter>,
+    more: Vec<CommitWaiter>,
 }
 
-enum Waiter {
+enum CommitWaiter {
     Task(Waker),
-    Then(Box<dyn FnOnce(Result<(), Refused>) + Send>),
+    Then(Box<dyn FnOnce(Result<(), CommitRefused>) + Send>),
 }
 
 impl Commit {
@@ -114,36 +114,36 @@ impl Commit {
         }
         for waiter in more {
             match waiter {
-                Waiter::Task(task) => task.wake(),
-                Waiter::Then(run) => run(self.outcome()),
+                CommitWaiter::Task(task) => task.wake(),
+                CommitWaiter::Then(run) => run(self.outcome()),
             }
         }
     }
 
     /// The result, once no part is open.
-    pub fn result(&self) -> Option<Result<(), Refused>> {
+    pub fn result(&self) -> Option<Result<(), CommitRefused>> {
         (self.left.load(Acquire) == 0).then(|| self.outcome())
     }
 
-    fn outcome(&self) -> Result<(), Refused> {
-        if self.refused.load(Acquire) { Err(Refused) } else { Ok(()) }
+    fn outcome(&self) -> Result<(), CommitRefused> {
+        if self.refused.load(Acquire) { Err(CommitRefused) } else { Ok(()) }
     }
 
     /// Does this once the commit is done: now, if it is, else in the thread that ends its last part, where it must neither
     /// block nor take long.
-    pub fn then(&self, run: impl FnOnce(Result<(), Refused>) + Send + 'static) {
+    pub fn then(&self, run: impl FnOnce(Result<(), CommitRefused>) + Send + 'static) {
         let mut waiting = self.waiting.lock();
         // The thread that ends the last part takes the lock after that: it finds the closure put down here, or we see
         // the end.
         let Some(result) = self.result() else {
-            return waiting.more.push(Waiter::Then(Box::new(run)));
+            return waiting.more.push(CommitWaiter::Then(Box::new(run)));
         };
         drop(waiting);
         run(result);
     }
 
     /// The result, or `None` after `waker` was put down to be woken.
-    pub fn poll(&self, waker: &Waker) -> Option<Result<(), Refused>> {
+    pub fn poll(&self, waker: &Waker) -> Option<Result<(), CommitRefused>> {
         if let Some(result) = self.result() {
             return Some(result);
         }
@@ -157,7 +157,7 @@ impl Commit {
     }
 
     /// Waits for the result. Cancel safe.
-    pub async fn wait(&self) -> Result<(), Refused> {
+    pub async fn wait(&self) -> Result<(), CommitRefused> {
         poll_fn(|cx| match self.poll(cx.waker()) {
             Some(result) => Poll::Ready(result),
             None => Poll::Pending,
@@ -173,23 +173,25 @@ impl Waiters {
             self.task = Some(waker.clone());
             return Vec::new();
         };
-        let is_known = |waiter: &Waiter| matches!(waiter, Waiter::Task(task) if task.will_wake(waker));
+        let is_known =
+            |waiter: &CommitWaiter| matches!(waiter, CommitWaiter::Task(task) if task.will_wake(waker));
         if task.will_wake(waker) || self.more.iter().any(is_known) {
             return Vec::new();
         }
         let mut crowd = Vec::new();
-        if self.more.iter().filter(|waiter| matches!(waiter, Waiter::Task(_))).count() + 1 >= MOST_TASKS {
+        if self.more.iter().filter(|waiter| matches!(waiter, CommitWaiter::Task(_))).count() + 1 >= MOST_TASKS
+        {
             crowd.extend(self.task.replace(waker.clone()));
-            let is_task = |waiter: &mut Waiter| matches!(waiter, Waiter::Task(_));
-            crowd.extend(self.more.extract_if(.., is_task).filter_map(Waiter::into_task));
+            let is_task = |waiter: &mut CommitWaiter| matches!(waiter, CommitWaiter::Task(_));
+            crowd.extend(self.more.extract_if(.., is_task).filter_map(CommitWaiter::into_task));
         } else {
-            self.more.push(Waiter::Task(waker.clone()));
+            self.more.push(CommitWaiter::Task(waker.clone()));
         }
         crowd
     }
 }
 
-impl Waiter {
+impl CommitWaiter {
     fn into_task(self) -> Option<Waker> {
         match self {
             Self::Task(task) => Some(task),

@@ -63,7 +63,7 @@ fn a_commit_ends_with_its_last_part_and_remembers_a_refusal() {
     commit.refuse();
     assert_eq!(commit.result(), None);
     commit.done();
-    assert_eq!(commit.result(), Some(Err(Refused)));
+    assert_eq!(commit.result(), Some(Err(CommitRefused)));
     let commit = Commit::new();
     commit.done();
     assert_eq!(commit.poll(Waker::noop()), Some(Ok(())));
@@ -138,6 +138,6 @@ fn a_unit_is_closed_when_the_retained_message_is_safe() {
         }
         let forgotten = released.then_some((7, false));
         assert_eq!(*journal.0.lock(), [(7, true)].into_iter().chain(forgotten).collect::<Vec<_>>());
-        assert_eq!(unit.result(), Some(if refused { Err(Refused) } else { Ok(()) }));
+        assert_eq!(unit.result(), Some(if refused { Err(CommitRefused) } else { Ok(()) }));
     }
 }

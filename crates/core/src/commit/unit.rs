@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::{Commit, Refused};
+use super::{Commit, CommitRefused};
 use crate::{Journal, Message, QueueId, QueueOp};
 
 /// A message whose unit is open while it is routed. Of the queues that have a part of it the store writes nothing after an
@@ -71,7 +71,7 @@ impl Received {
         let Some(before) = unit.before().cloned() else { return self.submit(unit, &*journal) };
         let own = Arc::clone(&before);
         before.then(move |result| {
-            if result == Err(Refused) {
+            if result == Err(CommitRefused) {
                 unit.add();
                 unit.refuse();
             }

@@ -11,9 +11,9 @@ use crate::{
 
 /// Lists the bridges to other systems: whether each is up, what waits, and what failed last.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Bridges {}
+pub(crate) struct BridgesVerb {}
 
-impl Bridges {
+impl BridgesVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let response = answer!(context.client.operations().list_bridges(context.ask(ListBridgesRequest {})));
         let columns = &[

@@ -22,11 +22,11 @@ use crate::{
 
 /// Commands.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Commands {
+pub(crate) enum CommandsVerb {
     /// Sends a command and waits for the device's answer, at most for --timeout
     Send {
         #[command(flatten)]
-        what: What,
+        what: CommandArguments,
         /// Wait for a device that is offline, like 30s
         #[arg(long, value_name = "SPAN", value_parser = spans::span)]
         wait: Option<Duration>,
@@ -34,7 +34,7 @@ pub(crate) enum Commands {
     /// Starts a command that the gateway keeps until the device has answered, and shows its id
     Start {
         #[command(flatten)]
-        what: What,
+        what: CommandArguments,
         /// Id of the command: the same again starts no second one
         #[arg(long, value_name = "ID", default_value = "")]
         id: String,
@@ -82,7 +82,7 @@ pub(crate) enum Commands {
 
 /// What to send.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct What {
+pub(crate) struct CommandArguments {
     /// The device
     device: String,
     /// What it is to do: the last level of the topic
@@ -104,7 +104,7 @@ pub(crate) struct What {
     properties: Vec<(String, String)>,
 }
 
-impl What {
+impl CommandArguments {
     fn spec(self) -> Result<CommandSpec, Failure> {
         let payload = match self.file {
             None => self.payload.into_bytes(),
@@ -147,7 +147,7 @@ fn unless_failed(reply: &Reply) -> Result<(), Failure> {
     }
 }
 
-impl Commands {
+impl CommandsVerb {
     pub(crate) fn streams(&self) -> bool {
         matches!(self, Self::Watch { .. })
     }

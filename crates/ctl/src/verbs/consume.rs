@@ -16,7 +16,7 @@ use crate::{VerbContext, failure::Failure, remark};
 
 /// Prints messages of a group as one of its members, and acknowledges each once it is printed.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Consume {
+pub(crate) struct ConsumeVerb {
     /// The group
     group: String,
     /// Name of this member over reconnects; without it the gateway gives it one, for one stream only
@@ -39,7 +39,7 @@ pub(crate) struct Consume {
 /// Most messages that are not acknowledged.
 const WINDOW: u64 = 1000;
 
-impl Consume {
+impl ConsumeVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut left = self.count.unwrap_or(u64::MAX);
         let mut joined = false;

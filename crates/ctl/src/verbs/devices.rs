@@ -20,7 +20,7 @@ use crate::{
 
 /// Devices.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Devices {
+pub(crate) enum DevicesVerb {
     /// Lists devices that have a session
     List {
         /// Only those whose id begins so
@@ -56,7 +56,7 @@ pub(crate) enum Devices {
     Top {
         /// By what
         #[arg(long, value_enum, default_value_t)]
-        by: Rank,
+        by: DeviceRankArgument,
         /// So many
         #[arg(short, long, value_name = "N", default_value_t = 10, value_parser = clap::value_parser!(i32).range(1..=100))]
         limit: i32,
@@ -83,7 +83,7 @@ pub(crate) enum Devices {
         qos: u8,
         /// Which retained messages it gets
         #[arg(long, value_enum, default_value_t)]
-        retained: Retained,
+        retained: RetainedArgument,
         /// Not what the device itself publishes
         #[arg(long)]
         no_local: bool,
@@ -180,7 +180,7 @@ pub(crate) enum Version {
 
 /// By what devices are ranked.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-pub(crate) enum Rank {
+pub(crate) enum DeviceRankArgument {
     /// Messages waiting
     #[default]
     Pending,
@@ -194,7 +194,7 @@ pub(crate) enum Rank {
 
 /// Which retained messages a new subscription gets.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-pub(crate) enum Retained {
+pub(crate) enum RetainedArgument {
     /// Those that match
     #[default]
     Send,
@@ -232,7 +232,7 @@ fn version(version: ProtocolVersion) -> &'static str {
     }
 }
 
-impl Devices {
+impl DevicesVerb {
     /// Returns whether the verb goes on until it is interrupted.
     pub(crate) fn streams(&self) -> bool {
         matches!(self, Self::Trace { log: false, off: false, .. })
@@ -289,10 +289,10 @@ impl Devices {
             }
             Self::Top { by, limit, prefix, online } => {
                 let rank_by = match by {
-                    Rank::Pending => DeviceRank::PendingMessages,
-                    Rank::Bytes => DeviceRank::PendingBytes,
-                    Rank::Inflight => DeviceRank::Inflight,
-                    Rank::Dropped => DeviceRank::Dropped,
+                    DeviceRankArgument::Pending => DeviceRank::PendingMessages,
+                    DeviceRankArgument::Bytes => DeviceRank::PendingBytes,
+                    DeviceRankArgument::Inflight => DeviceRank::Inflight,
+                    DeviceRankArgument::Dropped => DeviceRank::Dropped,
                 };
                 let request = ListTopDevicesRequest {
                     rank_by: rank_by.into(),
@@ -350,9 +350,9 @@ impl Devices {
                 identifier,
             } => {
                 let retain_handling = match retained {
-                    Retained::Send => RetainHandling::Send,
-                    Retained::IfNew => RetainHandling::SendIfNew,
-                    Retained::None => RetainHandling::DoNotSend,
+                    RetainedArgument::Send => RetainHandling::Send,
+                    RetainedArgument::IfNew => RetainHandling::SendIfNew,
+                    RetainedArgument::None => RetainHandling::DoNotSend,
                 };
                 let request = SubscribeDeviceRequest {
                     device_id: device,

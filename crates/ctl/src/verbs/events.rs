@@ -16,7 +16,7 @@ use crate::{
 
 /// Prints events.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Events {
+pub(crate) struct EventsVerb {
     /// Only this kind; may be repeated
     #[arg(short, long, value_enum)]
     kind: Vec<EventArgument>,
@@ -96,7 +96,7 @@ pub(crate) fn what(event: &Event) -> String {
     }
 }
 
-impl Events {
+impl EventsVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let request = WatchEventsRequest {
             kinds: self.kind.into_iter().map(|kind| EventKind::from(kind).into()).collect(),

@@ -22,7 +22,7 @@ use crate::{
 
 /// Groups.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Groups {
+pub(crate) enum GroupsVerb {
     /// Makes a group: from now on the gateway keeps for it what matches. The same again does no harm
     Create {
         /// Its name
@@ -100,7 +100,7 @@ pub(crate) enum Groups {
     },
     /// Messages that were given up
     #[command(subcommand)]
-    DeadLetters(DeadLetters),
+    DeadLetters(DeadLettersVerb),
     /// Takes messages without a stream; 'groups ack' acknowledges them
     Fetch {
         /// Its name
@@ -189,7 +189,7 @@ pub(crate) struct Settings {
     replay: Option<std::time::Duration>,
     /// What happens when it is full
     #[arg(long, value_enum)]
-    when_full: Option<Full>,
+    when_full: Option<FullArgument>,
     /// For what you want to remember; may be repeated
     #[arg(long = "label", value_name = "NAME=VALUE", value_parser = pair)]
     labels: Vec<(String, String)>,
@@ -209,7 +209,7 @@ pub(crate) enum OrderArgument {
 
 /// What happens when a group is full.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-pub(crate) enum Full {
+pub(crate) enum FullArgument {
     /// The oldest messages go
     DropOldest,
     /// New messages are refused to their publishers
@@ -218,7 +218,7 @@ pub(crate) enum Full {
 
 /// Messages that were given up.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum DeadLetters {
+pub(crate) enum DeadLettersVerb {
     /// Lists them, the oldest first
     List {
         /// The group
@@ -276,8 +276,8 @@ impl Settings {
         };
         let filter = (filter != Filter::default()).then_some(filter);
         let when_full = self.when_full.map(|full| match full {
-            Full::DropOldest => WhenFull::DropOldest,
-            Full::Refuse => WhenFull::Refuse,
+            FullArgument::DropOldest => WhenFull::DropOldest,
+            FullArgument::Refuse => WhenFull::Refuse,
         });
         let given = [
             ("filter", filter.is_some()),
@@ -349,7 +349,7 @@ pub(crate) fn line(delivery: &ConsumedMessage) -> String {
     if delivery.attempt > 1 { format!("{text} (attempt {})", delivery.attempt) } else { text }
 }
 
-impl Groups {
+impl GroupsVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.groups();
         match self {
@@ -509,7 +509,7 @@ async fn update(context: &mut VerbContext, group: Group, paths: Vec<String>) -> 
     Ok(context.out.line_of("changed", &response.group.unwrap_or_default())?)
 }
 
-impl DeadLetters {
+impl DeadLettersVerb {
     async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.groups();
         match self {

@@ -8,13 +8,13 @@ use crate::{VerbContext, failure::Failure};
 
 /// Says whether the gateway, or one service of it, takes calls. Exit code 1 if it does not.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Health {
+pub(crate) struct HealthVerb {
     /// A service as gateway.v1.Publisher; without it the gateway
     #[arg(default_value = "")]
     service: String,
 }
 
-impl Health {
+impl HealthVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let request = HealthCheckRequest { service: self.service.clone() };
         let response = answer!(context.client.health().check(context.ask(request)));

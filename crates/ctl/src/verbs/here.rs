@@ -9,7 +9,7 @@ use super::Verb;
 use crate::{
     GatewayAddress,
     failure::Failure,
-    output::{Out, or_dash},
+    output::{OutputWriter, or_dash},
     profile,
 };
 
@@ -37,52 +37,52 @@ pub(crate) enum ProfileVerb {
 
 /// Completion.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Completion {
+pub(crate) struct CompletionVerb {
     /// The shell
     shell: Shell,
 }
 
 /// Man pages.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Man {
+pub(crate) struct ManVerb {
     /// The directory
     directory: PathBuf,
 }
 
 /// Verbs that run without a gateway.
-pub(crate) enum Local {
+pub(crate) enum LocalVerb {
     Profile(ProfileVerb),
-    Completion(Completion),
-    Man(Man),
+    Completion(CompletionVerb),
+    Man(ManVerb),
 }
 
 /// A verb that needs no gateway.
-pub(crate) fn local(verb: &Verb) -> Option<Local> {
+pub(crate) fn local(verb: &Verb) -> Option<LocalVerb> {
     match verb {
-        Verb::Profile(verb) => Some(Local::Profile(verb.clone())),
-        Verb::Completion(verb) => Some(Local::Completion(verb.clone())),
-        Verb::Man(verb) => Some(Local::Man(verb.clone())),
+        Verb::Profile(verb) => Some(LocalVerb::Profile(verb.clone())),
+        Verb::Completion(verb) => Some(LocalVerb::Completion(verb.clone())),
+        Verb::Man(verb) => Some(LocalVerb::Man(verb.clone())),
         _ => None,
     }
 }
 
 /// Does it. `whole` is the definition of the program.
 pub(crate) fn locally(
-    verb: Local,
+    verb: LocalVerb,
     connection: &GatewayAddress,
-    out: &mut Out,
+    out: &mut OutputWriter,
     mut whole: clap::Command,
 ) -> Result<(), Failure> {
     match verb {
-        Local::Profile(verb) => profiles(verb, connection, out),
-        Local::Completion(Completion { shell }) => {
+        LocalVerb::Profile(verb) => profiles(verb, connection, out),
+        LocalVerb::Completion(CompletionVerb { shell }) => {
             let name = whole.get_name().to_owned();
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut whole, name.clone(), &mut script);
             out.bytes(repaired(shell, &name, &String::from_utf8_lossy(&script)).as_bytes())?;
             Ok(out.flush()?)
         }
-        Local::Man(Man { directory }) => {
+        LocalVerb::Man(ManVerb { directory }) => {
             let wrong = |error: io::Error| Failure::Local(format!("{}: {error}", directory.display()));
             std::fs::create_dir_all(&directory).map_err(wrong)?;
             whole.build();
@@ -91,8 +91,8 @@ pub(crate) fn locally(
     }
 }
 
-/// The script with one spelling of the program's name. For bash `clap_complete` 4.6 walks through the words under one spelling of a
-/// name with a hyphen and looks up what fits under another, so that nothing fits below the first word.
+/// The script with one spelling of the program's name. For bash `clap_complete` 4.6 walks through the words under one spelling of
+/// a name with a hyphen and looks up what fits under another, so that nothing fits below the first word.
 fn repaired(shell: Shell, program: &str, script: &str) -> String {
     match (shell, program.split_once('-')) {
         (Shell::Bash, Some(_)) => {
@@ -102,7 +102,7 @@ fn repaired(shell: Shell, program: &str, script: &str) -> String {
     }
 }
 
-fn profiles(verb: ProfileVerb, connection: &GatewayAddress, out: &mut Out) -> Result<(), Failure> {
+fn profiles(verb: ProfileVerb, connection: &GatewayAddress, out: &mut OutputWriter) -> Result<(), Failure> {
     let path = profile::path()?;
     let mut all = profile::read(&path)?;
     let unknown = |name: &str| {

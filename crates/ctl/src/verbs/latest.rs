@@ -25,7 +25,7 @@ use crate::{
 
 /// Latest values.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Latest {
+pub(crate) enum LatestVerb {
     /// Shows the last message of topics
     Get {
         /// Topics
@@ -108,7 +108,7 @@ fn page_size(limit: Option<usize>) -> i32 {
     limit.map_or(1000, |limit| i32::try_from(limit.clamp(1, 1000)).unwrap_or(1000))
 }
 
-impl Latest {
+impl LatestVerb {
     pub(crate) fn streams(&self) -> bool {
         matches!(self, Self::Watch { .. })
     }
@@ -241,7 +241,7 @@ async fn watch(context: &mut VerbContext, request: WatchLatestRequest, mut left:
 
 /// Retained messages.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Retained {
+pub(crate) enum RetainedVerb {
     /// Shows the retained message of a topic
     Get {
         /// The topic
@@ -281,7 +281,7 @@ pub(crate) enum Retained {
     },
 }
 
-impl Retained {
+impl RetainedVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         match self {
             Self::Get { topic } => {

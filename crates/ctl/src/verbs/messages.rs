@@ -27,7 +27,7 @@ use crate::{
 
 /// Prints messages.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Sub {
+pub(crate) struct SubVerb {
     /// Topic filters; none is '#'
     filters: Vec<String>,
     /// Only messages of this device; may be repeated
@@ -50,7 +50,7 @@ pub(crate) struct Sub {
     raw: bool,
 }
 
-impl Sub {
+impl SubVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let request = SubscribeRequest {
             topic_filters: self.filters,
@@ -104,7 +104,7 @@ pub(crate) fn lost(error: &Error) {
 
 /// Publishes.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Pub {
+pub(crate) struct PubVerb {
     /// Topic
     topic: String,
     /// Payload, or several, each a message of its own; without it, --file and --lines it is read from standard input
@@ -176,7 +176,7 @@ pub(crate) enum WaitFor {
     Acked,
 }
 
-impl Pub {
+impl PubVerb {
     fn request(&self, payload: Vec<u8>) -> PublishRequest {
         let properties = Properties {
             payload_format: if self.text { PayloadFormat::Text } else { PayloadFormat::Unspecified }.into(),
@@ -445,7 +445,7 @@ fn is_lost(result: &PublishResult) -> bool {
 
 /// What waits for its time.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Scheduled {
+pub(crate) enum ScheduledVerb {
     /// Lists the messages, the next one first
     List {
         /// Only those for this device
@@ -459,7 +459,7 @@ pub(crate) enum Scheduled {
     },
 }
 
-impl Scheduled {
+impl ScheduledVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         match self {
             Self::List { device } => {

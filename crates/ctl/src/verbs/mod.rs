@@ -26,56 +26,56 @@ use crate::{VerbContext, failure::Failure};
 #[derive(Debug, Clone, Subcommand)]
 pub(crate) enum Verb {
     /// Prints messages as they are published, until interrupted
-    Sub(messages::Sub),
+    Sub(messages::SubVerb),
     /// Publishes messages to a topic, or to devices, and tells what became of them
-    Pub(Box<messages::Pub>),
+    Pub(Box<messages::PubVerb>),
     /// Prints messages of a group as one of its members, and acknowledges each once it is printed
-    Consume(consume::Consume),
+    Consume(consume::ConsumeVerb),
     /// Messages that wait for their time (pub --deliver-at)
     #[command(subcommand)]
-    Scheduled(messages::Scheduled),
+    Scheduled(messages::ScheduledVerb),
     /// The last message of each device and topic
     #[command(subcommand)]
-    Latest(latest::Latest),
+    Latest(latest::LatestVerb),
     /// Retained messages
     #[command(subcommand)]
-    Retained(latest::Retained),
+    Retained(latest::RetainedVerb),
     /// Devices and their sessions
     #[command(subcommand)]
-    Devices(Box<devices::Devices>),
+    Devices(Box<devices::DevicesVerb>),
     /// Consumer groups: what is kept until somebody has acknowledged it
     #[command(subcommand)]
-    Groups(Box<groups::Groups>),
+    Groups(Box<groups::GroupsVerb>),
     /// Requests to devices, with their answers
     #[command(subcommand)]
-    Command(Box<commands::Commands>),
+    Command(Box<commands::CommandsVerb>),
     /// What devices are to be, and what they say they are
     #[command(subcommand)]
-    Shadow(shadow::Shadows),
+    Shadow(shadow::ShadowsVerb),
     /// Lists streams of backends that are open, the slowest first
-    Streams(streams::Streams),
+    Streams(streams::StreamsVerb),
     /// Lists the bridges to other systems: whether each is up, what waits, and what failed last
-    Bridges(bridges::Bridges),
+    Bridges(bridges::BridgesVerb),
     /// A live view: rates, slow devices, groups that lag; until interrupted
-    Top(top::Top),
+    Top(top::TopVerb),
     /// Prints what happens to devices, until interrupted
-    Events(events::Events),
+    Events(events::EventsVerb),
     /// Who may do what: rules, tokens, bans, tenants
     #[command(subcommand)]
-    Security(Box<security::Security>),
+    Security(Box<security::SecurityVerb>),
     /// The gateway itself: state, metrics, certificates, configuration, and who you are to it
     #[command(subcommand)]
-    Gateway(operations::Gateway),
+    Gateway(operations::GatewayVerb),
     /// Says whether the gateway takes calls. Exit code 1 if it does not
-    Health(health::Health),
+    Health(health::HealthVerb),
     /// Gateways by name: address, authority, token
     #[command(subcommand)]
     Profile(here::ProfileVerb),
     /// Writes completion for a shell on standard output
-    Completion(here::Completion),
+    Completion(here::CompletionVerb),
     /// Writes the man pages into a directory
     #[command(hide = true)]
-    Man(here::Man),
+    Man(here::ManVerb),
 }
 
 impl Verb {

@@ -15,7 +15,7 @@ use crate::{
 
 /// The gateway itself.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Gateway {
+pub(crate) enum GatewayVerb {
     /// Shows its version, since when it runs, and what is wrong with it. Exit code 1 if anything is
     Status,
     /// Lists its metrics as of now
@@ -35,7 +35,7 @@ pub(crate) enum Gateway {
     Whoami,
 }
 
-impl Gateway {
+impl GatewayVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.operations();
         match self {

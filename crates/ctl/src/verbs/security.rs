@@ -21,17 +21,17 @@ use crate::{
 
 /// Access.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Security {
+pub(crate) enum SecurityVerb {
     /// Explains rule by rule what a device may do. Exit code 0 if it is allowed, 1 if it is denied
-    Explain(Box<Explain>),
+    Explain(Box<ExplainVerb>),
     /// The rules in force, in the order in which they are looked at
     Rules,
     /// Tokens of backends and operators
     #[command(subcommand)]
-    Tokens(Tokens),
+    Tokens(TokensVerb),
     /// Bans of devices, users, certificates and addresses
     #[command(subcommand)]
-    Bans(Bans),
+    Bans(BansVerb),
     /// The tenants that are configured, with what they have and may have
     Tenants,
     /// Reads certificates, tokens, rules and all else that comes from files again. Exit code 1 if something is broken
@@ -40,7 +40,7 @@ pub(crate) enum Security {
 
 /// What is explained.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Explain {
+pub(crate) struct ExplainVerb {
     /// The device
     device: String,
     /// What it wants to do
@@ -87,7 +87,7 @@ pub(crate) enum Want {
 
 /// Tokens.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Tokens {
+pub(crate) enum TokensVerb {
     /// Makes a token and shows it, once
     Create {
         /// What its holder may do
@@ -132,7 +132,7 @@ pub(crate) enum RoleName {
 
 /// Bans.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Bans {
+pub(crate) enum BansVerb {
     /// Lists the bans in force
     List,
     /// Makes a ban, in place of one that was made so for the same
@@ -230,7 +230,7 @@ fn rule(rule: &Rule) -> Vec<String> {
     ]
 }
 
-impl Security {
+impl SecurityVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.security();
         match self {
@@ -302,7 +302,7 @@ impl Security {
     }
 }
 
-impl Explain {
+impl ExplainVerb {
     async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut claims: BTreeMap<String, Vec<String>> = BTreeMap::new();
         for (name, value) in self.claims {
@@ -338,7 +338,7 @@ impl Explain {
     }
 }
 
-impl Tokens {
+impl TokensVerb {
     async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.security();
         match self {
@@ -397,7 +397,7 @@ impl Tokens {
     }
 }
 
-impl Bans {
+impl BansVerb {
     async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.security();
         match self {

@@ -23,7 +23,7 @@ use crate::{
 
 /// Shadows.
 #[derive(Debug, Clone, Subcommand)]
-pub(crate) enum Shadows {
+pub(crate) enum ShadowsVerb {
     /// Shows a shadow: what is desired, what is reported, and the difference
     Get {
         /// The device
@@ -95,7 +95,7 @@ fn lines(shadow: &Shadow) -> String {
     )
 }
 
-impl Shadows {
+impl ShadowsVerb {
     pub(crate) fn streams(&self) -> bool {
         matches!(self, Self::Watch { .. })
     }

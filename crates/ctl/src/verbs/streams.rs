@@ -12,10 +12,10 @@ use crate::{
 
 /// Lists streams of backends that are open, the slowest first.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Streams {
+pub(crate) struct StreamsVerb {
     /// By what
     #[arg(long, value_enum, default_value_t)]
-    by: Rank,
+    by: StreamRankArgument,
     /// At most so many
     #[arg(short, long, value_name = "N", default_value_t = 100, value_parser = clap::value_parser!(i32).range(1..=1000))]
     limit: i32,
@@ -26,7 +26,7 @@ pub(crate) struct Streams {
 
 /// By what streams are ranked.
 #[derive(Debug, Clone, Copy, Default, ValueEnum)]
-enum Rank {
+enum StreamRankArgument {
     /// How long the oldest of what waits has waited
     #[default]
     Time,
@@ -36,12 +36,12 @@ enum Rank {
     Dropped,
 }
 
-impl Streams {
+impl StreamsVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let rank_by = match self.by {
-            Rank::Time => StreamRank::WaitingTime,
-            Rank::Bytes => StreamRank::WaitingBytes,
-            Rank::Dropped => StreamRank::Dropped,
+            StreamRankArgument::Time => StreamRank::WaitingTime,
+            StreamRankArgument::Bytes => StreamRank::WaitingBytes,
+            StreamRankArgument::Dropped => StreamRank::Dropped,
         };
         let request = ListStreamsRequest { rank_by: rank_by.into(), limit: self.limit, method: self.method };
         let response = answer!(context.client.subscriber().list_streams(context.ask(request)));

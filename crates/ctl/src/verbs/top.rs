@@ -1,8 +1,8 @@
 //! A live view: what the gateway carries, the devices that lag, the groups that lag.
 //!
 //! The counters are the gateway's `$SYS` topics, retained messages that cost it nothing to read; rates are their differences
-//! over the time between two writes of a counter, which the gateway says. Plain lines that are written over: it needs no library for terminals, and without a terminal each page is
-//! printed below the other.
+//! over the time between two writes of a counter, which the gateway says. Plain lines that are written over: it needs no library
+//! for terminals, and without a terminal each page is printed below the other.
 
 use std::{collections::BTreeMap, io::IsTerminal as _, time::Duration};
 
@@ -17,7 +17,7 @@ use crate::{VerbContext, failure::Failure, output::clean};
 
 /// Shows it.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Top {
+pub(crate) struct TopVerb {
     /// A page every so many seconds
     #[arg(short, long, value_name = "SECONDS", default_value_t = 2.0)]
     interval: f64,
@@ -31,23 +31,23 @@ pub(crate) struct Top {
 
 /// A counter of `$SYS`, and the second when the gateway wrote it.
 #[derive(Clone, Copy, PartialEq)]
-struct Counter {
+struct SysCounter {
     value: f64,
     written: f64,
 }
 
 /// Counters of `$SYS`, by name below `$SYS/broker/`.
 #[derive(PartialEq)]
-struct Counters(BTreeMap<String, Counter>);
+struct SysCounters(BTreeMap<String, SysCounter>);
 
-impl Counters {
+impl SysCounters {
     fn of(messages: &[RetainedMessage]) -> Self {
         let value = |payload: &[u8]| std::str::from_utf8(payload).ok()?.split(' ').next()?.parse().ok();
         let counters = messages.iter().filter_map(|message| {
             let name = message.topic.strip_prefix("$SYS/broker/")?;
             let time = message.receive_time?;
             let written = time.seconds as f64 + f64::from(time.nanos) / 1e9;
-            Some((name.to_owned(), Counter { value: value(&message.payload)?, written }))
+            Some((name.to_owned(), SysCounter { value: value(&message.payload)?, written }))
         });
         Self(counters.collect())
     }
@@ -76,12 +76,12 @@ const RATES: [(&str, &str); 4] = [
     ("bytes/sent", "bytes out"),
 ];
 
-impl Top {
+impl TopVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let terminal = std::io::stdout().is_terminal() && !context.out.is_json();
         let mut left = self.count.unwrap_or(u64::MAX);
         // $SYS is written anew every few seconds: a rate is over the time between two values of it.
-        let (mut before, mut last): (Option<Counters>, Option<Counters>) = (None, None);
+        let (mut before, mut last): (Option<SysCounters>, Option<SysCounters>) = (None, None);
         loop {
             let now = counters(context).await?;
             if last.as_ref() != Some(&now) {
@@ -114,14 +114,14 @@ impl Top {
     }
 }
 
-async fn counters(context: &VerbContext) -> Result<Counters, Failure> {
+async fn counters(context: &VerbContext) -> Result<SysCounters, Failure> {
     let request = ListRetainedRequest {
         topic_filter: "$SYS/broker/#".to_owned(),
         page_size: 1000,
         page_token: String::new(),
     };
     let page = answer!(context.client.state().list_retained(context.ask(request)));
-    Ok(Counters::of(&page.messages))
+    Ok(SysCounters::of(&page.messages))
 }
 
 async fn devices(context: &VerbContext, limit: u8) -> Result<Vec<Device>, Failure> {
@@ -143,7 +143,12 @@ async fn groups(context: &VerbContext, limit: u8) -> Result<Vec<Group>, Failure>
     Ok(groups)
 }
 
-fn page(now: &Counters, before: Option<&Counters>, devices: &[Device], groups: &[Group]) -> Vec<String> {
+fn page(
+    now: &SysCounters,
+    before: Option<&SysCounters>,
+    devices: &[Device],
+    groups: &[Group],
+) -> Vec<String> {
     let mut lines = Vec::new();
     if now.0.is_empty() {
         lines.push(
@@ -210,8 +215,8 @@ fn page(now: &Counters, before: Option<&Counters>, devices: &[Device], groups: &
 }
 
 fn as_json(
-    now: &Counters,
-    before: Option<&Counters>,
+    now: &SysCounters,
+    before: Option<&SysCounters>,
     devices: &[Device],
     groups: &[Group],
 ) -> serde_json::Value {
@@ -254,8 +259,8 @@ fn uptime(seconds: f64) -> String {
 mod tests {
     use super::*;
 
-    fn counters(written: i64, nanos: i32, received: &str) -> Counters {
-        Counters::of(&[RetainedMessage {
+    fn counters(written: i64, nanos: i32, received: &str) -> SysCounters {
+        SysCounters::of(&[RetainedMessage {
             topic: "$SYS/broker/bytes/received".to_owned(),
             payload: received.as_bytes().to_vec().into(),
             receive_time: Some(prost_types::Timestamp { seconds: written, nanos }),

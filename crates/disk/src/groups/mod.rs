@@ -22,12 +22,12 @@ use super::{
     committer::{Committer, Lazy},
     environment::{Environment, Table},
     fields,
-    readers::Readers,
+    readers::ReadPermits,
 };
 use store::{
     BoxFuture, DataDir, Epoch, GroupState, StateChange, StateError, StateRecord, StoreError, StoreHealth,
 };
-use work::{Op, StateMaker};
+use work::{GroupOp, StateMaker};
 
 /// Longest key of a record.
 const MAX_KEY: usize = 400;
@@ -49,7 +49,7 @@ pub struct EmbeddedGroupState {
     environment: Arc<Environment>,
     table: Table,
     committer: Arc<Committer<AnsweredWork<StateMaker>>>,
-    readers: Readers,
+    readers: ReadPermits,
 }
 
 impl EmbeddedGroupState {
@@ -63,7 +63,7 @@ impl EmbeddedGroupState {
         let (work, inboxes) = AnsweredWork::new(StateMaker::new(table), options.max_waiting_bytes);
         let committer =
             Committer::start("groups-writer", Arc::clone(&environment), work, inboxes, Lazy::default())?;
-        Ok(Self { environment, table, committer: Arc::new(committer), readers: Readers::new(READERS) })
+        Ok(Self { environment, table, committer: Arc::new(committer), readers: ReadPermits::new(READERS) })
     }
 
     /// Returns the path to which a damaged file was moved at open, if there was one.
@@ -77,7 +77,7 @@ impl EmbeddedGroupState {
         self.environment.note_closed();
     }
 
-    fn submit<T>(&self, op: impl FnOnce(oneshot::Sender<T>) -> Op) -> oneshot::Receiver<T> {
+    fn submit<T>(&self, op: impl FnOnce(oneshot::Sender<T>) -> GroupOp) -> oneshot::Receiver<T> {
         let (reply, answer) = oneshot::channel();
         self.committer.submit(op(reply), true);
         answer
@@ -121,7 +121,7 @@ impl GroupState for EmbeddedGroupState {
     }
 
     fn acquire(&self, group: GroupId, after: Epoch) -> BoxFuture<'static, Result<Epoch, StateError>> {
-        let answer = self.submit(|reply| Op::Acquire { group, after, reply });
+        let answer = self.submit(|reply| GroupOp::Acquire { group, after, reply });
         Box::pin(async move { answer.await.map_err(|_| super::closed())? })
     }
 
@@ -135,7 +135,7 @@ impl GroupState for EmbeddedGroupState {
             let error = StoreError::Unavailable("the key of a group's record is too long".to_owned());
             return Box::pin(async move { Err(error.into()) });
         }
-        let answer = self.submit(|reply| Op::Write { group, epoch, changes, reply });
+        let answer = self.submit(|reply| GroupOp::Write { group, epoch, changes, reply });
         Box::pin(async move { answer.await.map_err(|_| super::closed())? })
     }
 
@@ -184,7 +184,7 @@ impl GroupState for EmbeddedGroupState {
         Box::pin(async move {
             loop {
                 let (reply, answer) = oneshot::channel();
-                committer.submit(Op::Remove { group, epoch, reply }, true);
+                committer.submit(GroupOp::Remove { group, epoch, reply }, true);
                 let removed: usize = answer.await.map_err(|_| super::closed())??;
                 if removed < REMOVED_AT_ONCE {
                     return Ok(());

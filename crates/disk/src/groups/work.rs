@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::{EPOCH, RECORD, REMOVED_AT_ONCE, key};
 use crate::{
-    answered::{Maker, Operation},
+    answered::{AnsweredOperation, Maker},
     environment::Table,
     fields,
     reserve::RESERVE,
@@ -17,7 +17,7 @@ use store::{Epoch, Expect, StateChange, StateError, StoreError};
 const OVERHEAD: usize = 100;
 
 /// Operation that is submitted.
-pub(super) enum Op {
+pub(super) enum GroupOp {
     Acquire {
         group: GroupId,
         after: Epoch,
@@ -63,7 +63,7 @@ fn size(change: &StateChange) -> usize {
     OVERHEAD + change.key.len() + change.value.as_ref().map_or(0, |value| value.len()) + expected
 }
 
-impl Operation for Op {
+impl AnsweredOperation for GroupOp {
     type Done = Done;
     const CHANGES: &'static str = "changes of groups";
 
@@ -171,12 +171,14 @@ impl StateMaker {
 }
 
 impl Maker for StateMaker {
-    type Op = Op;
+    type Op = GroupOp;
 
-    fn make(&mut self, txn: &mut RwTxn<'_>, op: &Op) -> Result<Done, heed::Error> {
+    fn make(&mut self, txn: &mut RwTxn<'_>, op: &GroupOp) -> Result<Done, heed::Error> {
         match op {
-            Op::Acquire { group, after, .. } if epoch(self.table, txn, *group)? != *after => Ok(Done::Fenced),
-            Op::Acquire { group, after, .. } => {
+            GroupOp::Acquire { group, after, .. } if epoch(self.table, txn, *group)? != *after => {
+                Ok(Done::Fenced)
+            }
+            GroupOp::Acquire { group, after, .. } => {
                 let epoch = Epoch(after.0.saturating_add(1));
                 fields::begin(&mut self.value);
                 self.value.extend_from_slice(&epoch.0.to_le_bytes());
@@ -184,13 +186,13 @@ impl Maker for StateMaker {
                 self.table.put(txn, &key(*group, EPOCH, b""), &self.value)?;
                 Ok(Done::Acquired(epoch))
             }
-            Op::Write { group, epoch: own, .. } | Op::Remove { group, epoch: own, .. }
+            GroupOp::Write { group, epoch: own, .. } | GroupOp::Remove { group, epoch: own, .. }
                 if epoch(self.table, txn, *group)? != *own =>
             {
                 Ok(Done::Fenced)
             }
-            Op::Write { group, changes, .. } => self.write(txn, *group, changes),
-            Op::Remove { group, .. } => {
+            GroupOp::Write { group, changes, .. } => self.write(txn, *group, changes),
+            GroupOp::Remove { group, .. } => {
                 let first = key(*group, RECORD, b"");
                 let keys = self.table.prefix_iter(txn, &first)?.take(REMOVED_AT_ONCE);
                 let keys: Vec<Vec<u8>> =
@@ -205,7 +207,7 @@ impl Maker for StateMaker {
 
     /// A group that cannot note what was acknowledged cannot free its messages either: notes may use the reserve, of which
     /// they need little again and again. What is large, as dead letters are, may not.
-    fn adds<'a>(_ops: impl Iterator<Item = &'a Op>, bytes: usize) -> bool {
+    fn adds<'a>(_ops: impl Iterator<Item = &'a GroupOp>, bytes: usize) -> bool {
         bytes > RESERVE / 4
     }
 }

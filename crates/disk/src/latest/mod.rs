@@ -22,7 +22,7 @@ use tokio::sync::{mpsc, oneshot};
 use crate::{
     closed,
     environment::{Environment, EnvironmentOptions, Table},
-    readers::Readers,
+    readers::ReadPermits,
 };
 
 /// Reads at once; more wait.
@@ -52,7 +52,7 @@ pub struct EmbeddedLatest {
     shared: Arc<LatestTables>,
     jobs: Option<mpsc::Sender<write::LatestJob>>,
     writer: Option<JoinHandle<()>>,
-    readers: Readers,
+    readers: ReadPermits,
 }
 
 struct LatestTables {
@@ -83,7 +83,7 @@ impl EmbeddedLatest {
             .name("latest-writer".to_owned())
             .spawn(move || writer.run(inbox))
             .map_err(|e| StoreError::Unavailable(format!("cannot start the writer thread: {e}")))?;
-        Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), readers: Readers::new(READERS) })
+        Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), readers: ReadPermits::new(READERS) })
     }
 
     /// Returns the path to which a damaged file was moved at open, if there was one.

@@ -92,7 +92,7 @@ pub(super) fn list(
     txn: &RoTxn<'_>,
     selection: &Selection,
 ) -> Result<LatestPage, heed::Error> {
-    let mut scan = Scan {
+    let mut scan = LatestScan {
         table: shared.latest,
         txn,
         selection,
@@ -128,7 +128,7 @@ enum ReadEnd {
     OutOfTime(PageToken),
 }
 
-struct Scan<'a> {
+struct LatestScan<'a> {
     table: Table,
     txn: &'a RoTxn<'a>,
     selection: &'a Selection,
@@ -137,7 +137,7 @@ struct Scan<'a> {
     looked_at: u32,
 }
 
-impl Scan<'_> {
+impl LatestScan<'_> {
     /// Goes on through the keys of `device`, or all keys.
     fn range(&mut self, device: Option<&str>) -> Result<ReadEnd, heed::Error> {
         let prefix = device.map(|device| keys::name(device, "")).unwrap_or_default();

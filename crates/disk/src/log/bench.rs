@@ -69,7 +69,7 @@ fn consume(log: &EmbeddedLog, places: &mut [u64]) -> u64 {
     for partition in Partition::all() {
         let place = &mut places[usize::from(partition.0)];
         loop {
-            let Reading::Now(slice) = log.read(partition, *place, limit) else { panic!("not in memory") };
+            let LogRead::Now(slice) = log.read(partition, *place, limit) else { panic!("not in memory") };
             *place = slice.next;
             if slice.records.is_empty() {
                 break;
@@ -126,8 +126,8 @@ fn start_read_and_trim_of_a_large_log() {
         while place < end {
             let limit = ReadLimit { records: 1000, bytes: usize::MAX };
             let slice = match log.read(partition, place, limit) {
-                Reading::Now(slice) => slice,
-                Reading::Later(slice) => runtime.block_on(slice).unwrap(),
+                LogRead::Now(slice) => slice,
+                LogRead::Later(slice) => runtime.block_on(slice).unwrap(),
             };
             place = slice.next;
             read += slice.records.len() as u64;

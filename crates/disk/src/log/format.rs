@@ -147,7 +147,7 @@ impl SegmentHeader {
 
 /// A frame that is sound.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Frame<'a> {
+pub(super) enum LogFrame<'a> {
     Record(RawRecord<'a>),
     /// Records follow, up to the next.
     Batch,
@@ -171,7 +171,7 @@ pub(super) fn frame_length(bytes: &[u8]) -> Option<usize> {
 }
 
 /// The frame at the beginning of `bytes`, and how long it is; `None` if it is not sound or not whole.
-pub(super) fn frame(bytes: &[u8], offset: u64) -> Option<(Frame<'_>, usize)> {
+pub(super) fn frame(bytes: &[u8], offset: u64) -> Option<(LogFrame<'_>, usize)> {
     let length = frame_length(bytes)?;
     let frame = bytes.get(..length)?;
     if Input(frame).u32()? != sum(&frame[4..], offset) {
@@ -179,10 +179,10 @@ pub(super) fn frame(bytes: &[u8], offset: u64) -> Option<(Frame<'_>, usize)> {
     }
     let mut input = Input(&frame[FRAME..]);
     let frame = match input.u8()? {
-        RECORD_TAG => Frame::Record(RawRecord::begin(&mut input)?),
+        RECORD_TAG => LogFrame::Record(RawRecord::begin(&mut input)?),
         BATCH_TAG => {
             let mark = input.take(MARK.len())? == MARK && input.u64()? == offset;
-            mark.then_some(Frame::Batch)?
+            mark.then_some(LogFrame::Batch)?
         }
         _ => return None,
     };

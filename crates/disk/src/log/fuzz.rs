@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::format::{self, Frame, PlacesAt, Prefix, SegmentHeader};
+use super::format::{self, LogFrame, PlacesAt, Prefix, SegmentHeader};
 
 /// Decodes `data` as a header, as frames and as a footer: each is told to be unsound or is what its encoding gives again.
 pub fn fuzz_log(data: &[u8]) {
@@ -17,7 +17,7 @@ pub fn fuzz_log(data: &[u8]) {
     let mut known = Arc::from([]);
     while let Some((frame, length)) = format::frame(rest, offset) {
         assert!((format::FRAME..=rest.len()).contains(&length));
-        if let Frame::Record(record) = frame {
+        if let LogFrame::Record(record) = frame {
             let groups = record.groups().count();
             if let Some(decoded) = record.decode(offset, &mut known) {
                 assert_eq!(decoded.groups.len(), groups);

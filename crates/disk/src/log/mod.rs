@@ -55,10 +55,10 @@ use super::committer::join;
 pub(super) use copy::copy;
 use format::GroupCount;
 pub use fuzz::{fuzz_log, fuzz_log_frame};
-use read::{Readers, Request};
-use segment::Segment;
+use read::{LogReadRequest, LogReaders};
+use segment::LogSegment;
 use store::{
-    BoxFuture, DataDir, LogFull, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit, Reading,
+    BoxFuture, DataDir, LogFull, LogRead, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit,
     StoreError, StoreHealth,
 };
 use tail::Tails;
@@ -135,7 +135,7 @@ pub struct LogMemory {
 /// A [`PartitionedLog`] in the data directory. Dropping it writes what was submitted.
 pub struct EmbeddedLog {
     shared: Arc<LogShared>,
-    readers: Arc<Readers>,
+    readers: Arc<LogReaders>,
     writer: Option<JoinHandle<()>>,
     threads: Vec<JoinHandle<()>>,
 }
@@ -156,7 +156,7 @@ struct LogShared {
     /// Milliseconds after `started` when the last try was let through.
     probed: AtomicU64,
     /// In order; the last is the one that grows, if any does.
-    segments: RwLock<VecDeque<Arc<Segment>>>,
+    segments: RwLock<VecDeque<Arc<LogSegment>>>,
     tails: Tails,
     /// Messages and bytes that the groups had got where the log ends, and the time at which the last message was received.
     counts: Mutex<LogCounts>,
@@ -235,9 +235,9 @@ impl EmbeddedLog {
             watcher: OnceLock::new(),
             _directory: Arc::clone(directory),
         });
-        let readers = Arc::new(Readers::default());
+        let readers = Arc::new(LogReaders::default());
         let threads = (0..read::THREADS)
-            .map(|_| Readers::start(&readers, Arc::clone(&shared)))
+            .map(|_| LogReaders::start(&readers, Arc::clone(&shared)))
             .collect::<Result<_, _>>()?;
         let writer = writer::start(Arc::clone(&shared), Arc::clone(&readers), opened.file, opened.ends)?;
         Ok(Self { shared, readers, writer: Some(writer), threads })
@@ -266,7 +266,7 @@ impl LogShared {
     }
 
     /// The first segment that ends after `offset`, and whether it is the first of the log.
-    fn segment(&self, offset: u64) -> Option<(Arc<Segment>, bool)> {
+    fn segment(&self, offset: u64) -> Option<(Arc<LogSegment>, bool)> {
         let segments = self.segments.read();
         let at = segments.partition_point(|segment| segment.end() <= offset);
         segments.get(at).map(|segment| (Arc::clone(segment), at == 0))
@@ -338,17 +338,20 @@ impl PartitionedLog for EmbeddedLog {
         self.shared.ended.load(Acquire)
     }
 
-    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading {
+    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> LogRead {
         match self.shared.tails.read(partition, from, limit) {
-            Some(slice) => Reading::Now(slice),
-            None => {
-                Reading::Later(self.readers.submit(|reply| Request::Read { partition, from, limit, reply }))
-            }
+            Some(slice) => LogRead::Now(slice),
+            None => LogRead::Later(self.readers.submit(|reply| LogReadRequest::Read {
+                partition,
+                from,
+                limit,
+                reply,
+            })),
         }
     }
 
     fn find(&self, partition: Partition, time: Timestamp) -> BoxFuture<'static, Result<u64, StoreError>> {
-        self.readers.submit(|reply| Request::Find { partition, time, reply })
+        self.readers.submit(|reply| LogReadRequest::Find { partition, time, reply })
     }
 
     fn bounds(&self, partition: Partition) -> PartitionBounds {

@@ -14,16 +14,16 @@ use gateway_core::{GroupId, PARTITIONS, Timestamp, metrics::count};
 
 use super::{
     format::{GroupCount, Hole, VERSION},
-    segment::{self, Segment, SegmentKind},
+    segment::{self, LogSegment, SegmentKind},
     synced,
-    window::Window,
+    window::FileWindow,
 };
 use store::{StoreError, sync_directory};
 
 /// State of the log that a start finds.
 pub(super) struct OpenedLog {
     pub(super) id: u64,
-    pub(super) segments: VecDeque<Arc<Segment>>,
+    pub(super) segments: VecDeque<Arc<LogSegment>>,
     /// The file of the last segment, if it goes on.
     pub(super) file: Option<File>,
     /// The offset after the last record.
@@ -113,12 +113,12 @@ impl OpenedLog {
         let mut length = file.metadata()?.len();
         let mut segment = match kind {
             SegmentKind::Sealed(header, head, trailer, holes) => {
-                Segment::sealed(path, *header, head, &trailer, holes)
+                LogSegment::sealed(path, *header, head, &trailer, holes)
             }
             SegmentKind::Open(header, head) => match next {
                 // The segment ends where the next begins: bytes after that were never synced.
                 Some(next) => {
-                    Segment::unknown(path, *header, head, next.min(base.saturating_add(length - head)))
+                    LogSegment::unknown(path, *header, head, next.min(base.saturating_add(length - head)))
                 }
                 None => {
                     let segment = recover(path, &file, header, head, self)?;
@@ -170,7 +170,7 @@ impl OpenedLog {
     }
 
     /// Takes ends and counts from a sealed segment that is the last, as a crash between the two leaves it.
-    fn learn(&mut self, segment: &Segment) -> io::Result<()> {
+    fn learn(&mut self, segment: &LogSegment) -> io::Result<()> {
         let file = segment.open()?;
         let scan = segment::scan(&file, &segment.header, segment.head, segment.place(segment.end()))?;
         for (end, places) in self.ends.iter_mut().zip(&scan.places) {
@@ -188,7 +188,7 @@ impl OpenedLog {
         let last = next.is_none();
         let file = File::open(path)?;
         // The header is durable before anything follows it: without that the file is just not whole.
-        if last && length < 1 << 20 && Window::new(&file, length).has_no_batch()? {
+        if last && length < 1 << 20 && FileWindow::new(&file, length).has_no_batch()? {
             tracing::info!(segment = %path.display(), "a segment that was not finished is removed");
             return fs::remove_file(path);
         }
@@ -221,7 +221,7 @@ fn recover(
     header: Box<super::format::SegmentHeader>,
     head: u64,
     opened: &mut OpenedLog,
-) -> io::Result<Segment> {
+) -> io::Result<LogSegment> {
     let length = file.metadata()?.len();
     let scan = segment::scan(file, &header, head, length)?;
     let cut = length - scan.end;
@@ -251,7 +251,7 @@ fn recover(
     }
     cover(&mut opened.ends, &scan.holes);
     opened.counts.clone_from(&scan.counts);
-    Ok(Segment::scanned(path, *header, head, scan))
+    Ok(LogSegment::scanned(path, *header, head, scan))
 }
 
 /// Whichever partition it was of: what is damaged counts, so that somebody reads that far and is told.

@@ -13,11 +13,11 @@ use tokio::sync::oneshot;
 
 use super::{
     LogShared,
-    format::Frame,
-    segment::{Segment, Stretch},
-    window::Window,
+    format::LogFrame,
+    segment::{LogSegment, RecordRun},
+    window::FileWindow,
 };
-use store::{BoxFuture, Missing, MissingReason, ReadLimit, Slice, StoreError};
+use store::{BoxFuture, MissingReason, MissingRecords, ReadLimit, Slice, StoreError};
 
 pub(super) const THREADS: usize = 2;
 
@@ -39,27 +39,27 @@ const STEP: usize = 4096;
 
 pub(super) type ReplyTo<T> = oneshot::Sender<Result<T, StoreError>>;
 
-pub(super) enum Request {
+pub(super) enum LogReadRequest {
     Read { partition: Partition, from: u64, limit: ReadLimit, reply: ReplyTo<Slice> },
     Find { partition: Partition, time: Timestamp, reply: ReplyTo<u64> },
 }
 
 /// Work of the reader threads.
 #[derive(Default)]
-pub(super) struct Readers {
+pub(super) struct LogReaders {
     work: Mutex<ReadRequests>,
     wake: Condvar,
 }
 
 #[derive(Default)]
 struct ReadRequests {
-    waiting: VecDeque<Request>,
+    waiting: VecDeque<LogReadRequest>,
     /// Segments may be free.
     remove: bool,
     closed: bool,
 }
 
-impl Readers {
+impl LogReaders {
     pub(super) fn start(readers: &Arc<Self>, shared: Arc<LogShared>) -> Result<JoinHandle<()>, StoreError> {
         let readers = Arc::clone(readers);
         std::thread::Builder::new()
@@ -71,7 +71,7 @@ impl Readers {
     /// Hands over a request. The answer does not depend on this being polled.
     pub(super) fn submit<T: Send + 'static>(
         &self,
-        request: impl FnOnce(ReplyTo<T>) -> Request,
+        request: impl FnOnce(ReplyTo<T>) -> LogReadRequest,
     ) -> BoxFuture<'static, Result<T, StoreError>> {
         let (reply, answer) = oneshot::channel();
         let mut work = self.work.lock();
@@ -118,10 +118,10 @@ impl Readers {
             match request {
                 None => shared.remove_segments(),
                 // Nobody waits for a request whose future was dropped.
-                Some(Request::Read { partition, from, limit, reply }) if !reply.is_closed() => {
+                Some(LogReadRequest::Read { partition, from, limit, reply }) if !reply.is_closed() => {
                     let _ = reply.send(shared.read(partition, from, limit).map_err(failed));
                 }
-                Some(Request::Find { partition, time, reply }) if !reply.is_closed() => {
+                Some(LogReadRequest::Find { partition, time, reply }) if !reply.is_closed() => {
                     let _ = reply.send(shared.find(partition, time).map_err(failed));
                 }
                 Some(_) => {}
@@ -187,7 +187,7 @@ impl LogShared {
         Ok(self.tails.end(partition))
     }
 
-    fn is_gone(&self, segment: &Arc<Segment>) -> bool {
+    fn is_gone(&self, segment: &Arc<LogSegment>) -> bool {
         !self.segments.read().iter().any(|known| Arc::ptr_eq(known, segment))
     }
 
@@ -196,7 +196,7 @@ impl LogShared {
         loop {
             let removed = {
                 let mut segments = self.segments.write();
-                let needed = |second: &Arc<Segment>| {
+                let needed = |second: &Arc<LogSegment>| {
                     let ends = second.header.ends.iter();
                     ends.zip(&self.trims).any(|(end, trim)| trim.load(Acquire) < *end)
                 };
@@ -228,8 +228,9 @@ struct SegmentReader {
 }
 
 impl SegmentReader {
-    /// Reads on in this segment; what is missing before it was `trimmed`, or else damaged. True if all in it was read and the next may follow.
-    fn read(&mut self, segment: &Arc<Segment>, trimmed: bool) -> io::Result<bool> {
+    /// Reads on in this segment; what is missing before it was `trimmed`, or else damaged. True if all in it was read and the
+    /// next may follow.
+    fn read(&mut self, segment: &Arc<LogSegment>, trimmed: bool) -> io::Result<bool> {
         let header = &segment.header;
         if self.slice.next < header.base {
             // Between segments, or before the first: it matters if something of the partition was there.
@@ -241,13 +242,13 @@ impl SegmentReader {
             self.slice.next = header.base;
         }
         let file = segment.open()?;
-        let Stretch { places, holes, end } =
+        let RecordRun { places, holes, end } =
             segment.stretch(&file, self.partition, self.slice.next, self.records)?;
         let whole = places.len() < self.records;
         let last = places.last().map_or(0, |&last| u64::from(last));
         let distance = places.first().map_or(0, |&first| last - u64::from(first));
         let dense = places.len() > 1 && distance / (places.len() as u64 - 1) < DENSE;
-        let mut window = Window::new(&file, segment.place(end));
+        let mut window = FileWindow::new(&file, segment.place(end));
         let mut holes = holes.into_iter().peekable();
         for place in places {
             let offset = segment.offset(u64::from(place));
@@ -258,7 +259,7 @@ impl SegmentReader {
             }
             let frame = window.frame(u64::from(place), offset, dense)?;
             let record = match frame {
-                Some((Frame::Record(record), _)) if record.partition == self.partition => {
+                Some((LogFrame::Record(record), _)) if record.partition == self.partition => {
                     record.decode(offset, &mut self.known)
                 }
                 _ => None,
@@ -306,7 +307,7 @@ impl SegmentReader {
         if !self.slice.records.is_empty() || another {
             return false;
         }
-        self.slice.missing = Some(Missing { reason, until });
+        self.slice.missing = Some(MissingRecords { reason, until });
         self.slice.next = self.slice.next.max(until);
         true
     }
@@ -314,18 +315,18 @@ impl SegmentReader {
 
 /// Looks for the first record received at `time` or later; without one, sets `from` to the segment's end.
 fn find_in(
-    segment: &Segment,
+    segment: &LogSegment,
     partition: Partition,
     time: Timestamp,
     from: &mut u64,
 ) -> io::Result<Option<u64>> {
     let file = segment.open()?;
     loop {
-        let Stretch { places, end, .. } = segment.stretch(&file, partition, *from, STEP)?;
-        let mut window = Window::new(&file, segment.place(end));
+        let RecordRun { places, end, .. } = segment.stretch(&file, partition, *from, STEP)?;
+        let mut window = FileWindow::new(&file, segment.place(end));
         for &place in &places {
             let offset = segment.offset(u64::from(place));
-            if let Some((Frame::Record(record), _)) = window.frame(u64::from(place), offset, false)?
+            if let Some((LogFrame::Record(record), _)) = window.frame(u64::from(place), offset, false)?
                 && record.received().is_some_and(|received| received >= time)
             {
                 return Ok(Some(offset));

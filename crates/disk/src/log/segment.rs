@@ -11,21 +11,21 @@ use gateway_core::{GroupId, PARTITIONS, Partition, Timestamp, metrics::count};
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::{
-    format::{self, Frame, GroupCount, Hole, PREFIX, PlacesAt, Prefix, SegmentHeader, TRAILER, Trailer},
-    window::Window,
+    format::{self, GroupCount, Hole, LogFrame, PREFIX, PlacesAt, Prefix, SegmentHeader, TRAILER, Trailer},
+    window::FileWindow,
 };
 
 /// A file of the log, whose name is the offset of its first frame.
-pub(super) struct Segment {
+pub(super) struct LogSegment {
     pub(super) path: PathBuf,
     pub(super) header: SegmentHeader,
     /// Bytes of the header.
     pub(super) head: u64,
-    content: RwLock<Content>,
+    content: RwLock<SegmentContent>,
 }
 
 /// Durable content of a segment.
-pub(super) struct Content {
+pub(super) struct SegmentContent {
     /// The offset after the last record.
     pub(super) end: u64,
     /// The latest time at which a record was received, if known.
@@ -33,10 +33,10 @@ pub(super) struct Content {
     /// Stretches that cannot be read; in order. A hole at this segment's end that only the next segment tells of is not among
     /// them.
     pub(super) holes: Vec<Hole>,
-    places: Places,
+    places: RecordPlaces,
 }
 
-enum Places {
+enum RecordPlaces {
     /// In memory, by partition.
     Known(Box<[Vec<u32>]>),
     /// In the footer, which begins here.
@@ -46,7 +46,7 @@ enum Places {
 }
 
 /// Findings of a read through a file.
-pub(super) struct Scan {
+pub(super) struct SegmentScan {
     pub(super) places: Box<[Vec<u32>]>,
     pub(super) holes: Vec<Hole>,
     pub(super) latest: Timestamp,
@@ -66,7 +66,7 @@ pub(super) enum SegmentKind {
 }
 
 /// Records of a partition in a segment, from an offset on.
-pub(super) struct Stretch {
+pub(super) struct RecordRun {
     /// Their places in the file; not more than asked for.
     pub(super) places: Vec<u32>,
     /// The holes that end after the offset, in order.
@@ -126,7 +126,7 @@ pub(super) fn identify(file: &File) -> io::Result<SegmentKind> {
 
 /// Reads through the frames of a file up to `end`. Whatever is after the first damage in the last batch was never
 /// synced, and does not count.
-pub(super) fn scan(file: &File, header: &SegmentHeader, head: u64, end: u64) -> io::Result<Scan> {
+pub(super) fn scan(file: &File, header: &SegmentHeader, head: u64, end: u64) -> io::Result<SegmentScan> {
     struct FoundRecord {
         place: u32,
         partition: Partition,
@@ -134,7 +134,7 @@ pub(super) fn scan(file: &File, header: &SegmentHeader, head: u64, end: u64) -> 
         cost: u64,
         groups: Vec<GroupId>,
     }
-    let mut scan = Scan {
+    let mut scan = SegmentScan {
         places: no_places(),
         holes: Vec::new(),
         latest: Timestamp(0),
@@ -144,7 +144,7 @@ pub(super) fn scan(file: &File, header: &SegmentHeader, head: u64, end: u64) -> 
     };
     let mut counts: hashbrown::HashMap<GroupId, GroupCount, ahash::RandomState> =
         header.counts.iter().copied().collect();
-    let mut take = |scan: &mut Scan, found: FoundRecord| {
+    let mut take = |scan: &mut SegmentScan, found: FoundRecord| {
         scan.places[usize::from(found.partition.0)].push(found.place);
         scan.latest = scan.latest.max(found.received);
         for group in found.groups {
@@ -154,20 +154,20 @@ pub(super) fn scan(file: &File, header: &SegmentHeader, head: u64, end: u64) -> 
         }
     };
     let shift = header.base.wrapping_sub(head);
-    let mut window = Window::new(file, end);
+    let mut window = FileWindow::new(file, end);
     // Damage since the last batch began, and what is sound after it.
     let (mut holes, mut doubtful): (Vec<Hole>, Vec<FoundRecord>) = (Vec::new(), Vec::new());
     let mut place = head;
     while place < end {
         let offset = place.wrapping_add(shift);
         let sound = match window.frame(place, offset, true)? {
-            Some((Frame::Batch, length)) => {
+            Some((LogFrame::Batch, length)) => {
                 scan.holes.append(&mut holes);
                 doubtful.drain(..).for_each(|found| take(&mut scan, found));
                 scan.last_batch = Some(place);
                 Some(length)
             }
-            Some((Frame::Record(record), length)) => match (record.received(), u32::try_from(place)) {
+            Some((LogFrame::Record(record), length)) => match (record.received(), u32::try_from(place)) {
                 (Some(received), Ok(at)) => {
                     let found = FoundRecord {
                         place: at,
@@ -208,7 +208,7 @@ pub(super) fn scan(file: &File, header: &SegmentHeader, head: u64, end: u64) -> 
 }
 
 /// The next place with a sound frame: after the damaged one, if its length is sound, or else the next batch.
-fn after_damage(window: &mut Window<'_>, place: u64, shift: u64) -> io::Result<Option<u64>> {
+fn after_damage(window: &mut FileWindow<'_>, place: u64, shift: u64) -> io::Result<Option<u64>> {
     if let Some(next) = window.claimed_end(place)?
         && window.frame(next, next.wrapping_add(shift), true)?.is_some()
     {
@@ -217,14 +217,14 @@ fn after_damage(window: &mut Window<'_>, place: u64, shift: u64) -> io::Result<O
     window.find_batch(place + 1, shift)
 }
 
-impl Segment {
+impl LogSegment {
     /// A new one, whose file has its header.
     pub(super) fn new(path: PathBuf, header: SegmentHeader, head: u64) -> Self {
-        let content = Content {
+        let content = SegmentContent {
             end: header.base,
             latest: Some(Timestamp(0)),
             holes: Vec::new(),
-            places: Places::Known(no_places()),
+            places: RecordPlaces::Known(no_places()),
         };
         Self { path, header, head, content: RwLock::new(content) }
     }
@@ -237,22 +237,22 @@ impl Segment {
         trailer: &Trailer,
         holes: Vec<Hole>,
     ) -> Self {
-        let places = Places::Footer(trailer.footer);
-        let content = Content { end: trailer.end, latest: Some(trailer.latest), holes, places };
+        let places = RecordPlaces::Footer(trailer.footer);
+        let content = SegmentContent { end: trailer.end, latest: Some(trailer.latest), holes, places };
         Self { path, header, head, content: RwLock::new(content) }
     }
 
     /// One without a footer, which ends at `end` and is read through when somebody wants something of it.
     pub(super) fn unknown(path: PathBuf, header: SegmentHeader, head: u64, end: u64) -> Self {
-        let content = Content { end, latest: None, holes: Vec::new(), places: Places::Unknown };
+        let content = SegmentContent { end, latest: None, holes: Vec::new(), places: RecordPlaces::Unknown };
         Self { path, header, head, content: RwLock::new(content) }
     }
 
     /// One that was read through.
-    pub(super) fn scanned(path: PathBuf, header: SegmentHeader, head: u64, scan: Scan) -> Self {
+    pub(super) fn scanned(path: PathBuf, header: SegmentHeader, head: u64, scan: SegmentScan) -> Self {
         let end = header.base + (scan.end - head);
-        let places = Places::Known(scan.places);
-        let content = Content { end, latest: Some(scan.latest), holes: scan.holes, places };
+        let places = RecordPlaces::Known(scan.places);
+        let content = SegmentContent { end, latest: Some(scan.latest), holes: scan.holes, places };
         Self { path, header, head, content: RwLock::new(content) }
     }
 
@@ -262,7 +262,7 @@ impl Segment {
     }
 
     /// Locks the content for reading.
-    pub(super) fn content(&self) -> RwLockReadGuard<'_, Content> {
+    pub(super) fn content(&self) -> RwLockReadGuard<'_, SegmentContent> {
         self.content.read()
     }
 
@@ -286,8 +286,8 @@ impl Segment {
     /// Bytes of memory that it takes.
     pub(super) fn memory(&self) -> usize {
         let places = match &self.content.read().places {
-            Places::Known(places) => places.iter().map(|places| 4 * places.capacity() + 24).sum(),
-            Places::Footer(_) | Places::Unknown => 0,
+            RecordPlaces::Known(places) => places.iter().map(|places| 4 * places.capacity() + 24).sum(),
+            RecordPlaces::Footer(_) | RecordPlaces::Unknown => 0,
         };
         size_of::<Self>()
             + 8 * self.header.ends.len()
@@ -300,7 +300,7 @@ impl Segment {
         let mut content = self.content.write();
         content.end = end;
         content.latest = content.latest.map(|before| before.max(latest));
-        if let Places::Known(places) = &mut content.places {
+        if let RecordPlaces::Known(places) = &mut content.places {
             for (partition, place) in added {
                 places[usize::from(partition.0)].push(*place);
             }
@@ -310,7 +310,7 @@ impl Segment {
     /// The bytes of its footer, if it can have one.
     pub(super) fn footer(&self) -> Option<Vec<u8>> {
         let content = self.content.read();
-        let Places::Known(places) = &content.places else { return None };
+        let RecordPlaces::Known(places) = &content.places else { return None };
         let latest = content.latest.unwrap_or_default();
         Some(format::encode_footer(places, &content.holes, content.end, self.place(content.end), latest))
     }
@@ -318,7 +318,7 @@ impl Segment {
     /// The footer is written: places are read from it.
     pub(super) fn seal(&self) {
         let mut content = self.content.write();
-        content.places = Places::Footer(self.place(content.end));
+        content.places = RecordPlaces::Footer(self.place(content.end));
     }
 
     /// Opens the file for reading.
@@ -333,7 +333,7 @@ impl Segment {
         partition: Partition,
         from: u64,
         most: usize,
-    ) -> io::Result<Stretch> {
+    ) -> io::Result<RecordRun> {
         let first = u32::try_from(self.place(from)).unwrap_or(u32::MAX);
         let choose = |places: &[u32]| {
             let start = places.partition_point(|&place| place < first);
@@ -342,8 +342,8 @@ impl Segment {
         loop {
             let content = self.content.read();
             let places = match &content.places {
-                Places::Known(places) => choose(&places[usize::from(partition.0)]),
-                Places::Footer(footer) => match read_places(file, *footer, partition)? {
+                RecordPlaces::Known(places) => choose(&places[usize::from(partition.0)]),
+                RecordPlaces::Footer(footer) => match read_places(file, *footer, partition)? {
                     Some(places) => choose(&places),
                     None => {
                         drop(content);
@@ -352,25 +352,25 @@ impl Segment {
                             segment = %self.path.display(),
                             "the footer of a segment is damaged, the segment is read through"
                         );
-                        self.content.write().places = Places::Unknown;
+                        self.content.write().places = RecordPlaces::Unknown;
                         continue;
                     }
                 },
-                Places::Unknown => {
+                RecordPlaces::Unknown => {
                     drop(content);
                     self.learn(file)?;
                     continue;
                 }
             };
             let holes = content.holes.iter().filter(|(_, to)| *to > from).copied().collect();
-            return Ok(Stretch { places, holes, end: content.end });
+            return Ok(RecordRun { places, holes, end: content.end });
         }
     }
 
     /// Reads through the file, once.
     fn learn(&self, file: &File) -> io::Result<()> {
         let mut content = self.content.write();
-        if !matches!(content.places, Places::Unknown) {
+        if !matches!(content.places, RecordPlaces::Unknown) {
             return Ok(());
         }
         let scan = scan(file, &self.header, self.head, self.place(content.end))?;
@@ -382,7 +382,7 @@ impl Segment {
         }
         content.holes = holes;
         content.latest = Some(scan.latest);
-        content.places = Places::Known(scan.places);
+        content.places = RecordPlaces::Known(scan.places);
         Ok(())
     }
 }

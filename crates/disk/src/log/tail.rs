@@ -21,14 +21,14 @@ const KEPT: usize = 256;
 
 /// The last records of all partitions.
 pub(super) struct Tails {
-    partitions: Box<[Mutex<Tail>]>,
+    partitions: Box<[Mutex<LogTail>]>,
     bytes: AtomicUsize,
     /// All below is in the tails, or was.
     durable: AtomicU64,
 }
 
 #[derive(Default)]
-struct Tail {
+struct LogTail {
     records: VecDeque<LogRecord>,
     /// All records from this place on are in `records`.
     complete: u64,
@@ -45,7 +45,7 @@ impl Tails {
     pub(super) fn new(durable: u64, ends: &[u64]) -> Self {
         let tail = |partition: usize| {
             let end = ends.get(partition).copied().unwrap_or(0);
-            Mutex::new(Tail { records: VecDeque::new(), complete: end, end })
+            Mutex::new(LogTail { records: VecDeque::new(), complete: end, end })
         };
         Self {
             partitions: (0..PARTITIONS).map(tail).collect(),
@@ -142,12 +142,12 @@ impl Tails {
         Some(slice)
     }
 
-    fn tail(&self, partition: Partition) -> &Mutex<Tail> {
+    fn tail(&self, partition: Partition) -> &Mutex<LogTail> {
         &self.partitions[usize::from(partition.0)]
     }
 }
 
-impl Tail {
+impl LogTail {
     /// Forgets records up to and with that at `last`.
     fn forget(&mut self, last: u64, bytes: &AtomicUsize) {
         let mut freed = 0;

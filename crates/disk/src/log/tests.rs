@@ -102,7 +102,7 @@ fn who_keeps_up_reads_from_memory_and_memory_is_bounded() {
     let mut place = 0;
     for n in 0..1_000 {
         assert!(append(&log, 1, &n.to_string()));
-        let Reading::Now(slice) = log.read(Partition(1), place, EVERYTHING) else { panic!("on the disk") };
+        let LogRead::Now(slice) = log.read(Partition(1), place, EVERYTHING) else { panic!("on the disk") };
         assert_eq!(slice.records.len(), 1);
         place = slice.next;
         if n % 10 == 0 {
@@ -110,8 +110,8 @@ fn who_keeps_up_reads_from_memory_and_memory_is_bounded() {
         }
         assert!(log.memory().cached <= 100_000);
     }
-    assert!(matches!(log.read(Partition(1), 0, EVERYTHING), Reading::Later(_)));
-    assert!(matches!(log.read(Partition(2), 0, EVERYTHING), Reading::Now(_)), "nothing is there to be read");
+    assert!(matches!(log.read(Partition(1), 0, EVERYTHING), LogRead::Later(_)));
+    assert!(matches!(log.read(Partition(2), 0, EVERYTHING), LogRead::Now(_)), "nothing is there to be read");
     assert_eq!(log.memory().waiting, 0);
     assert_eq!(texts(&log, 1).len(), 1_000);
 }

@@ -2,21 +2,21 @@
 
 use std::{fs::File, io, os::unix::fs::FileExt as _};
 
-use super::format::{self, FRAME, Frame, MARK};
+use super::format::{self, FRAME, LogFrame, MARK};
 
 /// Bytes read at once where one record is wanted, and where all are.
 const NEAR: usize = 2 << 10;
 const FAR: usize = 256 << 10;
 
 /// A stretch of a file up to an end, of which a part is in memory.
-pub(super) struct Window<'a> {
+pub(super) struct FileWindow<'a> {
     file: &'a File,
     end: u64,
     start: u64,
     buffer: Vec<u8>,
 }
 
-impl<'a> Window<'a> {
+impl<'a> FileWindow<'a> {
     /// Shows the file up to `end`.
     pub(super) fn new(file: &'a File, end: u64) -> Self {
         Self { file, end, start: 0, buffer: Vec::new() }
@@ -58,7 +58,7 @@ impl<'a> Window<'a> {
         place: u64,
         offset: u64,
         dense: bool,
-    ) -> io::Result<Option<(Frame<'_>, usize)>> {
+    ) -> io::Result<Option<(LogFrame<'_>, usize)>> {
         let ahead = if dense { FAR } else { NEAR };
         let head = self.bytes(place, FRAME, ahead)?;
         let Some(length) = format::frame_length(head) else { return Ok(None) };
@@ -85,7 +85,7 @@ impl<'a> Window<'a> {
             let found = (0..starts).find(|&start| {
                 bytes[start + FRAME + 1..].starts_with(&MARK) && {
                     let frame = format::frame(&bytes[start..], (place + start as u64).wrapping_add(shift));
-                    matches!(frame, Some((Frame::Batch, _)))
+                    matches!(frame, Some((LogFrame::Batch, _)))
                 }
             });
             if let Some(start) = found {

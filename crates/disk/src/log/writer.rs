@@ -14,8 +14,8 @@ use super::{
     GroupCount, LogShared, LogStep, SubmittedRecord,
     format::{self, SegmentHeader},
     now,
-    read::Readers,
-    segment::{self, Segment},
+    read::LogReaders,
+    segment::{self, LogSegment},
     synced::SyncedMark,
     tail::LeavingOrder,
 };
@@ -29,7 +29,7 @@ const KEPT_BYTES: usize = 16 << 20;
 
 struct LogWriter {
     shared: Arc<LogShared>,
-    readers: Arc<Readers>,
+    readers: Arc<LogReaders>,
     /// The segment that grows.
     active: Option<Active>,
     /// One more than the offset of the last durable record of each partition.
@@ -44,7 +44,7 @@ struct LogWriter {
 
 struct Active {
     file: File,
-    segment: Arc<Segment>,
+    segment: Arc<LogSegment>,
     /// Place in the file where the next batch goes: all before it is synced.
     place: u64,
 }
@@ -60,7 +60,7 @@ enum WriteFailure {
 /// Starts the thread. `file` is that of the last segment, if it goes on.
 pub(super) fn start(
     shared: Arc<LogShared>,
-    readers: Arc<Readers>,
+    readers: Arc<LogReaders>,
     file: Option<File>,
     ends: Box<[u64]>,
 ) -> Result<JoinHandle<()>, StoreError> {
@@ -216,7 +216,7 @@ impl LogWriter {
     }
 
     /// Shows the records just written to readers: they are durable.
-    fn show(&mut self, chunk: &[SubmittedRecord], segment: &Arc<Segment>) {
+    fn show(&mut self, chunk: &[SubmittedRecord], segment: &Arc<LogSegment>) {
         let Some(active) = &mut self.active else { return };
         self.places.clear();
         let mut latest = Timestamp(0);
@@ -312,7 +312,7 @@ impl LogWriter {
         };
         shared.hook(LogStep::Create)?;
         let (file, head) = segment::create(&shared.folder, &header)?;
-        let segment = Arc::new(Segment::new(segment::path(&shared.folder, base), header, head));
+        let segment = Arc::new(LogSegment::new(segment::path(&shared.folder, base), header, head));
         shared.bytes.fetch_add(head, Relaxed);
         shared.segments.write().push_back(Arc::clone(&segment));
         self.active = Some(Active { file, segment, place: head });

@@ -17,7 +17,7 @@ use super::{
     DurableOptions,
     committer::{Committer, Lazy},
     environment::Environment,
-    waiting::{Waiting, WaitingWork},
+    waiting::{WaitingChanges, WaitingWork},
 };
 use changes::{PublisherChanges, PublisherOp};
 use store::{DataDir, PublisherChange, PublisherStore, PublisherTable, StoreError, StoreHealth};
@@ -39,7 +39,7 @@ impl EmbeddedPublisher {
     pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
         let environment = Arc::new(Environment::open(directory, options.environment("publisher", 3))?);
         let tables = PublisherTables::open(&environment)?;
-        let (batch, inboxes) = Waiting::three(options.max_waiting_bytes);
+        let (batch, inboxes) = WaitingChanges::three(options.max_waiting_bytes);
         let committer = Committer::start(
             "publisher-writer",
             Arc::clone(&environment),

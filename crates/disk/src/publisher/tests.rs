@@ -5,7 +5,7 @@ use std::{
     thread,
 };
 
-use gateway_core::Refused;
+use gateway_core::CommitRefused;
 
 use super::*;
 
@@ -22,7 +22,7 @@ fn change(table: PublisherTable, key: &str, value: Option<&str>) -> PublisherCha
     PublisherChange { table, key: bytes(key), value: value.map(bytes) }
 }
 
-fn write(store: &EmbeddedPublisher, changes: Vec<PublisherChange>) -> Result<(), Refused> {
+fn write(store: &EmbeddedPublisher, changes: Vec<PublisherChange>) -> Result<(), CommitRefused> {
     let commit = Commit::new();
     store.submit(changes, Some(commit.part()));
     commit.done();
@@ -74,7 +74,7 @@ fn what_a_failing_disk_refuses_is_refused_whole() {
     write(&store, vec![change(BOTH[0], "old", Some("1"))]).unwrap();
     fails.store(true, SeqCst);
     let both = vec![change(BOTH[0], "new", Some("2")), change(BOTH[1], "new", Some("3"))];
-    assert_eq!(write(&store, both), Err(Refused));
+    assert_eq!(write(&store, both), Err(CommitRefused));
     assert_eq!(store.health(), StoreHealth::Failing);
     fails.store(false, SeqCst);
     write(&store, vec![change(BOTH[0], "later", Some("4"))]).unwrap();

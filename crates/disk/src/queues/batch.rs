@@ -5,7 +5,7 @@ use std::{collections::VecDeque, ops::Range, sync::Arc};
 use gateway_core::{QueueId, QueueOp, SharedMessage, metrics::count};
 use hashbrown::{HashMap, HashSet};
 
-use super::inbox::{Gauges, QueueJob};
+use super::inbox::{InboxGauges, QueueJob};
 
 /// Bytes of messages after which a transaction is closed, at the next place where no unit is open.
 const MAX_BYTES: usize = 64 << 20;
@@ -20,10 +20,10 @@ pub(super) struct QueueWrite {
     pub(super) seq: u64,
     /// True if the entry in the table goes first.
     pub(super) remove: bool,
-    pub(super) then: Then,
+    pub(super) then: EntryAction,
 }
 
-pub(super) enum Then {
+pub(super) enum EntryAction {
     Nothing,
     /// The entry of this job, with this body.
     Put {
@@ -36,21 +36,21 @@ pub(super) enum Then {
 
 /// A change of a stretch of a queue.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Cut {
+pub(super) enum QueueCut {
     Trim { queue: QueueId, from: u64, count: usize },
     Purge { queue: QueueId },
     NoteSent { queue: QueueId, below: u64 },
 }
 
 /// Changes of single entries and packet identifiers, as ranges of the batch's lists, then perhaps one of a stretch.
-pub(super) struct Segment {
+pub(super) struct BatchSegment {
     pub(super) writes: Range<usize>,
     pub(super) received: Range<usize>,
-    pub(super) then: Option<Cut>,
+    pub(super) then: Option<QueueCut>,
 }
 
 /// A message and how many entries of the batch have it.
-pub(super) struct Body {
+pub(super) struct BatchBody {
     pub(super) message: Arc<SharedMessage>,
     pub(super) refs: u32,
 }
@@ -60,11 +60,11 @@ pub(super) struct Body {
 pub(super) struct QueueBatch {
     /// The operations themselves, without entries that were settled.
     pub(super) jobs: Vec<QueueJob>,
-    pub(super) bodies: Vec<Body>,
+    pub(super) bodies: Vec<BatchBody>,
     pub(super) writes: Vec<QueueWrite>,
     /// Packet identifiers that came in (true) or are free again.
     pub(super) received: Vec<(QueueId, u16, bool)>,
-    pub(super) segments: Vec<Segment>,
+    pub(super) segments: Vec<BatchSegment>,
     /// Entries that were added and removed in this batch.
     pub(super) merged: u64,
     items: Vec<BatchItem>,
@@ -78,11 +78,11 @@ struct BatchItem {
     seq: u64,
     /// Index of its job.
     job: usize,
-    what: What,
+    what: EntryChange,
 }
 
 #[derive(Clone, Copy)]
-enum What {
+enum EntryChange {
     Append { body: usize },
     Remove,
     Release,
@@ -91,7 +91,12 @@ enum What {
 impl QueueBatch {
     /// Takes operations from `waiting`, about `limit` of them, in the order of each queue. True if the rest can go once
     /// this is written, false if it waits for a unit to be closed.
-    pub(super) fn take(&mut self, waiting: &mut VecDeque<QueueJob>, limit: usize, gauges: &Gauges) -> bool {
+    pub(super) fn take(
+        &mut self,
+        waiting: &mut VecDeque<QueueJob>,
+        limit: usize,
+        gauges: &InboxGauges,
+    ) -> bool {
         let (length, full) = self.length(waiting.iter().enumerate(), limit);
         let (passing, more) = if !full && length < waiting.len() {
             let behind = waiting.split_off(length);
@@ -114,10 +119,10 @@ impl QueueBatch {
                     };
                     let (queue, seq) = (entry.queue, entry.seq);
                     let body = Self::body(&mut self.bodies, &mut self.known, message);
-                    item(queue, seq, What::Append { body });
+                    item(queue, seq, EntryChange::Append { body });
                 }
-                &QueueJob::Op(QueueOp::Remove { queue, seq, .. }) => item(queue, seq, What::Remove),
-                &QueueJob::Op(QueueOp::Release { queue, seq, .. }) => item(queue, seq, What::Release),
+                &QueueJob::Op(QueueOp::Remove { queue, seq, .. }) => item(queue, seq, EntryChange::Remove),
+                &QueueJob::Op(QueueOp::Release { queue, seq, .. }) => item(queue, seq, EntryChange::Release),
                 &QueueJob::Op(QueueOp::Receive { queue, packet_id, .. }) => {
                     self.received.push((queue, packet_id, true));
                 }
@@ -125,18 +130,18 @@ impl QueueBatch {
                     self.received.push((queue, packet_id, false));
                 }
                 &QueueJob::Op(QueueOp::Trim { queue, from, count }) => {
-                    cut = Some(Cut::Trim { queue, from, count })
+                    cut = Some(QueueCut::Trim { queue, from, count })
                 }
-                &QueueJob::Op(QueueOp::Purge { queue }) => cut = Some(Cut::Purge { queue }),
+                &QueueJob::Op(QueueOp::Purge { queue }) => cut = Some(QueueCut::Purge { queue }),
                 &QueueJob::Op(QueueOp::NoteSent { queue, below, .. }) => {
-                    cut = Some(Cut::NoteSent { queue, below });
+                    cut = Some(QueueCut::NoteSent { queue, below });
                 }
                 QueueJob::Load(_) => {}
             }
             self.jobs.push(job);
             if cut.is_some() {
                 self.merge();
-                self.segments.push(Segment {
+                self.segments.push(BatchSegment {
                     writes: writes..self.writes.len(),
                     received: received..self.received.len(),
                     then: cut,
@@ -146,7 +151,7 @@ impl QueueBatch {
         }
         self.merge();
         if writes < self.writes.len() || received < self.received.len() {
-            self.segments.push(Segment {
+            self.segments.push(BatchSegment {
                 writes: writes..self.writes.len(),
                 received: received..self.received.len(),
                 then: None,
@@ -156,7 +161,7 @@ impl QueueBatch {
             count(|c| c.store_entries_settled.add(settled));
         }
         for write in &self.writes {
-            if let Then::Put { body, .. } = write.then {
+            if let EntryAction::Put { body, .. } = write.then {
                 self.bodies[body].refs += 1;
             }
         }
@@ -246,12 +251,12 @@ impl QueueBatch {
     }
 
     fn body(
-        bodies: &mut Vec<Body>,
+        bodies: &mut Vec<BatchBody>,
         known: &mut HashMap<usize, usize, ahash::RandomState>,
         message: Arc<SharedMessage>,
     ) -> usize {
         *known.entry(Arc::as_ptr(&message).addr()).or_insert_with(|| {
-            bodies.push(Body { message, refs: 0 });
+            bodies.push(BatchBody { message, refs: 0 });
             bodies.len() - 1
         })
     }
@@ -261,20 +266,20 @@ impl QueueBatch {
         self.items.sort_unstable_by_key(|item| (item.queue, item.seq, item.job));
         for run in self.items.chunk_by(|a, b| (a.queue, a.seq) == (b.queue, b.seq)) {
             let first = &run[0];
-            let new = matches!(first.what, What::Append { .. });
+            let new = matches!(first.what, EntryChange::Append { .. });
             let mut write =
-                QueueWrite { queue: first.queue, seq: first.seq, remove: false, then: Then::Nothing };
+                QueueWrite { queue: first.queue, seq: first.seq, remove: false, then: EntryAction::Nothing };
             for item in run {
                 match item.what {
-                    What::Append { body } => write.then = Then::Put { job: item.job, body },
-                    What::Remove => {
+                    EntryChange::Append { body } => write.then = EntryAction::Put { job: item.job, body },
+                    EntryChange::Remove => {
                         write.remove = !new;
-                        write.then = Then::Nothing;
+                        write.then = EntryAction::Nothing;
                     }
-                    What::Release => write.then = Then::Release,
+                    EntryChange::Release => write.then = EntryAction::Release,
                 }
             }
-            if new && matches!(write.then, Then::Nothing) {
+            if new && matches!(write.then, EntryAction::Nothing) {
                 self.merged += 1;
             } else {
                 self.writes.push(write);

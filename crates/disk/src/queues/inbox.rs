@@ -84,14 +84,14 @@ impl QueueJob {
 
 /// Figures that any thread may read.
 #[derive(Debug)]
-pub(super) struct Gauges {
+pub(super) struct InboxGauges {
     /// Bytes of messages in entries that are submitted and neither written, refused nor known to be settled, by sender.
     pub(super) shares: Shares,
     /// Entries in the table.
     pub(super) depth: AtomicU64,
 }
 
-impl Gauges {
+impl InboxGauges {
     /// Of an empty store; `max_bytes` is when it takes no more messages.
     pub(super) fn new(max_bytes: usize) -> Self {
         Self { shares: Shares::new(max_bytes), depth: AtomicU64::new(0) }
@@ -108,7 +108,7 @@ impl Gauges {
 /// acknowledged.
 pub(super) struct QueueInbox {
     pub(super) jobs: Vec<QueueJob>,
-    gauges: Arc<Gauges>,
+    gauges: Arc<InboxGauges>,
     bytes: usize,
     /// Numbers of jobs and of bytes, one of which must be reached before the next search for settled entries.
     compact_at: (usize, usize),
@@ -118,7 +118,7 @@ pub(super) struct QueueInbox {
 
 impl QueueInbox {
     /// An empty one; `max_bytes` is when the store takes no more messages.
-    pub(super) fn new(gauges: &Arc<Gauges>, max_bytes: usize) -> Self {
+    pub(super) fn new(gauges: &Arc<InboxGauges>, max_bytes: usize) -> Self {
         let step = max_bytes / 8;
         let gauges = Arc::clone(gauges);
         Self { jobs: Vec::new(), gauges, bytes: 0, compact_at: (COMPACT_FROM, step), step }

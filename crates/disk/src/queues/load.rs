@@ -41,7 +41,7 @@ pub(super) struct PageRequest {
 
 /// Requests for the reader threads. Bounded by their callers: a session waits for one answer before it asks again.
 #[derive(Default)]
-pub(super) struct Readers {
+pub(super) struct QueueReaders {
     requests: Mutex<Requests>,
     wake: Condvar,
 }
@@ -52,7 +52,7 @@ struct Requests {
     closed: bool,
 }
 
-impl Readers {
+impl QueueReaders {
     /// Starts a reader thread. It ends after [`Self::close`].
     pub(super) fn start(self: &Arc<Self>, reader: QueueReader) -> Result<JoinHandle<()>, StoreError> {
         let readers = Arc::clone(self);

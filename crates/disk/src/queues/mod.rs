@@ -36,8 +36,8 @@ use super::{
     committer::{Committer, Lazy, join},
     environment::{Environment, EnvironmentOptions},
 };
-use inbox::{Gauges, QueueInbox, QueueJob};
-use load::{PageRequest, QueueReader, Readers};
+use inbox::{InboxGauges, QueueInbox, QueueJob};
+use load::{PageRequest, QueueReader, QueueReaders};
 use store::{BoxFuture, DataDir, Expiry, Loaded, QueueStore, QueueSummary, StoreError, StoreHealth};
 pub(super) use tables::NAMES as TABLES;
 use tables::QueueTables;
@@ -100,12 +100,12 @@ pub struct QueueGauges {
 pub struct EmbeddedQueues {
     environment: Arc<Environment>,
     tables: QueueTables,
-    gauges: Arc<Gauges>,
+    gauges: Arc<InboxGauges>,
     max_waiting_bytes: usize,
     begun: usize,
     expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
     committer: Option<Committer<QueueWork>>,
-    readers: Arc<Readers>,
+    readers: Arc<QueueReaders>,
     threads: Vec<JoinHandle<()>>,
 }
 
@@ -122,14 +122,14 @@ impl EmbeddedQueues {
         };
         let environment = Arc::new(Environment::open(directory, settings)?);
         let tables = QueueTables::open(&environment)?;
-        let gauges = Arc::new(Gauges::new(options.max_waiting_bytes));
+        let gauges = Arc::new(InboxGauges::new(options.max_waiting_bytes));
         let first_due = environment.reading(|txn| {
             gauges.depth.store(tables.entries.len(txn)?, Relaxed);
             sweep::first_due(&tables, txn)
         })?;
         let damaged = Arc::new(Mutex::new(Vec::new()));
         let expiry = Arc::default();
-        let readers = Arc::new(Readers::default());
+        let readers = Arc::new(QueueReaders::default());
         let writer = QueueWork::new(
             tables,
             Arc::clone(&gauges),

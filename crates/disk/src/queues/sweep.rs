@@ -6,7 +6,7 @@ use gateway_core::QueueId;
 use heed::{RoTxn, RwTxn};
 
 use super::{
-    batch::Cut,
+    batch::QueueCut,
     tables::{self, EntryHead, EntryKey, QueueTables},
 };
 use store::Expiry;
@@ -22,11 +22,15 @@ pub(super) struct Sweep {
 
 impl Sweep {
     /// Finds the entries of now that `cut` removes; `None` if there are none.
-    pub(super) fn new(tables: &QueueTables, txn: &RwTxn<'_>, cut: Cut) -> Result<Option<Self>, heed::Error> {
+    pub(super) fn new(
+        tables: &QueueTables,
+        txn: &RwTxn<'_>,
+        cut: QueueCut,
+    ) -> Result<Option<Self>, heed::Error> {
         let (queue, from, count) = match cut {
-            Cut::Trim { queue, from, count } => (queue, from, count),
-            Cut::Purge { queue } => (queue, 0, usize::MAX),
-            Cut::NoteSent { .. } => return Ok(None),
+            QueueCut::Trim { queue, from, count } => (queue, from, count),
+            QueueCut::Purge { queue } => (queue, 0, usize::MAX),
+            QueueCut::NoteSent { .. } => return Ok(None),
         };
         let (Some(next), Some(end)) = (tables::entry_key(queue, from), tables::last_key(queue)) else {
             return Ok(None);

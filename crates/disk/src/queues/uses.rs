@@ -8,10 +8,10 @@ use super::{inbox::QueueJob, sweep::Sweep};
 
 /// By queue; queues that are not read, added to or cut are absent.
 #[derive(Default)]
-pub(super) struct Uses(HashMap<QueueId, Use, ahash::RandomState>);
+pub(super) struct Uses(HashMap<QueueId, QueueUse, ahash::RandomState>);
 
 #[derive(Default)]
-struct Use {
+struct QueueUse {
     /// The lowest place that is added.
     adds: Option<u64>,
     reads: bool,
@@ -38,7 +38,7 @@ impl Uses {
         uses
     }
 
-    fn of_queue(&mut self, queue: QueueId) -> &mut Use {
+    fn of_queue(&mut self, queue: QueueId) -> &mut QueueUse {
         self.0.entry(queue).or_default()
     }
 

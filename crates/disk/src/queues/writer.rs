@@ -12,9 +12,9 @@ use heed::RwTxn;
 use parking_lot::Mutex;
 
 use super::{
-    batch::{Cut, QueueBatch, Then},
-    inbox::{Gauges, QueueInbox, QueueJob},
-    load::Readers,
+    batch::{EntryAction, QueueBatch, QueueCut},
+    inbox::{InboxGauges, QueueInbox, QueueJob},
+    load::QueueReaders,
     sweep::{self, Sweep},
     tables::{self, EntryHead, QueueTables},
     uses::Uses,
@@ -34,8 +34,8 @@ const MAX_SWEPT: usize = 10_000;
 /// State of the queues' writer thread.
 pub(super) struct QueueWork {
     pub(super) tables: QueueTables,
-    pub(super) gauges: Arc<Gauges>,
-    pub(super) readers: Arc<Readers>,
+    pub(super) gauges: Arc<InboxGauges>,
+    pub(super) readers: Arc<QueueReaders>,
     /// Places of damaged entries that readers met.
     pub(super) damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
     pub(super) clock: fn() -> Timestamp,
@@ -80,8 +80,8 @@ struct Effects {
 impl QueueWork {
     pub(super) fn new(
         tables: QueueTables,
-        gauges: Arc<Gauges>,
-        readers: Arc<Readers>,
+        gauges: Arc<InboxGauges>,
+        readers: Arc<QueueReaders>,
         damaged: Arc<Mutex<Vec<(QueueId, u64)>>>,
         clock: fn() -> Timestamp,
         expiry: Arc<OnceLock<Arc<dyn Expiry>>>,
@@ -141,9 +141,9 @@ impl QueueWork {
             self.effects.removed += u64::from(self.tables.remove(txn, &key)?.is_some());
         }
         match write.then {
-            Then::Nothing => {}
-            Then::Release => self.tables.release(txn, &key, &mut self.buffer)?,
-            Then::Put { job, body } => {
+            EntryAction::Nothing => {}
+            EntryAction::Release => self.tables.release(txn, &key, &mut self.buffer)?,
+            EntryAction::Put { job, body } => {
                 let QueueJob::Op(QueueOp::Append(entry)) = &self.batch.jobs[job] else { return Ok(()) };
                 let (number, body) = (numbers[body], &self.batch.bodies[body]);
                 let expiry = EntryHead::encode_new(entry, number, body.refs == 1, &mut self.buffer);
@@ -170,9 +170,9 @@ impl QueueWork {
             }
             let Some(cut) = then else { continue };
             match cut {
-                Cut::Purge { queue } => self.tables.forget_received(txn, queue)?,
-                Cut::NoteSent { queue, below } => self.tables.note_all_sent(txn, queue, below)?,
-                Cut::Trim { .. } => {}
+                QueueCut::Purge { queue } => self.tables.forget_received(txn, queue)?,
+                QueueCut::NoteSent { queue, below } => self.tables.note_all_sent(txn, queue, below)?,
+                QueueCut::Trim { .. } => {}
             }
             if let Some(mut sweep) = Sweep::new(&self.tables, txn, cut)? {
                 let limit = if uses.reads_or_adds(sweep.queue) { usize::MAX } else { *room };

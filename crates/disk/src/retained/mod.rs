@@ -17,7 +17,7 @@ use super::{
     DurableOptions,
     committer::{Committer, Lazy},
     environment::Environment,
-    waiting::{Waiting, WaitingWork},
+    waiting::{WaitingChanges, WaitingWork},
 };
 use changes::{RetainedChanges, RetainedOp};
 use load::RetainedReader;
@@ -40,7 +40,7 @@ impl EmbeddedRetained {
     pub fn open(directory: &Arc<DataDir>, options: &DurableOptions) -> Result<Self, StoreError> {
         let environment = Arc::new(Environment::open(directory, options.environment("retained", 1))?);
         let tables = RetainedTables::open(&environment)?;
-        let (batch, inboxes) = Waiting::three(options.max_waiting_bytes);
+        let (batch, inboxes) = WaitingChanges::three(options.max_waiting_bytes);
         let committer = Committer::start(
             "retained-writer",
             Arc::clone(&environment),

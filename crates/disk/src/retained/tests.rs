@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use gateway_core::{ClientId, Message, Origin, OriginKind, QoS, Refused, Timestamp};
+use gateway_core::{ClientId, CommitRefused, Message, Origin, OriginKind, QoS, Timestamp};
 use proptest::prelude::*;
 
 use super::*;
@@ -71,19 +71,19 @@ fn what_is_read_by_topic_is_what_is_on_disk_in_the_order_asked_for() {
     assert!(load(&store, &[]).is_empty());
 }
 
-fn sure(submit: impl FnOnce(Option<Arc<Commit>>)) -> Result<(), Refused> {
+fn sure(submit: impl FnOnce(Option<Arc<Commit>>)) -> Result<(), CommitRefused> {
     let commit = Commit::new();
     commit.add();
     submit(Some(Arc::clone(&commit)));
     finish(&commit)
 }
 
-fn finish(commit: &Commit) -> Result<(), Refused> {
+fn finish(commit: &Commit) -> Result<(), CommitRefused> {
     commit.done();
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(commit.wait())
 }
 
-fn set(store: &EmbeddedRetained, topic: &str, version: u64) -> Result<(), Refused> {
+fn set(store: &EmbeddedRetained, topic: &str, version: u64) -> Result<(), CommitRefused> {
     sure(|commit| store.set(message(topic, version), commit))
 }
 
@@ -170,10 +170,10 @@ fn a_failed_commit_refuses_what_is_new_and_keeps_the_rest_for_later() {
     }
     fails.store(true, Relaxed);
     store.set(message("lazy", 2), None);
-    assert_eq!(set(&store, "lazy", 3), Err(Refused));
-    assert_eq!(set(&store, "same", 2), Err(Refused));
-    assert_eq!(set(&store, "new", 2), Err(Refused));
-    assert_eq!(sure(|commit| store.clear("gone".into(), commit)), Err(Refused));
+    assert_eq!(set(&store, "lazy", 3), Err(CommitRefused));
+    assert_eq!(set(&store, "same", 2), Err(CommitRefused));
+    assert_eq!(set(&store, "new", 2), Err(CommitRefused));
+    assert_eq!(sure(|commit| store.clear("gone".into(), commit)), Err(CommitRefused));
     assert_eq!(store.health(), StoreHealth::Failing);
     fails.store(false, Relaxed);
     set(&store, "other", 5).unwrap();

@@ -24,7 +24,7 @@ use super::{
     DurableOptions,
     committer::{Committer, Lazy},
     environment::Environment,
-    waiting::{Waiting, WaitingWork},
+    waiting::{WaitingChanges, WaitingWork},
 };
 use changes::{CountedTables, SessionChanges};
 use restore::Useless;
@@ -50,7 +50,7 @@ impl EmbeddedSessions {
         let environment = Arc::new(Environment::open(directory, options.environment("sessions", 3))?);
         let tables = SessionTables::open(&environment)?;
         let stored = Arc::new(AtomicU64::new(environment.reading(|txn| tables.sessions.len(txn))?));
-        let (batch, inboxes) = Waiting::three(options.max_waiting_bytes);
+        let (batch, inboxes) = WaitingChanges::three(options.max_waiting_bytes);
         let committer = Committer::start(
             "sessions-writer",
             Arc::clone(&environment),

@@ -9,7 +9,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::Relaxed},
 };
 
-use gateway_core::{ClientId, Commit, Message, Origin, Protocol, QoS, QueueId, Refused, Timestamp};
+use gateway_core::{ClientId, Commit, CommitRefused, Message, Origin, Protocol, QoS, QueueId, Timestamp};
 use proptest::prelude::*;
 
 use super::*;
@@ -87,27 +87,27 @@ fn subscription(filter: &str, version: u64) -> StoredSubscription {
 }
 
 /// Submits with a commit and waits for it.
-fn sure(store: &EmbeddedSessions, op: impl FnOnce(Arc<Commit>) -> SessionOp) -> Result<(), Refused> {
+fn sure(store: &EmbeddedSessions, op: impl FnOnce(Arc<Commit>) -> SessionOp) -> Result<(), CommitRefused> {
     let commit = Commit::new();
     commit.add();
     store.submit(op(Arc::clone(&commit)));
     finish(&commit)
 }
 
-fn finish(commit: &Commit) -> Result<(), Refused> {
+fn finish(commit: &Commit) -> Result<(), CommitRefused> {
     commit.done();
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(commit.wait())
 }
 
-fn put(store: &EmbeddedSessions, session: StoredSession) -> Result<(), Refused> {
+fn put(store: &EmbeddedSessions, session: StoredSession) -> Result<(), CommitRefused> {
     sure(store, |commit| SessionOp::Put(Box::new(session), Some(commit)))
 }
 
-fn subscribe(store: &EmbeddedSessions, number: u64, filter: &str, version: u64) -> Result<(), Refused> {
+fn subscribe(store: &EmbeddedSessions, number: u64, filter: &str, version: u64) -> Result<(), CommitRefused> {
     sure(store, |commit| SessionOp::Subscribe(QueueId(number), subscription(filter, version), commit))
 }
 
-fn unsubscribe(store: &EmbeddedSessions, number: u64, filter: &str) -> Result<(), Refused> {
+fn unsubscribe(store: &EmbeddedSessions, number: u64, filter: &str) -> Result<(), CommitRefused> {
     sure(store, |commit| SessionOp::Unsubscribe(QueueId(number), filter.to_owned(), commit))
 }
 
@@ -237,10 +237,10 @@ fn a_failed_commit_refuses_what_is_new_and_removes_later_what_was_to_go() {
     // Operations that nobody waits for are kept too.
     store.submit(SessionOp::Put(Box::new(session(3, 1)), None));
     store.submit(SessionOp::Group(QueueId(9), "$share/g/a".to_owned()));
-    assert_eq!(put(&store, session(4, 0)), Err(Refused));
-    assert_eq!(subscribe(&store, 2, "c", 0), Err(Refused));
-    assert_eq!(unsubscribe(&store, 2, "b"), Err(Refused));
-    assert_eq!(sure(&store, |commit| SessionOp::Remove(QueueId(1), Some(commit))), Err(Refused));
+    assert_eq!(put(&store, session(4, 0)), Err(CommitRefused));
+    assert_eq!(subscribe(&store, 2, "c", 0), Err(CommitRefused));
+    assert_eq!(unsubscribe(&store, 2, "b"), Err(CommitRefused));
+    assert_eq!(sure(&store, |commit| SessionOp::Remove(QueueId(1), Some(commit))), Err(CommitRefused));
     assert_eq!(store.health(), StoreHealth::Failing);
     fails.store(false, Relaxed);
     subscribe(&store, 3, "d", 2).unwrap();
@@ -290,7 +290,7 @@ fn a_stalled_disk_does_not_make_waiting_changes_grow_without_end() {
     let stalled = gate.write();
     let refused = |commit: &Arc<Commit>| {
         commit.done();
-        commit.result() == Some(Err(Refused))
+        commit.result() == Some(Err(CommitRefused))
     };
     // One record that changes for ever takes one place; everybody who waits for it goes on waiting.
     let commit = Commit::new();

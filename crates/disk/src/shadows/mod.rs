@@ -30,7 +30,7 @@ use super::{
     committer::{Committer, Lazy},
     environment::{Environment, Table},
     keys,
-    readers::Readers,
+    readers::ReadPermits,
 };
 pub(super) use record::is_sound;
 use room::ShadowRoom;
@@ -38,7 +38,7 @@ use store::{
     BoxFuture, DataDir, MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore, StoreError,
     StoreHealth,
 };
-use work::{Op, ShadowMaker};
+use work::{ShadowMaker, ShadowOp};
 
 /// Reads at once; more wait.
 const READERS: usize = 4;
@@ -51,7 +51,7 @@ pub struct EmbeddedShadows {
     environment: Arc<Environment>,
     table: Table,
     committer: Committer<AnsweredWork<ShadowMaker>>,
-    readers: Readers,
+    readers: ReadPermits,
     stored: Arc<AtomicU64>,
 }
 
@@ -73,7 +73,7 @@ impl EmbeddedShadows {
         let (work, inboxes) = AnsweredWork::new(maker, options.max_waiting_bytes);
         let committer =
             Committer::start("shadows-writer", Arc::clone(&environment), work, inboxes, Lazy::default())?;
-        Ok(Self { environment, table, committer, readers: Readers::new(READERS), stored })
+        Ok(Self { environment, table, committer, readers: ReadPermits::new(READERS), stored })
     }
 
     /// Bytes that all shadows count for, as of the last change.
@@ -99,7 +99,7 @@ impl EmbeddedShadows {
             let mut value = Vec::new();
             record::encode(&record, &mut value);
             let (reply, answer) = oneshot::channel();
-            let op = Op::Put { key, value, expected: 0, is_removal: false, reply };
+            let op = ShadowOp::Put { key, value, expected: 0, is_removal: false, reply };
             self.committer.submit(op, true);
             Ok::<_, StoreError>(answer)
         });
@@ -122,7 +122,7 @@ impl EmbeddedShadows {
 
     async fn write(
         &self,
-        op: impl FnOnce(oneshot::Sender<Result<ShadowPut, StoreError>>) -> Op,
+        op: impl FnOnce(oneshot::Sender<Result<ShadowPut, StoreError>>) -> ShadowOp,
     ) -> Result<ShadowPut, StoreError> {
         let (reply, answer) = oneshot::channel();
         self.committer.submit(op(reply), true);
@@ -168,7 +168,7 @@ impl ShadowStore for EmbeddedShadows {
             let mut value = Vec::new();
             record::encode(&record, &mut value);
             let is_removal = record.document.is_none();
-            self.write(|reply| Op::Put { key, value, expected, is_removal, reply }).await
+            self.write(|reply| ShadowOp::Put { key, value, expected, is_removal, reply }).await
         })
     }
 
@@ -180,7 +180,7 @@ impl ShadowStore for EmbeddedShadows {
     ) -> BoxFuture<'a, Result<ShadowPut, StoreError>> {
         Box::pin(async move {
             let Some(key) = key(device, name) else { return Ok(ShadowPut::Conflict) };
-            self.write(|reply| Op::Forget { key, version, reply }).await
+            self.write(|reply| ShadowOp::Forget { key, version, reply }).await
         })
     }
 

@@ -9,7 +9,7 @@ use super::{
     room::{self, ShadowRoom},
 };
 use crate::{
-    answered::{Maker, Operation},
+    answered::{AnsweredOperation, Maker},
     environment::Table,
 };
 use store::{ShadowPut, StoreError};
@@ -20,12 +20,12 @@ const OVERHEAD: usize = 200;
 type ShadowReply = oneshot::Sender<Result<ShadowPut, StoreError>>;
 
 /// Operation that is submitted.
-pub(super) enum Op {
+pub(super) enum ShadowOp {
     Put { key: Vec<u8>, value: Vec<u8>, expected: u64, is_removal: bool, reply: ShadowReply },
     Forget { key: Vec<u8>, version: u64, reply: ShadowReply },
 }
 
-impl Op {
+impl ShadowOp {
     fn tell(self, result: Result<ShadowPut, StoreError>) {
         let (Self::Put { reply, .. } | Self::Forget { reply, .. }) = self;
         // A caller that is gone wants no answer.
@@ -33,7 +33,7 @@ impl Op {
     }
 }
 
-impl Operation for Op {
+impl AnsweredOperation for ShadowOp {
     type Done = ShadowPut;
     const CHANGES: &'static str = "changes of shadows";
 
@@ -65,7 +65,7 @@ pub(super) struct ShadowMaker {
 }
 
 impl Maker for ShadowMaker {
-    type Op = Op;
+    type Op = ShadowOp;
 
     fn begun(&mut self) {
         self.room.begun();
@@ -75,8 +75,8 @@ impl Maker for ShadowMaker {
         self.room.committed();
     }
 
-    fn make(&mut self, txn: &mut RwTxn<'_>, op: &Op) -> Result<ShadowPut, heed::Error> {
-        let (Op::Put { key, .. } | Op::Forget { key, .. }) = op;
+    fn make(&mut self, txn: &mut RwTxn<'_>, op: &ShadowOp) -> Result<ShadowPut, heed::Error> {
+        let (ShadowOp::Put { key, .. } | ShadowOp::Forget { key, .. }) = op;
         let mut known = 0;
         let there = match self.table.get(txn, key)? {
             None => None,
@@ -93,7 +93,7 @@ impl Maker for ShadowMaker {
             },
         };
         match op {
-            Op::Put { value, expected, .. } => {
+            ShadowOp::Put { value, expected, .. } => {
                 if there.map_or(0, |(version, _)| version) != *expected {
                     return Ok(ShadowPut::Conflict);
                 }
@@ -104,7 +104,7 @@ impl Maker for ShadowMaker {
                 self.table.put(txn, key, value)?;
                 self.room.note(known, now);
             }
-            Op::Forget { version, .. } => {
+            ShadowOp::Forget { version, .. } => {
                 if there != Some((*version, true)) {
                     return Ok(ShadowPut::Conflict);
                 }
@@ -115,7 +115,7 @@ impl Maker for ShadowMaker {
         Ok(ShadowPut::Written)
     }
 
-    fn adds<'a>(mut ops: impl Iterator<Item = &'a Op>, _bytes: usize) -> bool {
-        ops.any(|op| matches!(op, Op::Put { is_removal: false, .. }))
+    fn adds<'a>(mut ops: impl Iterator<Item = &'a ShadowOp>, _bytes: usize) -> bool {
+        ops.any(|op| matches!(op, ShadowOp::Put { is_removal: false, .. }))
     }
 }

@@ -73,7 +73,7 @@ fn fill(
     let runtime = tokio::runtime::Builder::new_current_thread()
         .build()
         .map_err(|e| StoreError::Unavailable(format!("cannot wait for the stores: {e}")))?;
-    let mut stores = Stores::open(target)?;
+    let mut stores = ImportedStores::open(target)?;
     let mut bytes = 0;
     loop {
         let line = reader.next().map_err(|e| bad(file, &e))?;
@@ -97,7 +97,7 @@ fn fill(
     Ok(stores.reports)
 }
 
-struct Stores {
+struct ImportedStores {
     path: PathBuf,
     sessions: EmbeddedSessions,
     queues: Queues,
@@ -115,7 +115,7 @@ struct Stores {
     reports: Vec<StoreReport>,
 }
 
-impl Stores {
+impl ImportedStores {
     fn open(path: &Path) -> Result<Self, StoreError> {
         let directory = DataDir::open(path)?;
         let durable = DurableOptions::default();

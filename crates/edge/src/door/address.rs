@@ -7,23 +7,23 @@ use std::{
 
 /// One IPv4 address or one IPv6 network of 64 bits, which is what a single machine gets.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Address(NonZeroU64);
+pub struct SourceAddress(NonZeroU64);
 
 /// The network that an address belongs to, as far as one owner can be supposed: an IPv4 /24 or an IPv6 /48.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Network(u64);
+pub struct SourceNetwork(u64);
 
-impl Address {
+impl SourceAddress {
     /// The network of the address.
-    pub fn network(self) -> Network {
+    pub fn network(self) -> SourceNetwork {
         let number = self.0.get();
         // IPv4 addresses have numbers of 33 bits: see below.
         let is_v4 = number >> 32 == 1;
-        Network(if is_v4 { number >> 8 } else { number >> 16 << 16 })
+        SourceNetwork(if is_v4 { number >> 8 } else { number >> 16 << 16 })
     }
 }
 
-impl From<SocketAddr> for Address {
+impl From<SocketAddr> for SourceAddress {
     fn from(address: SocketAddr) -> Self {
         let number = match address.ip().to_canonical() {
             // 0:1::/32 is nobody's, so that no network shares a number with an IPv4 address.
@@ -39,8 +39,8 @@ impl From<SocketAddr> for Address {
 mod tests {
     use super::*;
 
-    fn address(text: &str) -> Address {
-        Address::from(SocketAddr::new(text.parse().unwrap(), 1883))
+    fn address(text: &str) -> SourceAddress {
+        SourceAddress::from(SocketAddr::new(text.parse().unwrap(), 1883))
     }
 
     #[test]
@@ -50,7 +50,7 @@ mod tests {
         assert_eq!(address("::ffff:192.0.2.1"), address("192.0.2.1"));
         assert_ne!(address("192.0.2.1"), address("192.0.2.2"));
         assert_ne!(address("::1"), address("127.0.0.1"));
-        assert_eq!(size_of::<Option<Address>>(), 8);
+        assert_eq!(size_of::<Option<SourceAddress>>(), 8);
     }
 
     #[test]

@@ -1,13 +1,13 @@
 //! Admission: places for connections and handshakes, in all and by address. A leaf.
 //!
 //! Every listening socket has its own [`Door`], so that an attack on one holds up no other. An accepted socket waits in the
-//! [`Lobby`] for its address's turn, gets a [`Seat`], and is a [`Guest`] until it has completed its request. If there is
-//! no place, the guest that has been silent longest has to leave for the newcomer, but only once the door's patience is
-//! over: in a storm everybody is served in turn and nobody is closed for another.
+//! [`AcceptQueue`] for its address's turn, gets a [`ConnectionPermit`], and is a [`PendingConnection`] until it has completed its
+//! request. If there is no place, the pending connection that has been silent longest has to leave for the newcomer, but only
+//! once the door's patience is over: in a storm everybody is served in turn and nobody is closed for another.
 
+mod accept_queue;
 mod address;
 mod host;
-mod lobby;
 mod rates;
 mod state;
 
@@ -32,7 +32,10 @@ use tokio::{
 };
 
 use self::state::Occupancy;
-pub use self::{address::Address, address::Network, host::Origins, host::is_this_machine, lobby::Lobby};
+pub use self::{
+    accept_queue::AcceptQueue, address::SourceAddress, address::SourceNetwork, host::Origins,
+    host::is_this_machine,
+};
 
 /// Bounds of a door.
 #[derive(Debug, Clone, Copy)]
@@ -47,7 +50,7 @@ pub struct DoorBounds {
     pub handshakes_per_address: usize,
     /// Connections that an address may open each second, 0 is no limit.
     pub rate_per_address: u32,
-    /// Time that a guest may be silent although others wait for its place.
+    /// Time that a pending connection may be silent although others wait for its place.
     pub patience: Duration,
 }
 
@@ -67,8 +70,8 @@ impl Default for DoorBounds {
 /// Reason to refuse a newcomer at the door.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum DoorRefusal {
-    /// The house is full.
-    House,
+    /// The limit is reached.
+    ConnectionLimit,
     /// The door's connections are all taken.
     Connections,
     /// The address's connections are all taken.
@@ -87,7 +90,7 @@ impl DoorRefusal {
     /// As the log says it.
     pub fn words(self) -> &'static str {
         match self {
-            Self::House => "too many connections in all",
+            Self::ConnectionLimit => "too many connections in all",
             Self::Connections => "too many connections on this listener",
             Self::AddressConnections => "too many connections of this address",
             Self::AddressHandshakes => "too many handshakes of this address",
@@ -109,19 +112,19 @@ pub enum NotNow {
 
 /// Places that several doors share: a number of connections.
 #[derive(Debug)]
-pub struct House {
+pub struct ConnectionLimit {
     most: usize,
     taken: AtomicUsize,
     doors: Mutex<Vec<Weak<Door>>>,
 }
 
-impl House {
+impl ConnectionLimit {
     /// For `most` connections.
     pub fn new(most: usize) -> Arc<Self> {
         Arc::new(Self { most, taken: AtomicUsize::new(0), doors: Mutex::default() })
     }
 
-    /// Takes one more place; if need be the oldest silent guest of all doors leaves for it.
+    /// Takes one more place; if need be the oldest silent pending connection of all doors leaves for it.
     fn take(&self) -> Result<(), NotNow> {
         if self.taken.fetch_add(1, Relaxed) < self.most {
             return Ok(());
@@ -131,7 +134,7 @@ impl House {
         let oldest =
             doors.iter().filter_map(|door| Some((since(door)?, door))).min_by_key(|(since, _)| *since);
         let not_now = match oldest {
-            None => NotNow::Refused(DoorRefusal::House),
+            None => NotNow::Refused(DoorRefusal::ConnectionLimit),
             Some((_, door)) => {
                 let knock = door.state.lock().make_room(door.now());
                 if knock.is_some() {
@@ -155,7 +158,7 @@ type Knock = oneshot::Sender<()>;
 /// The places of one listening socket.
 #[derive(Debug)]
 pub struct Door {
-    house: Arc<House>,
+    connection_limit: Arc<ConnectionLimit>,
     patience: Duration,
     began: Instant,
     state: Mutex<Occupancy<Knock>>,
@@ -165,26 +168,26 @@ pub struct Door {
 }
 
 impl Door {
-    /// A door of `house`.
-    pub fn new(bounds: DoorBounds, house: &Arc<House>) -> Arc<Self> {
+    /// A door of `connection_limit`.
+    pub fn new(bounds: DoorBounds, connection_limit: &Arc<ConnectionLimit>) -> Arc<Self> {
         let door = Arc::new(Self {
-            house: Arc::clone(house),
+            connection_limit: Arc::clone(connection_limit),
             patience: bounds.patience,
             began: Instant::now(),
             state: Mutex::new(Occupancy::new(bounds)),
             freed: Notify::new(),
             closed: AtomicBool::new(false),
         });
-        let mut doors = house.doors.lock();
+        let mut doors = connection_limit.doors.lock();
         doors.retain(|known| known.strong_count() > 0);
         doors.push(Arc::downgrade(&door));
         drop(doors);
         door
     }
 
-    /// A door of a house of its own.
+    /// A door of a connection limit of its own.
     pub fn alone(bounds: DoorBounds) -> Arc<Self> {
-        Self::new(bounds, &House::new(usize::MAX))
+        Self::new(bounds, &ConnectionLimit::new(usize::MAX))
     }
 
     /// Admits a socket from `address` to the wait for a place; `None` if the socket has no address or the address is a
@@ -192,7 +195,7 @@ impl Door {
     ///
     /// # Errors
     /// The address comes too often.
-    pub fn arrive(&self, address: Option<Address>) -> Result<(), DoorRefusal> {
+    pub fn arrive(&self, address: Option<SourceAddress>) -> Result<(), DoorRefusal> {
         if self.state.lock().arrive(address, self.now()) { Ok(()) } else { Err(DoorRefusal::Rate) }
     }
 
@@ -200,24 +203,27 @@ impl Door {
     ///
     /// # Errors
     /// The connection has to wait, or there is nothing to wait for.
-    pub fn enter(self: &Arc<Self>, address: Option<Address>) -> Result<(Seat, Guest), NotNow> {
-        self.house.take()?;
+    pub fn enter(
+        self: &Arc<Self>,
+        address: Option<SourceAddress>,
+    ) -> Result<(ConnectionPermit, PendingConnection), NotNow> {
+        self.connection_limit.take()?;
         let (knock, told) = oneshot::channel();
         let entered = self.state.lock().enter(address, self.now(), knock);
         let (id, leaves) = entered.map_err(|(_, not_now)| {
-            self.house.give_back();
+            self.connection_limit.give_back();
             not_now
         })?;
         tell(leaves);
         let (id, told) = (AtomicU64::new(id), Mutex::new(told));
         let (spoke, heard) = (AtomicBool::new(false), AtomicBool::new(false));
-        let seat = Seat { door: Arc::clone(self), address };
-        Ok((seat, Guest { door: Arc::clone(self), id, told, spoke, heard }))
+        let permit = ConnectionPermit { door: Arc::clone(self), address };
+        Ok((permit, PendingConnection { door: Arc::clone(self), id, told, spoke, heard }))
     }
 
     /// Waits until a waiting socket should try again. Cancel safe.
     pub async fn changed(&self) {
-        // A guest's patience runs out without a notification.
+        // A pending connection's patience runs out without a notification.
         let _ = tokio::time::timeout(self.patience / 4, self.freed.notified()).await;
     }
 
@@ -226,12 +232,12 @@ impl Door {
         self.state.lock().is_half_full()
     }
 
-    /// The system has no more sockets: a silent guest leaves, however briefly it has been silent.
+    /// The system has no more sockets: a silent pending connection leaves, however briefly it has been silent.
     pub fn shed(&self) {
         tell(self.state.lock().shed());
     }
 
-    /// Everybody who is a guest leaves.
+    /// Every pending connection leaves.
     pub fn close(&self) {
         self.closed.store(true, Release);
         let knocks = self.state.lock().close();
@@ -245,7 +251,7 @@ impl Door {
     }
 }
 
-/// Tells a guest to leave; if it is gone already, nothing happens.
+/// Tells a pending connection to leave; if it is gone already, nothing happens.
 fn tell(knock: Option<Knock>) {
     if let Some(knock) = knock {
         let _ = knock.send(());
@@ -254,27 +260,27 @@ fn tell(knock: Option<Knock>) {
 
 /// The place of one connection, given back on drop.
 #[derive(Debug)]
-pub struct Seat {
+pub struct ConnectionPermit {
     door: Arc<Door>,
-    address: Option<Address>,
+    address: Option<SourceAddress>,
 }
 
-impl Seat {
-    /// Sets the address, which is known only now, from the proxy in front. Only for a seat without one.
+impl ConnectionPermit {
+    /// Sets the address, which is known only now, from the proxy in front. Only for a permit without one.
     ///
     /// # Errors
     /// The limit of the address that leaves no place.
-    pub fn named(&mut self, guest: &Guest, address: Address) -> Result<(), DoorRefusal> {
-        let leaves = self.door.state.lock().named(guest.id(), address, self.door.now())?;
+    pub fn named(&mut self, pending: &PendingConnection, address: SourceAddress) -> Result<(), DoorRefusal> {
+        let leaves = self.door.state.lock().named(pending.id(), address, self.door.now())?;
         self.address = Some(address);
         tell(leaves);
         Ok(())
     }
 }
 
-impl Drop for Seat {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
-        self.door.house.give_back();
+        self.door.connection_limit.give_back();
         self.door.state.lock().leave(self.address);
         self.door.freed.notify_one();
     }
@@ -282,30 +288,30 @@ impl Drop for Seat {
 
 /// Somebody who has yet to say what it wants; its place is given back on drop.
 #[derive(Debug)]
-pub struct Guest {
+pub struct PendingConnection {
     door: Arc<Door>,
     id: AtomicU64,
     told: Mutex<oneshot::Receiver<()>>,
     /// Something came from it since it was last waited for.
     spoke: AtomicBool,
-    /// True once the guest has completed its request.
+    /// True once the pending connection has completed its request.
     heard: AtomicBool,
 }
 
-impl Guest {
+impl PendingConnection {
     /// Something came from it.
     pub fn spoke(&self) {
         self.spoke.store(true, Relaxed);
     }
 
-    /// Notes that the guest has completed its request, and is not closed for others from now on.
+    /// Notes that the pending connection has completed its request, and is not closed for others from now on.
     pub fn heard(&self) {
         if !self.heard.swap(true, Relaxed) {
             self.door.state.lock().heard(self.id());
         }
     }
 
-    /// Notes that the guest was refused and told so: it may go, and is closed for others as if it had said nothing.
+    /// Notes that the pending connection was refused and told so: it may go, and is closed for others as if it had said nothing.
     pub fn answered(&self) {
         self.heard.store(false, Relaxed);
         self.spoke.store(false, Relaxed);
@@ -318,8 +324,8 @@ impl Guest {
         self.door.freed.notify_one();
     }
 
-    /// Runs `conversation` to its end, or returns `None` if the guest has to leave first. A guest stays if its bytes
-    /// were there in time and only this thread was late to read them.
+    /// Runs `conversation` to its end, or returns `None` if the pending connection has to leave first. A pending connection stays
+    /// if its bytes were there in time and only this thread was late to read them.
     pub async fn attend<F: Future>(&self, mut conversation: Pin<&mut F>) -> Option<F::Output> {
         poll_fn(|cx| match conversation.as_mut().poll(cx) {
             Poll::Ready(end) => Poll::Ready(Some(end)),
@@ -350,7 +356,7 @@ impl Guest {
     }
 }
 
-impl Drop for Guest {
+impl Drop for PendingConnection {
     fn drop(&mut self) {
         self.door.state.lock().exit(self.id());
         self.door.freed.notify_one();

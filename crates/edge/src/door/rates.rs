@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::Address;
+use super::SourceAddress;
 
 /// Connections that may come at once after a pause, as the time in which the rate allows them.
 const BURST: Duration = Duration::from_secs(30);
@@ -17,8 +17,8 @@ const REMEMBERED: usize = 65_536;
 pub(super) struct Rates {
     /// Between two arrivals; `None` is no limit.
     interval: Option<Duration>,
-    full_at: HashMap<Address, Duration>,
-    order: BTreeSet<(Duration, Address)>,
+    full_at: HashMap<SourceAddress, Duration>,
+    order: BTreeSet<(Duration, SourceAddress)>,
 }
 
 impl Rates {
@@ -29,7 +29,7 @@ impl Rates {
     }
 
     /// Takes a token of `address`; false if it has none.
-    pub(super) fn take(&mut self, address: Address, now: Duration) -> bool {
+    pub(super) fn take(&mut self, address: SourceAddress, now: Duration) -> bool {
         let Some(interval) = self.interval else { return true };
         while let Some(&(full_at, known)) = self.order.first()
             && (full_at <= now || self.order.len() > REMEMBERED)
@@ -61,11 +61,11 @@ mod tests {
 
     use super::*;
 
-    fn address(number: u32) -> Address {
+    fn address(number: u32) -> SourceAddress {
         SocketAddr::new(Ipv4Addr::from_bits(number).into(), 1).into()
     }
 
-    fn taken(rates: &mut Rates, address: Address, now: Duration) -> usize {
+    fn taken(rates: &mut Rates, address: SourceAddress, now: Duration) -> usize {
         (0..1_000).take_while(|_| rates.take(address, now)).count()
     }
 

@@ -5,16 +5,16 @@ use std::{
     time::Duration,
 };
 
-use super::{Address, DoorBounds, DoorRefusal, NotNow, rates::Rates};
+use super::{DoorBounds, DoorRefusal, NotNow, SourceAddress, rates::Rates};
 
-/// `K` is what ends a guest.
+/// `K` is what ends a pending connection.
 #[derive(Debug)]
 pub(super) struct Occupancy<K> {
     bounds: DoorBounds,
     connections: usize,
     handshakes: usize,
-    held: HashMap<Address, AddressUse>,
-    guests: BTreeMap<u64, GuestRecord<K>>,
+    held: HashMap<SourceAddress, AddressUse>,
+    pending_ones: BTreeMap<u64, GuestRecord<K>>,
     /// Guests in their handshake who owe us bytes.
     silent: GuestOrder,
     /// Guests beyond it who ask for nothing.
@@ -32,13 +32,13 @@ struct AddressUse {
 
 #[derive(Debug)]
 struct GuestRecord<K> {
-    address: Option<Address>,
+    address: Option<SourceAddress>,
     /// Time at which the handshake began.
     since: Duration,
-    /// Gone once the guest was told to leave.
+    /// Gone once the pending connection was told to leave.
     knock: Option<K>,
     in_handshake: bool,
-    /// True once the guest has said everything: the next move is ours.
+    /// True once the pending connection has said everything: the next move is ours.
     heard: bool,
 }
 
@@ -46,22 +46,22 @@ struct GuestRecord<K> {
 #[derive(Debug, Default)]
 struct GuestOrder {
     all: BTreeSet<u64>,
-    by_address: BTreeSet<(Option<Address>, u64)>,
+    by_address: BTreeSet<(Option<SourceAddress>, u64)>,
 }
 
 impl GuestOrder {
-    fn insert(&mut self, address: Option<Address>, id: u64) {
+    fn insert(&mut self, address: Option<SourceAddress>, id: u64) {
         self.all.insert(id);
         self.by_address.insert((address, id));
     }
 
-    fn remove(&mut self, address: Option<Address>, id: u64) {
+    fn remove(&mut self, address: Option<SourceAddress>, id: u64) {
         self.all.remove(&id);
         self.by_address.remove(&(address, id));
     }
 
-    /// The oldest guest: of all, or of one address.
-    fn oldest(&self, of: Option<Address>) -> Option<u64> {
+    /// The oldest pending connection: of all, or of one address.
+    fn oldest(&self, of: Option<SourceAddress>) -> Option<u64> {
         match of {
             None => self.all.first().copied(),
             Some(_) => self.by_address.range((of, 0)..=(of, u64::MAX)).next().map(|(_, id)| *id),
@@ -76,7 +76,7 @@ impl<K> Occupancy<K> {
             connections: 0,
             handshakes: 0,
             held: HashMap::new(),
-            guests: BTreeMap::new(),
+            pending_ones: BTreeMap::new(),
             silent: GuestOrder::default(),
             idle: GuestOrder::default(),
             next: 0,
@@ -85,7 +85,7 @@ impl<K> Occupancy<K> {
     }
 
     /// Returns whether `address` does not come too often.
-    pub(super) fn arrive(&mut self, address: Option<Address>, now: Duration) -> bool {
+    pub(super) fn arrive(&mut self, address: Option<SourceAddress>, now: Duration) -> bool {
         address.is_none_or(|address| self.rates.take(address, now))
     }
 
@@ -98,7 +98,7 @@ impl<K> Occupancy<K> {
     /// are none.
     pub(super) fn enter(
         &mut self,
-        address: Option<Address>,
+        address: Option<SourceAddress>,
         now: Duration,
         knock: K,
     ) -> Result<(u64, Option<K>), (K, NotNow)> {
@@ -130,18 +130,18 @@ impl<K> Occupancy<K> {
         Ok((self.insert(address, now, knock), leaves))
     }
 
-    /// Returns whether a guest may have to leave for a connection, now or soon.
-    pub(super) fn may_leave(&self, of: Option<Address>) -> bool {
+    /// Returns whether a pending connection may have to leave for a connection, now or soon.
+    pub(super) fn may_leave(&self, of: Option<SourceAddress>) -> bool {
         self.silent.oldest(of).or_else(|| self.idle.oldest(of)).is_some()
     }
 
     /// Gives a connection's place back.
-    pub(super) fn leave(&mut self, address: Option<Address>) {
+    pub(super) fn leave(&mut self, address: Option<SourceAddress>) {
         self.connections -= 1;
         self.change(address, |held| held.connections -= 1);
     }
 
-    fn insert(&mut self, address: Option<Address>, now: Duration, knock: K) -> u64 {
+    fn insert(&mut self, address: Option<SourceAddress>, now: Duration, knock: K) -> u64 {
         let id = self.next;
         self.next += 1;
         self.handshakes += 1;
@@ -150,16 +150,17 @@ impl<K> Occupancy<K> {
         }
         self.silent.insert(address, id);
         let knock = Some(knock);
-        self.guests.insert(id, GuestRecord { address, since: now, knock, in_handshake: true, heard: false });
+        self.pending_ones
+            .insert(id, GuestRecord { address, since: now, knock, in_handshake: true, heard: false });
         id
     }
 
-    /// The guest's address is known only now, from its proxy; connection and handshake count for that address from here
-    /// on. Returns who leaves for it.
+    /// The pending connection's address is known only now, from its proxy; connection and handshake count for that address from
+    /// here on. Returns who leaves for it.
     pub(super) fn named(
         &mut self,
         id: u64,
-        address: Address,
+        address: SourceAddress,
         now: Duration,
     ) -> Result<Option<K>, DoorRefusal> {
         if !self.rates.take(address, now) {
@@ -176,9 +177,9 @@ impl<K> Occupancy<K> {
         }
         let held = self.held.entry(address).or_default();
         held.connections += 1;
-        if let Some(guest) = self.guests.get_mut(&id) {
-            guest.address = Some(address);
-            held.handshakes += usize::from(guest.in_handshake);
+        if let Some(pending) = self.pending_ones.get_mut(&id) {
+            pending.address = Some(address);
+            held.handshakes += usize::from(pending.in_handshake);
             for order in [&mut self.silent, &mut self.idle] {
                 if order.all.contains(&id) {
                     order.remove(None, id);
@@ -189,76 +190,76 @@ impl<K> Occupancy<K> {
         Ok(leaves)
     }
 
-    /// The guest has said what it came for: it is our turn, and it is not closed for others.
+    /// The pending connection has said what it came for: it is our turn, and it is not closed for others.
     pub(super) fn heard(&mut self, id: u64) {
         self.withdraw(id);
-        if let Some(guest) = self.guests.get_mut(&id) {
-            guest.heard = true;
+        if let Some(pending) = self.pending_ones.get_mut(&id) {
+            pending.heard = true;
         }
     }
 
-    /// Gives the turn back to the guest, which is to go: it is closed for others as a silent one.
+    /// Gives the turn back to the pending connection, which is to go: it is closed for others as a silent one.
     pub(super) fn answered(&mut self, id: u64) {
-        if let Some(guest) = self.guests.get_mut(&id)
-            && guest.knock.is_some()
+        if let Some(pending) = self.pending_ones.get_mut(&id)
+            && pending.knock.is_some()
         {
-            guest.heard = false;
-            self.silent.insert(guest.address, id);
+            pending.heard = false;
+            self.silent.insert(pending.address, id);
         }
     }
 
     fn withdraw(&mut self, id: u64) {
-        if let Some(guest) = self.guests.get(&id) {
-            self.silent.remove(guest.address, id);
-            self.idle.remove(guest.address, id);
+        if let Some(pending) = self.pending_ones.get(&id) {
+            self.silent.remove(pending.address, id);
+            self.idle.remove(pending.address, id);
         }
     }
 
-    /// The guest's handshake is over; an idle one has asked for nothing yet.
+    /// The pending connection's handshake is over; an idle one has asked for nothing yet.
     pub(super) fn settled(&mut self, id: u64, idle: bool) {
         self.withdraw(id);
-        let Some(guest) = self.guests.get_mut(&id) else { return };
-        let address = guest.address;
-        if std::mem::replace(&mut guest.in_handshake, false) {
+        let Some(pending) = self.pending_ones.get_mut(&id) else { return };
+        let address = pending.address;
+        if std::mem::replace(&mut pending.in_handshake, false) {
             self.handshakes -= 1;
             self.change(address, |held| held.handshakes -= 1);
         }
-        let told_to_leave = self.guests.get(&id).is_none_or(|guest| guest.knock.is_none());
+        let told_to_leave = self.pending_ones.get(&id).is_none_or(|pending| pending.knock.is_none());
         if idle && !told_to_leave {
             self.idle.insert(address, id);
         }
     }
 
-    /// The guest is gone, or is no longer a guest.
+    /// It is gone, or is no longer pending.
     pub(super) fn exit(&mut self, id: u64) {
         self.settled(id, false);
-        self.guests.remove(&id);
+        self.pending_ones.remove(&id);
     }
 
-    /// The guest was told to leave although what it owed had arrived: it stays, as the youngest.
+    /// The pending connection was told to leave although what it owed had arrived: it stays, as the youngest.
     pub(super) fn revive(&mut self, id: u64, knock: K, now: Duration) -> u64 {
-        if let Some(guest) = self.guests.get_mut(&id)
-            && guest.heard
+        if let Some(pending) = self.pending_ones.get_mut(&id)
+            && pending.heard
         {
-            guest.knock = Some(knock);
+            pending.knock = Some(knock);
             return id;
         }
-        let address = self.guests.get(&id).and_then(|guest| guest.address);
+        let address = self.pending_ones.get(&id).and_then(|pending| pending.address);
         self.exit(id);
         self.insert(address, now, knock)
     }
 
-    /// Returns the guest that leaves now, however briefly it has been silent: the system has no more sockets.
+    /// Returns the pending connection that leaves now, however briefly it has been silent: the system has no more sockets.
     pub(super) fn shed(&mut self) -> Option<K> {
         self.close_oldest(None, true, Duration::MAX)
     }
 
-    /// Since when the oldest silent guest has been one.
+    /// Since when the oldest silent pending connection has been one.
     pub(super) fn oldest_since(&self) -> Option<Duration> {
-        self.guests.get(&self.silent.oldest(None)?).map(|guest| guest.since)
+        self.pending_ones.get(&self.silent.oldest(None)?).map(|pending| pending.since)
     }
 
-    /// Returns the guest that leaves now for a connection of another door.
+    /// Returns the pending connection that leaves now for a connection of another door.
     pub(super) fn make_room(&mut self, now: Duration) -> Option<K> {
         self.close_oldest(None, true, now)
     }
@@ -267,24 +268,24 @@ impl<K> Occupancy<K> {
     pub(super) fn close(&mut self) -> Vec<K> {
         self.silent = GuestOrder::default();
         self.idle = GuestOrder::default();
-        self.guests.values_mut().filter_map(|guest| guest.knock.take()).collect()
+        self.pending_ones.values_mut().filter_map(|pending| pending.knock.take()).collect()
     }
 
-    /// Tells the oldest guest that may be closed to leave. It counts until it has left; until then there is one too
+    /// Tells the oldest pending connection that may be closed to leave. It counts until it has left; until then there is one too
     /// many.
-    fn close_oldest(&mut self, of: Option<Address>, also_idle: bool, now: Duration) -> Option<K> {
+    fn close_oldest(&mut self, of: Option<SourceAddress>, also_idle: bool, now: Duration) -> Option<K> {
         let id = self.silent.oldest(of).filter(|id| self.is_patience_over(*id, now));
         let idle = || self.idle.oldest(of).filter(|id| also_idle && self.is_patience_over(*id, now));
         let id = id.or_else(idle)?;
         self.withdraw(id);
-        self.guests.get_mut(&id)?.knock.take()
+        self.pending_ones.get_mut(&id)?.knock.take()
     }
 
     fn is_patience_over(&self, id: u64, now: Duration) -> bool {
-        self.guests.get(&id).is_some_and(|guest| guest.since + self.bounds.patience <= now)
+        self.pending_ones.get(&id).is_some_and(|pending| pending.since + self.bounds.patience <= now)
     }
 
-    fn change(&mut self, address: Option<Address>, change: impl FnOnce(&mut AddressUse)) {
+    fn change(&mut self, address: Option<SourceAddress>, change: impl FnOnce(&mut AddressUse)) {
         let Some(address) = address else { return };
         let Some(held) = self.held.get_mut(&address) else { return };
         change(held);
@@ -302,7 +303,7 @@ mod tests {
 
     const PATIENCE: Duration = Duration::from_secs(1);
 
-    fn address(number: u32) -> Option<Address> {
+    fn address(number: u32) -> Option<SourceAddress> {
         Some(SocketAddr::new(Ipv4Addr::from_bits(number).into(), 1).into())
     }
 
@@ -319,14 +320,14 @@ mod tests {
 
     fn come(
         state: &mut Occupancy<&'static str>,
-        address: Option<Address>,
+        address: Option<SourceAddress>,
         now: u64,
         name: &'static str,
     ) -> (u64, Option<&'static str>) {
         state.enter(address, Duration::from_secs(now), name).unwrap()
     }
 
-    fn go(state: &mut Occupancy<&'static str>, address: Option<Address>, id: u64) {
+    fn go(state: &mut Occupancy<&'static str>, address: Option<SourceAddress>, id: u64) {
         state.exit(id);
         state.leave(address);
     }
@@ -426,7 +427,7 @@ mod tests {
         let first = state.revive(first, "first again", late);
         assert_eq!(state.handshakes, 3, "for as long as it takes");
         assert_eq!(state.enter(address(4), late, "fourth").unwrap().1, Some("second"));
-        assert_eq!(state.guests[&first].since, late);
+        assert_eq!(state.pending_ones[&first].since, late);
     }
 
     #[test]
@@ -457,7 +458,7 @@ mod tests {
             }
             go(&mut state, address(round), id);
         }
-        assert!(state.held.is_empty() && state.guests.is_empty());
+        assert!(state.held.is_empty() && state.pending_ones.is_empty());
         assert!(state.silent.all.is_empty() && state.idle.by_address.is_empty());
         assert_eq!((state.connections, state.handshakes), (0, 0));
         assert_eq!(state.shed(), None);

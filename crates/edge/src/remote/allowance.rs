@@ -17,10 +17,10 @@ const LEAST_READ: usize = 64;
 
 /// Bytes that may still come, on one connection or on several that follow each other.
 #[derive(Debug)]
-pub struct Allowance(Mutex<Bucket>);
+pub struct Allowance(Mutex<AllowanceBucket>);
 
 #[derive(Debug)]
-struct Bucket {
+struct AllowanceBucket {
     left: usize,
     /// Most bytes that questions add up to.
     most: usize,
@@ -43,7 +43,13 @@ impl Allowance {
 
     /// With `per_second` bytes more each second, while less than `idle_most` are left.
     pub fn new(most: usize, per_second: usize, idle_most: usize) -> Arc<Self> {
-        Arc::new(Self(Mutex::new(Bucket { left: idle_most, most, per_second, idle_most, at: clock::now() })))
+        Arc::new(Self(Mutex::new(AllowanceBucket {
+            left: idle_most,
+            most,
+            per_second,
+            idle_most,
+            at: clock::now(),
+        })))
     }
 
     /// Allows `bytes` more, for a question.
@@ -68,7 +74,7 @@ impl Allowance {
     }
 }
 
-impl Bucket {
+impl AllowanceBucket {
     fn refill(&mut self, now: Timestamp) {
         let millis = usize::try_from(now.0.saturating_sub(self.at.0)).unwrap_or(usize::MAX);
         let bytes = self.per_second.saturating_mul(millis) / 1_000;
@@ -171,7 +177,8 @@ mod tests {
 
     #[test]
     fn time_brings_back_a_little_and_questions_more() {
-        let mut bucket = Bucket { left: 0, most: 1_000, per_second: 10, idle_most: 50, at: Timestamp(0) };
+        let mut bucket =
+            AllowanceBucket { left: 0, most: 1_000, per_second: 10, idle_most: 50, at: Timestamp(0) };
         bucket.refill(Timestamp(99));
         assert_eq!(bucket.left, 0);
         bucket.refill(Timestamp(100));

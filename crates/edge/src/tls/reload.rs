@@ -27,12 +27,12 @@ pub type TlsHandle = Arc<ArcSwap<ServerConfig>>;
 /// All TLS uses of the process. Reload is all or nothing.
 #[derive(Default)]
 pub struct TlsStore {
-    uses: Mutex<Vec<Use>>,
+    uses: Mutex<Vec<CertificateUse>>,
     /// A revocation list says something else.
     revoked: watch::Sender<()>,
 }
 
-struct Use {
+struct CertificateUse {
     name: String,
     files: TlsFiles,
     alpn: Vec<Vec<u8>>,
@@ -98,7 +98,7 @@ impl TlsStore {
             told: InspectionStage::Fine,
             told_faults: false,
         };
-        self.uses.lock().push(Use {
+        self.uses.lock().push(CertificateUse {
             name: name.to_owned(),
             pairs: files.pairs().zip(facts).map(fresh).collect(),
             files,
@@ -187,7 +187,7 @@ impl TlsStore {
     /// file are reported together.
     pub fn notices(&self, now: SystemTime) -> Vec<Notice> {
         let mut notices: Vec<Notice> = Vec::new();
-        for Use { name, pairs, .. } in self.uses.lock().iter_mut() {
+        for CertificateUse { name, pairs, .. } in self.uses.lock().iter_mut() {
             for (out, text) in pairs.iter_mut().flat_map(|pair| pair.due(now)) {
                 match notices.iter_mut().find(|notice| notice.text == text) {
                     Some(notice) if notice.uses.contains(name) => {}

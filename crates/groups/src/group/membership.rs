@@ -13,7 +13,7 @@ use super::{
         outstanding::OutstandingEntry,
         partition::Dying,
     },
-    Gone, Group,
+    Group, MemberGone,
     resuming::ClaimedPlace,
 };
 
@@ -116,8 +116,8 @@ impl Group {
     /// A call of a member without a stream goes on: its lease begins anew.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
-    pub fn renew(&mut self, key: MemberKey, now: Timestamp) -> Result<(), Gone> {
+    /// [`MemberGone`] if the member is.
+    pub fn renew(&mut self, key: MemberKey, now: Timestamp) -> Result<(), MemberGone> {
         self.find(key)?;
         if let Some(member) = self.member_mut(key.index)
             && member.fetches
@@ -153,8 +153,8 @@ impl Group {
     /// The member wants nothing new: its partitions go to others, what it has it may settle.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
-    pub fn drain(&mut self, key: MemberKey, now: Timestamp) -> Result<(), Gone> {
+    /// [`MemberGone`] if the member is.
+    pub fn drain(&mut self, key: MemberKey, now: Timestamp) -> Result<(), MemberGone> {
         self.find(key)?;
         if let Some(member) = self.member_mut(key.index) {
             member.draining = true;
@@ -167,8 +167,8 @@ impl Group {
     /// Changes how much the member may have unacknowledged. What it has beyond that it keeps.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
-    pub fn set_credit(&mut self, key: MemberKey, credit: Credit) -> Result<(), Gone> {
+    /// [`MemberGone`] if the member is.
+    pub fn set_credit(&mut self, key: MemberKey, credit: Credit) -> Result<(), MemberGone> {
         self.find(key)?;
         if let Some(member) = self.member_mut(key.index) {
             member.credit = clamp(credit);

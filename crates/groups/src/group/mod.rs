@@ -22,14 +22,14 @@ use gateway_core::{PARTITIONS, Partition, Timestamp};
 use hashbrown::HashMap;
 
 pub use membership::{Joined, MemberOptions, TooManyMembers};
-pub use reading::{Missing, Read};
+pub use reading::{Read, ReadGap};
 pub use resuming::{ClaimedPlace, Recall};
 pub use settling::{AckResult, Nack, SettlingAnswer};
-pub use status::{Delayed, MemberStatus, Pending, PendingState, Status, Totals};
-pub use taking::{Delivery, Gone, Room, TakenDeliveries};
+pub use status::{Delayed, DeliveryStatus, GroupTotals, MemberStatus, Pending, PendingState};
+pub use taking::{Delivery, MemberGone, Room, TakenDeliveries};
 
 use super::{
-    config::{GroupConfig, Identity, MAX_PAUSE, MAX_WAITING},
+    config::{GroupConfig, GroupIdentity, MAX_PAUSE, MAX_WAITING},
     lagging::Undelivered,
     member::{Member, MemberKey},
     outstanding::OutstandingEntry,
@@ -43,7 +43,7 @@ use super::{
 /// must outlive the process adds partitions to [`Self::changes`]: whoever calls looks at both.
 #[derive(Debug)]
 pub struct Group {
-    identity: Identity,
+    identity: GroupIdentity,
     config: GroupConfig,
     partitions: Vec<PartitionState>,
     members: Vec<Option<Member>>,
@@ -70,7 +70,7 @@ pub struct Group {
     dirty: Vec<u8>,
     /// Messages to be given up: partition, offset.
     dying: VecDeque<(u8, u64)>,
-    totals: Totals,
+    totals: GroupTotals,
 }
 
 /// Change of one partition that must be written.
@@ -87,7 +87,7 @@ pub struct PartitionChange {
 impl Group {
     /// A group without members that has read nothing, and settled nothing. [`Self::restore`] and [`Self::set_end`] for each
     /// partition follow.
-    pub fn new(identity: Identity, config: GroupConfig) -> Self {
+    pub fn new(identity: GroupIdentity, config: GroupConfig) -> Self {
         Self {
             identity,
             config,
@@ -108,7 +108,7 @@ impl Group {
             woken: Vec::new(),
             dirty: Vec::new(),
             dying: VecDeque::new(),
-            totals: Totals::default(),
+            totals: GroupTotals::default(),
         }
     }
 
@@ -142,7 +142,7 @@ impl Group {
     }
 
     /// Returns the identity of this group.
-    pub fn identity(&self) -> Identity {
+    pub fn identity(&self) -> GroupIdentity {
         self.identity
     }
 
@@ -218,8 +218,8 @@ impl Group {
     }
 
     /// The member, unless it is gone or was fenced.
-    fn find(&self, key: MemberKey) -> Result<&Member, Gone> {
-        self.member(key.index).filter(|member| member.number == key.number).ok_or(Gone)
+    fn find(&self, key: MemberKey) -> Result<&Member, MemberGone> {
+        self.member(key.index).filter(|member| member.number == key.number).ok_or(MemberGone)
     }
 
     /// Something of the partition must be written.

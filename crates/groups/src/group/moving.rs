@@ -6,7 +6,7 @@ use super::{
     super::{
         lagging::Undelivered,
         member::{Gap, GapReason},
-        partition::{PartitionState, Ready},
+        partition::{PartitionState, ReadyMessage},
         progress::Progress,
     },
     Group,
@@ -62,7 +62,7 @@ impl Group {
         let mut lost = 0;
         let skips = state.read < floor;
         let mut ready = std::mem::take(&mut state.ready);
-        ready.retain(|one: &Ready| {
+        ready.retain(|one: &ReadyMessage| {
             let stays = one.record.offset >= floor;
             if !stays {
                 lost += 1;

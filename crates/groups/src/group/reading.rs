@@ -7,9 +7,9 @@ use super::{
         config::{MAX_AHEAD, MAX_DYING, MAX_LAGGING, MAX_WAITING, READ_BYTES, READ_RECORDS},
         lagging::Undelivered,
         member::{Gap, GapReason, MemberKey},
-        partition::{PartitionKind, Reading, Ready},
+        partition::{PartitionKind, PartitionRead, ReadyMessage},
     },
-    Gone, Group,
+    Group, MemberGone,
 };
 
 /// A stretch of the log that a member waits for. What it brings goes to [`Group::feed`], a failure to [`Group::failed`].
@@ -28,7 +28,7 @@ pub struct Read {
 
 /// Places from where a read began that cannot be read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Missing {
+pub struct ReadGap {
     /// One more than the last.
     pub until: u64,
     /// Why.
@@ -66,8 +66,8 @@ impl Group {
     /// Returns the reads that the member wants now: at most `limit`, as long as it has credit. Each is under way from then on.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
-    pub fn wants(&mut self, member: MemberKey, limit: usize) -> Result<Vec<Read>, Gone> {
+    /// [`MemberGone`] if the member is.
+    pub fn wants(&mut self, member: MemberKey, limit: usize) -> Result<Vec<Read>, MemberGone> {
         self.find(member)?;
         let mut reads = Vec::new();
         while reads.len() < limit {
@@ -87,7 +87,7 @@ impl Group {
             let Some((kind, from)) = self.kind(partition) else { continue };
             let state = &mut self.partitions[usize::from(partition)];
             state.ticket += 1;
-            state.reading = Some(Reading { ticket: state.ticket, kind });
+            state.reading = Some(PartitionRead { ticket: state.ticket, kind });
             state.replayed = kind == PartitionKind::Lagging;
             let many = state.sparse || kind == PartitionKind::Lagging;
             let records = if many { READ_RECORDS } else { room.clamp(1, READ_RECORDS) };
@@ -155,7 +155,7 @@ impl Group {
         read: &Read,
         records: Vec<LogRecord>,
         next: u64,
-        missing: Option<Missing>,
+        missing: Option<ReadGap>,
         mut wanted: impl FnMut(&LogRecord) -> bool,
     ) {
         let index = read.partition.0;
@@ -288,7 +288,7 @@ impl Group {
         if std::mem::take(&mut lagging.alone) {
             lagging.blocked = Some(record.offset);
         }
-        self.ready(index, Ready { key, attempts, cost: cost(&record), record });
+        self.ready(index, ReadyMessage { key, attempts, cost: cost(&record), record });
         self.forgot(forgotten);
     }
 
@@ -347,10 +347,10 @@ impl Group {
             self.waiting += usize::from(takes);
             return;
         }
-        self.ready(index, Ready { key, attempts, cost: cost(&record), record });
+        self.ready(index, ReadyMessage { key, attempts, cost: cost(&record), record });
     }
 
-    fn ready(&mut self, index: u8, one: Ready) {
+    fn ready(&mut self, index: u8, one: ReadyMessage) {
         let state = &mut self.partitions[usize::from(index)];
         if let Some(owner) = state.owner.and_then(|owner| self.members[owner as usize].as_mut()) {
             owner.ahead.add(one.cost);
@@ -381,7 +381,7 @@ impl Group {
     }
 
     /// A stretch cannot be read. What waits in it is lost when the rest of the read is looked at; the owner is told.
-    fn miss(&mut self, index: u8, kind: PartitionKind, missing: Missing) {
+    fn miss(&mut self, index: u8, kind: PartitionKind, missing: ReadGap) {
         let state = self.at(index);
         let from = match kind {
             PartitionKind::Main => Some(state.read),
@@ -395,7 +395,7 @@ impl Group {
             self.soil(index);
         }
         if let Some(owner) = owner {
-            let Missing { until, reason } = missing;
+            let ReadGap { until, reason } = missing;
             // Nobody knows what was there.
             let gap = Gap { partition: Partition(index), from, until, reason, count: None };
             if let Some(member) = self.member_mut(owner) {

@@ -19,7 +19,7 @@ use super::{
         ranges::Ranges,
         roster::{Roster, RosterMember},
     },
-    Gone, Group,
+    Group, MemberGone,
     reading::cost,
 };
 
@@ -190,8 +190,8 @@ impl Group {
     /// Returns the next stretch of the log to read for the messages that the member has named; `None` if all are known.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
-    pub fn next_recall(&mut self, key: MemberKey) -> Result<Option<Recall>, Gone> {
+    /// [`MemberGone`] if the member is.
+    pub fn next_recall(&mut self, key: MemberKey) -> Result<Option<Recall>, MemberGone> {
         self.find(key)?;
         loop {
             let Some(&claim) = self.member(key.index).and_then(|member| member.claims.front()) else {
@@ -214,7 +214,7 @@ impl Group {
     /// group's.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
+    /// [`MemberGone`] if the member is.
     pub fn recall(
         &mut self,
         key: MemberKey,
@@ -223,7 +223,7 @@ impl Group {
         next: u64,
         wanted: impl Fn(&LogRecord) -> bool,
         now: Timestamp,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), MemberGone> {
         self.find(key)?;
         let index = recall.partition.0;
         let deadline = now.plus_millis(millis(self.config.ack_deadline));
@@ -361,8 +361,8 @@ impl Group {
     /// The member is back: what it has is known now. Returns the numbers of what it named and does not have.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
-    pub fn resume(&mut self, key: MemberKey) -> Result<Ranges, Gone> {
+    /// [`MemberGone`] if the member is.
+    pub fn resume(&mut self, key: MemberKey) -> Result<Ranges, MemberGone> {
         self.find(key)?;
         let claims = self.member_mut(key.index).map(|member| std::mem::take(&mut member.claims));
         for claim in claims.unwrap_or_default() {
@@ -410,8 +410,8 @@ impl Group {
         self.at(id.partition.0).awaited.contains(&index).then_some(index)
     }
 
-    /// The member that this names says by it that it has the message. Returns the member, for [`Self::next_recall`], if an earlier
-    /// process may have delivered that, and nothing is known of it here.
+    /// The member that this names says by it that it has the message. Returns the member, for [`Self::next_recall`], if an
+    /// earlier process may have delivered that, and nothing is known of it here.
     pub fn claim_id(&mut self, id: &AckId) -> Option<MemberKey> {
         let index = self.missing_member(id)?;
         let member = self.member_mut(index).filter(|member| member.claims.len() < MAX_CLAIMS)?;

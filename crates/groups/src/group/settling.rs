@@ -11,10 +11,10 @@ use super::{
         lagging::Undelivered,
         member::MemberKey,
         outstanding::OutstandingEntry,
-        partition::{Dying, Ready},
+        partition::{Dying, ReadyMessage},
         ranges::{IdRange, Ranges},
     },
-    Gone, Group,
+    Group, MemberGone,
 };
 
 /// Answer to acknowledgements, once they are on disk.
@@ -53,8 +53,8 @@ impl Group {
     /// taken after this call.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
-    pub fn acknowledge(&mut self, key: MemberKey, ranges: &Ranges) -> Result<SettlingAnswer, Gone> {
+    /// [`MemberGone`] if the member is.
+    pub fn acknowledge(&mut self, key: MemberKey, ranges: &Ranges) -> Result<SettlingAnswer, MemberGone> {
         self.find(key)?;
         let mut answer = SettlingAnswer::default();
         for range in ranges.iter() {
@@ -72,7 +72,7 @@ impl Group {
     /// what came later; returns what is left for the next call.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
+    /// [`MemberGone`] if the member is.
     pub fn nack(
         &mut self,
         key: MemberKey,
@@ -80,7 +80,7 @@ impl Group {
         nack: &Nack,
         now: Timestamp,
         limit: usize,
-    ) -> Result<Ranges, Gone> {
+    ) -> Result<Ranges, MemberGone> {
         self.find(key)?;
         let mut room = limit;
         let mut further = ranges.iter();
@@ -103,14 +103,14 @@ impl Group {
     /// handover ends, and no longer.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
+    /// [`MemberGone`] if the member is.
     pub fn extend(
         &mut self,
         key: MemberKey,
         ranges: &Ranges,
         time: Duration,
         now: Timestamp,
-    ) -> Result<(), Gone> {
+    ) -> Result<(), MemberGone> {
         self.find(key)?;
         for range in ranges.iter() {
             let Some(member) = self.member(key.index) else { break };
@@ -324,7 +324,7 @@ impl Group {
     fn unread_key(&mut self, partition: u8, key: u64) {
         let state = &mut self.partitions[usize::from(partition)];
         let mut owner = state.owner.and_then(|index| self.members[index as usize].as_mut());
-        let (gone, kept): (VecDeque<Ready>, VecDeque<Ready>) =
+        let (gone, kept): (VecDeque<ReadyMessage>, VecDeque<ReadyMessage>) =
             std::mem::take(&mut state.ready).into_iter().partition(|one| one.key == key);
         state.ready = kept;
         for one in gone {

@@ -15,7 +15,7 @@ use super::{
 
 /// Counts since the process began.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Totals {
+pub struct GroupTotals {
     /// Deliveries.
     pub delivered: u64,
     /// Of those, not the first of their message.
@@ -36,7 +36,7 @@ pub struct Totals {
 
 /// Status of a group.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Status {
+pub struct DeliveryStatus {
     /// Delivered and not acknowledged.
     pub outstanding: Amount,
     /// Members, those in their lease included.
@@ -46,7 +46,7 @@ pub struct Status {
     /// Keys that lag behind their partition.
     pub lagging_keys: usize,
     /// Counts since the process began.
-    pub totals: Totals,
+    pub totals: GroupTotals,
 }
 
 /// A member.
@@ -99,8 +99,9 @@ pub enum Delayed {
 
 impl Group {
     /// Returns the status of the group.
-    pub fn status(&self) -> Status {
-        let mut status = Status { waiting: self.waiting, totals: self.totals, ..Status::default() };
+    pub fn status(&self) -> DeliveryStatus {
+        let mut status =
+            DeliveryStatus { waiting: self.waiting, totals: self.totals, ..DeliveryStatus::default() };
         for member in self.members.iter().flatten() {
             status.members += 1;
             status.outstanding.messages += member.outstanding.messages;
@@ -111,7 +112,7 @@ impl Group {
     }
 
     /// Returns the counts since the process began.
-    pub fn totals(&self) -> Totals {
+    pub fn totals(&self) -> GroupTotals {
         self.totals
     }
 

@@ -17,7 +17,7 @@ use super::{
 /// The member is no longer in the group: its lease has ended, or another stream has taken its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
 #[error("the member is not in the group any more")]
-pub struct Gone;
+pub struct MemberGone;
 
 /// Room for the messages of one call.
 #[derive(Debug, Clone, Copy)]
@@ -72,11 +72,16 @@ impl Group {
     /// Takes what is there for the member, within its credit and `room`. What it takes counts as delivered.
     ///
     /// # Errors
-    /// [`Gone`] if the member is.
-    pub fn take(&mut self, key: MemberKey, now: Timestamp, room: Room) -> Result<TakenDeliveries, Gone> {
+    /// [`MemberGone`] if the member is.
+    pub fn take(
+        &mut self,
+        key: MemberKey,
+        now: Timestamp,
+        room: Room,
+    ) -> Result<TakenDeliveries, MemberGone> {
         self.find(key)?;
         let (identity, deadline) = (self.identity, now.plus_millis(millis(self.config.ack_deadline)));
-        let Some(member) = self.members[key.index as usize].as_mut() else { return Err(Gone) };
+        let Some(member) = self.members[key.index as usize].as_mut() else { return Err(MemberGone) };
         let mut taken = TakenDeliveries {
             revoked: std::mem::take(&mut member.revoked).into_iter().collect(),
             gaps: std::mem::take(&mut member.gaps).into(),

@@ -206,7 +206,7 @@ impl World {
         let partition = read.partition.0;
         let trimmed = self.trimmed.get(&partition).copied().unwrap_or_default();
         let from = read.from.max(trimmed);
-        let missing = (read.from < trimmed).then_some(Missing { until: trimmed, reason: GapReason::Removed });
+        let missing = (read.from < trimmed).then_some(ReadGap { until: trimmed, reason: GapReason::Removed });
         let limit = 1 + self.random.below(read.records);
         let none = Vec::new();
         let all = self.log.get(&partition).unwrap_or(&none);
@@ -232,7 +232,7 @@ impl World {
         let room = Room { messages: most, bytes: 200 + self.random.below(2_000) };
         let taken = match self.group.take(key, self.now, room) {
             Ok(taken) => taken,
-            Err(Gone) => {
+            Err(MemberGone) => {
                 let consumer = self.consumers.remove(at);
                 assert!(
                     !consumer.is_here || consumer.fetches || self.replaced(&consumer),
@@ -265,7 +265,7 @@ impl World {
         for consumer in &mut self.consumers {
             match self.group.take(consumer.key, self.now, Room { messages: 0, bytes: 0 }) {
                 Ok(taken) => consumer.hear(&taken.revoked),
-                Err(Gone) => consumer.has.clear(),
+                Err(MemberGone) => consumer.has.clear(),
             }
         }
     }
@@ -489,7 +489,7 @@ impl World {
             let before = self.consumers.remove(before);
             assert!(matches!(
                 self.group.take(before.key, self.now, Room { messages: 1, bytes: 1 }),
-                Err(Gone)
+                Err(MemberGone)
             ));
         }
         self.awake.insert(joined.member.number);
@@ -603,6 +603,6 @@ impl World {
     }
 }
 
-pub(super) fn identity(life: u32, generation: u32) -> Identity {
-    Identity { group: GroupId(1), life, generation, seed: 7 }
+pub(super) fn identity(life: u32, generation: u32) -> GroupIdentity {
+    GroupIdentity { group: GroupId(1), life, generation, seed: 7 }
 }

@@ -4,15 +4,17 @@
 use std::collections::{BTreeMap, BTreeSet};
 
 use codec::{
-    Ack, AckKind, Auth, Disconnect, Packet, Publish, PublishFrame, Subscribe, SubscribeFilter, Unsubscribe,
-    reason,
+    Ack, AckKind, AuthPacket, Disconnect, Packet, Publish, PublishFrame, Subscribe, SubscribeFilter,
+    Unsubscribe, reason,
 };
 use gateway_core::{
     Effort, Message, Offer, Origin, Protocol, QoS, QueueId, Timestamp, limits::Limits, units::ByteSize,
 };
 
 use super::budgets::Unlimited;
-use crate::{Effect, Enhanced, Env, Inbound, Incoming, LinkParams, Outbound, Owner, Permit, Violation};
+use crate::{
+    Effect, Enhanced, Env, Inbound, InboundOwner, Incoming, LinkParams, Outbound, PublishPermit, Violation,
+};
 
 /// Interprets `data` as packets of a client, deliveries to it, losses of its connection and time between them. Each packet
 /// must have exactly the effect that the model expects; what follows from a violation is a new connection.
@@ -86,7 +88,7 @@ struct Connection<'a> {
     undecided: bool,
 }
 
-impl Owner for Connection<'_> {
+impl InboundOwner for Connection<'_> {
     type End = Violation;
 
     fn limits(&self) -> &Limits {
@@ -101,12 +103,12 @@ impl Owner for Connection<'_> {
         self.enhanced.as_mut()
     }
 
-    fn may_publish(&mut self, topic: &str, _: &Publish<'_>) -> Permit {
+    fn may_publish(&mut self, topic: &str, _: &Publish<'_>) -> PublishPermit {
         match topic.split_once('/') {
-            _ if self.undecided => Permit::Later,
-            Some(("forbidden", _)) => Permit::Closed,
-            Some(("forgotten", _)) => Permit::Dropped,
-            _ => Permit::Granted,
+            _ if self.undecided => PublishPermit::Later,
+            Some(("forbidden", _)) => PublishPermit::Closed,
+            Some(("forgotten", _)) => PublishPermit::Dropped,
+            _ => PublishPermit::Granted,
         }
     }
 
@@ -536,7 +538,7 @@ impl World {
     fn authenticate(&mut self, a: u8, b: u8) {
         let Some(enhanced) = self.enhanced.as_mut().filter(|_| self.protocol.is_v5()) else {
             if self.protocol.is_v5() {
-                let auth = Auth { code: 0x19, method: Some("M".to_owned()), ..Auth::default() };
+                let auth = AuthPacket { code: 0x19, method: Some("M".to_owned()), ..AuthPacket::default() };
                 self.expect(&Packet::Auth(Box::new(auth)), &Expected::Violation(reason::PROTOCOL_ERROR));
             }
             return;
@@ -576,7 +578,7 @@ impl World {
             expected => expected,
         };
         model.turn = Turn::Ours;
-        let auth = Auth { code, method: Some(method.to_owned()), ..Auth::default() };
+        let auth = AuthPacket { code, method: Some(method.to_owned()), ..AuthPacket::default() };
         self.expect(&Packet::Auth(Box::new(auth)), &expected);
     }
 

@@ -8,7 +8,7 @@ use gateway_core::{
 };
 
 use super::{append_reply, budgets::Purse};
-use crate::{Begin, Env, LinkParams, Outbound};
+use crate::{Env, LinkParams, Outbound, Qos2Begin};
 
 /// Interprets `data` as operations (deliver, read, acknowledge, lose the connection, come back, let time
 /// pass) and checks after them: QoS 1 at least once and QoS 2 exactly once for everything taken, in order,
@@ -205,9 +205,9 @@ impl World {
                 (false, _) => "new",
             };
             let begun = match begun {
-                Begin::New => "new",
-                Begin::Duplicate(_) => "duplicate",
-                Begin::Exceeded => "exceeded",
+                Qos2Begin::New => "new",
+                Qos2Begin::Duplicate(_) => "duplicate",
+                Qos2Begin::Exceeded => "exceeded",
             };
             assert_eq!(begun, expected);
             if begun == "new" {

@@ -2,7 +2,7 @@
 //!
 //! [`Inbound::handle`] takes one frame, checks it, does what the session can do alone, and says what is left for the
 //! connection's owner: route a message, subscribe to filters, answer, end. It needs no socket, broker or clock. The other
-//! half of the session, which other threads deliver into, is the owner's: it is reached through [`Owner::outbound`].
+//! half of the session, which other threads deliver into, is the owner's: it is reached through [`InboundOwner::outbound`].
 
 mod bridge;
 mod filters;
@@ -14,7 +14,7 @@ use codec::{AckKind, Connect, DecodeError, Disconnect, Frame, Packet, Publish, S
 use gateway_core::{Commit, Effort, Protocol, Timestamp, limits::Limits, metrics::count};
 
 use self::bridge::BridgePeer;
-use super::{Enhanced, Env, Outbound, Presented, WrongStep, alias::InboundAliases};
+use super::{Enhanced, Env, Outbound, PresentedAuth, WrongStep, alias::InboundAliases};
 
 pub(super) use bridge::is_connection_state;
 pub use filters::Filters;
@@ -27,7 +27,7 @@ pub(super) use publish::{fits, may_publish_to};
 const ACKS_PER_LOCK: usize = 16;
 
 /// Services that the inbound half needs of the connection's owner.
-pub trait Owner {
+pub trait InboundOwner {
     /// Why the connection ends.
     type End: From<Violation>;
 
@@ -41,7 +41,7 @@ pub trait Owner {
     fn enhanced(&mut self) -> Option<&mut Enhanced>;
 
     /// Decides whether the client may publish this message to this topic name, which an alias may stand for.
-    fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> Permit;
+    fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> PublishPermit;
 
     /// Takes memory for the client's topic aliases, `bytes` in all. Their number was granted, so that nothing else than the
     /// connection's end says that one cannot be kept.
@@ -59,7 +59,7 @@ pub trait Owner {
 
 /// Decision about a message that the client wants to publish.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Permit {
+pub enum PublishPermit {
     /// The client may publish it.
     Granted,
     /// The client may not. Where no acknowledgement can say so, the message is forgotten.
@@ -97,7 +97,7 @@ pub enum Effect {
     /// Send an acknowledgement.
     Reply(Reply),
     /// See who the client has proved to be; then ask, conclude, or end the connection, as [`Enhanced`] says.
-    Authenticate(Presented),
+    Authenticate(PresentedAuth),
     /// Send PINGRESP [MQTT-3.12.4-1].
     Pong,
     /// End the connection: the client said so.
@@ -160,7 +160,7 @@ impl Inbound {
     /// # Errors
     /// The connection must end: for what the client sent, or for what `owner` says.
     #[inline]
-    pub fn handle<'p, O: Owner>(
+    pub fn handle<'p, O: InboundOwner>(
         &mut self,
         frame: &Frame<'p>,
         incoming: &mut Incoming<'p>,
@@ -181,7 +181,7 @@ impl Inbound {
     ///
     /// # Errors
     /// As [`Self::handle`].
-    pub fn handle_plain_pubacks<O: Owner>(
+    pub fn handle_plain_pubacks<O: InboundOwner>(
         &self,
         bytes: &[u8],
         effort: &mut Effort,
@@ -199,7 +199,7 @@ impl Inbound {
         Ok(acks)
     }
 
-    fn handle_other<O: Owner>(
+    fn handle_other<O: InboundOwner>(
         &mut self,
         frame: &Frame<'_>,
         effort: &mut Effort,
@@ -240,7 +240,7 @@ impl Inbound {
     }
 
     /// A step of a QoS 1 or 2 handshake.
-    fn handle_ack<O: Owner>(
+    fn handle_ack<O: InboundOwner>(
         kind: AckKind,
         packet_id: u16,
         code: u8,

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use codec::{AckKind, Frame, Publish, reason};
 use gateway_core::{Commit, Protocol, QoS, level_count, limits::Limits, metrics::count};
 
-use super::{Effect, Inbound, Owner, Permit, Reply, Violation};
-use crate::Begin;
+use super::{Effect, Inbound, InboundOwner, PublishPermit, Reply, Violation};
+use crate::Qos2Begin;
 
 /// Why a PUBLISH is not routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Incoming<'_> {
 }
 
 impl Inbound {
-    pub(super) fn handle_publish<'p, O: Owner>(
+    pub(super) fn handle_publish<'p, O: InboundOwner>(
         &mut self,
         frame: &Frame<'p>,
         incoming: &mut Incoming<'p>,
@@ -68,8 +68,8 @@ impl Inbound {
             Err(PublishError::Refused(code)) => return Ok(self.refuse(qos, packet_id, code)?),
         };
         let permit = owner.may_publish(incoming.topic(), &incoming.publish);
-        if permit != Permit::Granted {
-            if permit == Permit::Later {
+        if permit != PublishPermit::Granted {
+            if permit == PublishPermit::Later {
                 return Ok(Self::put_off(qos, incoming.publish.payload.len()));
             }
             // A duplicate of what was allowed when it came first was routed then: were it refused now, the client would use
@@ -80,22 +80,22 @@ impl Inbound {
                 return Ok(Effect::Reply(Reply::to(qos, packet_id, after)));
             }
             return Ok(match permit {
-                Permit::Closed => self.deny(qos, packet_id)?,
+                PublishPermit::Closed => self.deny(qos, packet_id)?,
                 _ => self.forget(qos, packet_id),
             });
         }
         if qos == QoS::ExactlyOnce {
             let maximum = owner.limits().receive_maximum;
             match owner.outbound(|out, _| out.begin_received(packet_id, maximum))? {
-                Begin::New => {}
+                Qos2Begin::New => {}
                 // Its message was routed when it came first [MQTT-4.3.3-10].
-                Begin::Duplicate(after) => {
+                Qos2Begin::Duplicate(after) => {
                     return Ok(Effect::Reply(Reply {
                         code: reason::SUCCESS,
                         ..Reply::to(qos, packet_id, after)
                     }));
                 }
-                Begin::Exceeded => return Err(Violation(reason::RECEIVE_MAXIMUM_EXCEEDED).into()),
+                Qos2Begin::Exceeded => return Err(Violation(reason::RECEIVE_MAXIMUM_EXCEEDED).into()),
             }
         }
         Ok(Effect::Publish)

@@ -1,6 +1,6 @@
 //! A persistent session with its disk, step by step.
 
-use gateway_core::{Journal, Outcome, Page, QueueOp, Receipt, StoredEntry};
+use gateway_core::{Journal, JournalPage, Outcome, QueueOp, Receipt, StoredEntry};
 use parking_lot::Mutex;
 
 use super::*;
@@ -49,14 +49,14 @@ impl Bench {
         std::mem::take(&mut *self.journal.0.lock())
     }
 
-    fn load(&mut self) -> Load {
+    fn load(&mut self) -> BacklogLoad {
         self.with(0, |out, env| out.begin_load(env))
     }
 }
 
 /// A whole page is read.
-fn from(place: u64) -> Load {
-    Load::From(place, Page::BYTES)
+fn from(place: u64) -> BacklogLoad {
+    BacklogLoad::From(place, JournalPage::BYTES)
 }
 
 /// Message in a place as it is read back.
@@ -67,8 +67,8 @@ fn stored(place: u64, payload: &[u8]) -> StoredEntry<u32> {
 }
 
 /// Places of an earlier process whose connection had ended.
-fn left(first: u64, next: u64, exact: u64, messages: usize, bytes: u64) -> Left<'static> {
-    Left { first, next, exact, messages, bytes, ..Left::default() }
+fn left(first: u64, next: u64, exact: u64, messages: usize, bytes: u64) -> StoredQueue<'static> {
+    StoredQueue { first, next, exact, messages, bytes, ..StoredQueue::default() }
 }
 
 fn aging() -> Limits {
@@ -156,7 +156,8 @@ fn what_was_trimmed_while_it_was_being_read_is_not_sent() {
         assert_eq!(bench.offer(0, payload, QoS::AtLeastOnce), Outcome::Sent);
     }
     assert!(bench.ops().iter().any(|op| matches!(op, QueueOp::Trim { from: 1, .. })));
-    let page = Page { entries: vec![stored(0, b"0"), stored(1, b"1"), stored(2, b"2")], next: 3, end: true };
+    let page =
+        JournalPage { entries: vec![stored(0, b"0"), stored(1, b"1"), stored(2, b"2")], next: 3, end: true };
     bench.with(0, |out, env| out.loaded(page, env));
     assert_eq!(packets(&mut bench.out, Protocol::V5).len(), 1, "only what was there before");
     assert_eq!(bench.load(), from(1));
@@ -169,14 +170,14 @@ fn reading_gives_back_what_it_took_of_the_budget_however_it_ends() {
     bench.attach(0, 10);
     bench.purse.limit.set(3_000);
     assert_eq!(bench.load(), from(0));
-    assert_eq!((bench.load(), bench.purse.held.get()), (Load::Nothing, 3_000));
+    assert_eq!((bench.load(), bench.purse.held.get()), (BacklogLoad::Nothing, 3_000));
     bench.with(0, |out, env| out.load_failed(env));
     assert_eq!((bench.purse.held.get(), bench.load()), (0, from(0)));
     bench.with(0, |out, env| out.detach(env));
     assert_eq!(bench.purse.held.get(), 0);
     bench.attach(0, 10);
     assert_eq!(bench.load(), from(0));
-    let page = Page { entries: vec![stored(0, b"a")], next: 1, end: false };
+    let page = JournalPage { entries: vec![stored(0, b"a")], next: 1, end: false };
     bench.with(0, |out, env| out.loaded(page, env));
     assert_eq!((bench.purse.held.get(), bench.load()), (0, from(1)), "a is in flight");
     bench.with(0, |out, env| out.end(env));
@@ -189,19 +190,21 @@ fn pages_shrink_to_one_message_while_memory_is_short_and_then_wait() {
     let mut bench = Bench::new(Limits::default());
     bench.out.restore(&left(0, 1000, 0, 1000, 10 << 20));
     bench.attach(0, 10);
-    for (room, bytes) in [(1 << 20, Page::BYTES), (100 << 10, 32 << 10), (10 << 10, 4 << 10), (0, 4 << 10)] {
+    for (room, bytes) in
+        [(1 << 20, JournalPage::BYTES), (100 << 10, 32 << 10), (10 << 10, 4 << 10), (0, 4 << 10)]
+    {
         bench.purse.limit.set(room);
-        assert_eq!(bench.load(), Load::From(0, bytes), "{room} bytes left");
+        assert_eq!(bench.load(), BacklogLoad::From(0, bytes), "{room} bytes left");
         bench.with(0, |out, env| out.load_failed(env));
     }
     bench.purse.limit.set(0);
-    assert_eq!(bench.load(), Load::From(0, 4 << 10));
-    let page = Page { entries: vec![stored(0, &[b'a'; 20 << 10])], next: 1, end: false };
+    assert_eq!(bench.load(), BacklogLoad::From(0, 4 << 10));
+    let page = JournalPage { entries: vec![stored(0, &[b'a'; 20 << 10])], next: 1, end: false };
     bench.with(0, |out, env| out.loaded(page, env));
     assert!(bench.purse.held.get() > 20 << 10, "in flight it counts until it is acknowledged");
-    assert_eq!(bench.load(), Load::NoRoom, "who holds something waits");
+    assert_eq!(bench.load(), BacklogLoad::NoRoom, "who holds something waits");
     assert_eq!(bench.with(0, |out, env| out.handle_puback(1, 0, env)), Ok(true));
-    assert_eq!((bench.purse.held.get(), bench.load()), (0, Load::From(1, 4 << 10)));
+    assert_eq!((bench.purse.held.get(), bench.load()), (0, BacklogLoad::From(1, 4 << 10)));
 }
 
 /// The failure: messages of a session on disk are dropped because memory is short.
@@ -230,10 +233,10 @@ fn dup_is_set_for_what_an_earlier_process_sent_and_for_nothing_else() {
         let mut bench = Bench::new(Limits::default());
         let entries = [(4, true), (5, false), (6, false)];
         let entries = entries.map(|(place, sent)| StoredEntry { sent, ..stored(place, b"m") }).into();
-        bench.out.restore(&Left { begun, ..left(4, 7, 0, 3, 300) });
+        bench.out.restore(&StoredQueue { begun, ..left(4, 7, 0, 3, 300) });
         bench.attach(0, 10);
         assert_eq!(bench.load(), from(4));
-        bench.with(0, |out, env| out.loaded(Page { entries, next: 7, end: true }, env));
+        bench.with(0, |out, env| out.loaded(JournalPage { entries, next: 7, end: true }, env));
         let expected = [5, 6, 7]
             .into_iter()
             .zip(dups)
@@ -264,7 +267,7 @@ fn the_end_of_a_connection_leaves_on_disk_what_was_sent() {
     assert_eq!(noted(&mut bench), None, "0 and 1 were written as sent, 2 only waits");
     bench.attach(0, 3);
     assert_eq!(bench.load(), from(2));
-    let page = Page { entries: vec![stored(2, b"2")], next: 3, end: true };
+    let page = JournalPage { entries: vec![stored(2, b"2")], next: 3, end: true };
     bench.with(0, |out, env| out.loaded(page, env));
     assert_eq!(packets(&mut bench.out, Protocol::V5).len(), 3);
     bench.with(0, |out, env| out.detach(env));
@@ -273,7 +276,7 @@ fn the_end_of_a_connection_leaves_on_disk_what_was_sent() {
 
     // A crash left doubt about places that were not read since.
     let mut bench = Bench::new(Limits::default());
-    bench.out.restore(&Left { begun: 2, ..left(0, 3, 0, 3, 300) });
+    bench.out.restore(&StoredQueue { begun: 2, ..left(0, 3, 0, 3, 300) });
     assert_eq!(noted(&mut bench), Some(2));
     assert_eq!(noted(&mut bench), None);
 }

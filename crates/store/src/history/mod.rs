@@ -30,12 +30,12 @@ pub trait HistoryStore: Send + Sync + 'static {
     fn page(&self, query: HistoryQuery) -> BoxFuture<'_, Result<HistoryPage, StoreError>>;
 
     /// Deletes what `removal` names and was recorded with its version or a lower one, even if it is written only later.
-    fn remove(&self, removal: Removal) -> BoxFuture<'_, Result<(), StoreError>>;
+    fn remove(&self, removal: HistoryRemoval) -> BoxFuture<'_, Result<(), StoreError>>;
 }
 
 /// History to delete.
 #[derive(Debug, Clone)]
-pub struct Removal {
+pub struct HistoryRemoval {
     /// Client id.
     pub device: String,
     /// Topics, each with the first and the last bucket that may hold messages of it.
@@ -44,7 +44,7 @@ pub struct Removal {
     pub version: u64,
 }
 
-impl Removal {
+impl HistoryRemoval {
     /// Topic and bucket of each partition.
     pub fn partitions(&self) -> impl Iterator<Item = (&Arc<str>, u64)> {
         self.topics.iter().flat_map(|(topic, first, last)| {

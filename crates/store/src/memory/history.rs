@@ -11,8 +11,8 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use crate::{
-    BoxFuture, HistoryEntry, HistoryPage, HistoryPlace, HistoryQuery, HistoryStore, LatestValue, Removal,
-    StoreError, Walk, bucket,
+    BoxFuture, HistoryEntry, HistoryPage, HistoryPlace, HistoryQuery, HistoryRemoval, HistoryStore,
+    LatestValue, StoreError, Walk, bucket,
 };
 
 /// A row's key: device, topic, bucket, received, version.
@@ -98,7 +98,7 @@ impl HistoryStore for MemoryHistory {
         })
     }
 
-    fn remove(&self, removal: Removal) -> BoxFuture<'_, Result<(), StoreError>> {
+    fn remove(&self, removal: HistoryRemoval) -> BoxFuture<'_, Result<(), StoreError>> {
         Box::pin(async move {
             self.check().await?;
             for (topic, bucket) in removal.partitions() {

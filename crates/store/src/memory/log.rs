@@ -10,8 +10,8 @@ use gateway_core::{
 use parking_lot::Mutex;
 
 use crate::{
-    BoxFuture, LogFull, LogWatcher, Mark, Missing, MissingReason, PartitionBounds, PartitionedLog, ReadLimit,
-    Reading, Slice, StoreError, StoreHealth,
+    BoxFuture, LogFull, LogRead, LogWatcher, Mark, MissingReason, MissingRecords, PartitionBounds,
+    PartitionedLog, ReadLimit, Slice, StoreError, StoreHealth,
 };
 
 /// Messages between two marks.
@@ -196,7 +196,7 @@ impl MemoryLog {
         let part = &state.partitions[usize::from(partition.0)];
         let mut slice = Slice { next: from, ..Slice::default() };
         if from < part.start {
-            slice.missing = Some(Missing { reason: MissingReason::Trimmed, until: part.start });
+            slice.missing = Some(MissingRecords { reason: MissingReason::Trimmed, until: part.start });
             slice.next = part.start;
         }
         let mut bytes = 0;
@@ -208,7 +208,7 @@ impl MemoryLog {
                 if !slice.records.is_empty() || another {
                     return slice;
                 }
-                slice.missing = Some(Missing { reason: MissingReason::Damaged, until: damaged + 1 });
+                slice.missing = Some(MissingRecords { reason: MissingReason::Damaged, until: damaged + 1 });
                 slice.next = damaged + 1;
                 continue;
             }
@@ -263,11 +263,11 @@ impl PartitionedLog for MemoryLog {
         state.waiting.first().map_or(state.submitted, |first| first.number)
     }
 
-    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> Reading {
+    fn read(&self, partition: Partition, from: u64, limit: ReadLimit) -> LogRead {
         let slice = self.slice(partition, from, limit);
         match self.options.late {
-            true => Reading::Later(Box::pin(async move { Ok(slice) })),
-            false => Reading::Now(slice),
+            true => LogRead::Later(Box::pin(async move { Ok(slice) })),
+            false => LogRead::Now(slice),
         }
     }
 

@@ -7,7 +7,9 @@ use std::sync::Arc;
 
 use gateway_core::Timestamp;
 
-use crate::{BUCKET_MS, HistoryEntry, HistoryQuery, HistoryStore, LatestValue, Removal, StoreError, bucket};
+use crate::{
+    BUCKET_MS, HistoryEntry, HistoryQuery, HistoryRemoval, HistoryStore, LatestValue, StoreError, bucket,
+};
 
 /// The first message of the tests, just before the end of a bucket.
 pub const START: u64 = 1_700_000_000_000 / BUCKET_MS * BUCKET_MS - 2;
@@ -178,7 +180,7 @@ async fn what_is_removed_stays_away_and_what_is_newer_stays(store: &dyn HistoryS
     append(store, &others).await;
     append(store, &[entry("gone", "t", START, 11)]).await;
     let topics = vec![(Arc::from("t"), bucket(START), bucket(START + 2 * BUCKET_MS))];
-    store.remove(Removal { device: "gone".to_owned(), topics, version: 10 }).await.unwrap();
+    store.remove(HistoryRemoval { device: "gone".to_owned(), topics, version: 10 }).await.unwrap();
     for _ in 0..2 {
         let left: Vec<_> =
             read(store, query("gone", "t")).await.0.iter().map(|value| value.version).collect();

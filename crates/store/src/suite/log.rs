@@ -12,7 +12,7 @@ use gateway_core::{
 };
 use parking_lot::{Condvar, Mutex};
 
-use crate::{LogWatcher, MissingReason, PartitionedLog, ReadLimit, Reading, Slice};
+use crate::{LogRead, LogWatcher, MissingReason, PartitionedLog, ReadLimit, Slice};
 
 pub const EVERYTHING: ReadLimit = ReadLimit { records: usize::MAX, bytes: usize::MAX };
 
@@ -43,8 +43,8 @@ pub fn wait<T>(future: impl Future<Output = T>) -> T {
 
 pub fn read(log: &dyn PartitionedLog, partition: Partition, from: u64, limit: ReadLimit) -> Slice {
     match log.read(partition, from, limit) {
-        Reading::Now(slice) => slice,
-        Reading::Later(slice) => wait(slice).unwrap(),
+        LogRead::Now(slice) => slice,
+        LogRead::Later(slice) => wait(slice).unwrap(),
     }
 }
 

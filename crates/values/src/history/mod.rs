@@ -29,7 +29,7 @@ use tokio::{
 
 use super::{ReadWatch, stripe::properties_size};
 use store::{
-    HistoryEntry, HistoryPage, HistoryQuery, HistoryStore, LatestValue, Recorder, Removal, StoreError,
+    HistoryEntry, HistoryPage, HistoryQuery, HistoryRemoval, HistoryStore, LatestValue, Recorder, StoreError,
     VersionClock, bucket,
 };
 
@@ -171,7 +171,7 @@ impl History {
         if topics.is_empty() {
             return Ok(());
         }
-        let removal = Removal { device: device.to_owned(), topics, version: self.clock.next(now) };
+        let removal = HistoryRemoval { device: device.to_owned(), topics, version: self.clock.next(now) };
         timeout(self.options.write_timeout, self.store.remove(removal)).await.unwrap_or_else(|_| Err(late()))
     }
 

@@ -8,7 +8,7 @@ use store::StoreError;
 
 /// Condition of the store, as the last contact showed.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Condition {
+pub enum StoreCondition {
     /// The store was not asked yet.
     Unknown,
     /// The store takes values.
@@ -22,7 +22,7 @@ pub enum Condition {
     },
 }
 
-impl Condition {
+impl StoreCondition {
     /// Why values do not go to the store; `None` if they do.
     pub fn trouble(&self) -> Option<&str> {
         match self {
@@ -33,25 +33,25 @@ impl Condition {
     }
 }
 
-/// The [`Condition`], for those who wait for it to change.
-pub(super) struct ConditionWatch(watch::Sender<Condition>);
+/// The [`StoreCondition`], for those who wait for it to change.
+pub(super) struct ConditionWatch(watch::Sender<StoreCondition>);
 
 impl ConditionWatch {
     /// `remote`: nothing is known before the first contact.
     pub(super) fn new(remote: bool) -> Self {
-        Self(watch::Sender::new(if remote { Condition::Unknown } else { Condition::Up }))
+        Self(watch::Sender::new(if remote { StoreCondition::Unknown } else { StoreCondition::Up }))
     }
 
-    pub(super) fn subscribe(&self) -> watch::Receiver<Condition> {
+    pub(super) fn subscribe(&self) -> watch::Receiver<StoreCondition> {
         self.0.subscribe()
     }
 
     pub(super) fn is_up(&self) -> bool {
-        *self.0.borrow() == Condition::Up
+        *self.0.borrow() == StoreCondition::Up
     }
 
     pub(super) fn is_down(&self) -> bool {
-        matches!(*self.0.borrow(), Condition::Down { .. })
+        matches!(*self.0.borrow(), StoreCondition::Down { .. })
     }
 
     /// A contact failed; `waiting` values are in memory.
@@ -62,7 +62,7 @@ impl ConditionWatch {
         }
         tracing::warn!(%error, waiting, "latest values cannot be written, they wait in memory");
         let reason = error.to_string().replace(['\r', '\n'], " ").into();
-        self.0.send_replace(Condition::Down { reason, since: Instant::now() });
+        self.0.send_replace(StoreCondition::Down { reason, since: Instant::now() });
     }
 
     /// All that waited, `waiting` values, was written, or a sign of life came.
@@ -70,8 +70,8 @@ impl ConditionWatch {
         if self.is_up() {
             return;
         }
-        match self.0.send_replace(Condition::Up) {
-            Condition::Down { since, .. } => {
+        match self.0.send_replace(StoreCondition::Up) {
+            StoreCondition::Down { since, .. } => {
                 tracing::info!(waiting, after = ?since.elapsed(), "latest values are written again");
             }
             _ => tracing::info!("the store of latest values answers"),

@@ -6,16 +6,16 @@ use bytes::Bytes;
 use gateway_core::{ClientId, QoS, Timestamp};
 use tokio::time::timeout;
 
-use super::{Latest, late};
+use super::{LatestCache, late};
 use store::{LatestQuery, LatestStore, LatestValue, StoreError};
 
 /// Values deleted at once.
 const PAGE: usize = 256;
 
-impl Latest {
+impl LatestCache {
     /// Deletes the values of `device` on all topics that match `filter`, and says which: all that were recorded before
     /// the call, wherever they are. A value recorded meanwhile may go or stay. Where one was the newest of its topic
-    /// over all devices, [`Latest::get`] without a device finds none until the next.
+    /// over all devices, [`LatestCache::get`] without a device finds none until the next.
     ///
     /// If it fails or is cancelled, a part is deleted; deleting again does the rest.
     ///

@@ -12,7 +12,7 @@ use tokio::{
     time::{Instant, timeout},
 };
 
-use super::{Latest, PROBED, STRIPES, VISIT, late, spill::Spill};
+use super::{LatestCache, PROBED, STRIPES, VISIT, late, spill::Spill};
 use crate::stripe::TakenEntry;
 use store::{LatestStore, LatestValue, StoreError};
 
@@ -39,12 +39,12 @@ const LAST_ATTEMPTS: u32 = 5;
 
 /// Destination of a batch.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Target {
+enum FlushTarget {
     Store,
     Spill,
 }
 
-impl Latest {
+impl LatestCache {
     /// Flushes every `flush_interval` until `shutdown` is true (or its sender gone), then once more. Meanwhile finds out whether
     /// reads fail.
     pub async fn run(self: Arc<Self>, shutdown: watch::Receiver<bool>) {
@@ -102,7 +102,7 @@ impl Latest {
     async fn round(&self, contact: &mut Option<Instant>) -> Result<bool, StoreError> {
         let waiting = self.gauges().pending_values;
         let mut asked = waiting > 0;
-        self.flush_to(Target::Store).await?;
+        self.flush_to(FlushTarget::Store).await?;
         let mut more = false;
         if let Some(spill) = self.spill.as_ref().filter(|spill| spill.len() > 0) {
             asked = true;
@@ -125,7 +125,7 @@ impl Latest {
     /// Writes all that waits now to the store. What fails stays in memory.
     pub async fn flush(&self) -> Result<(), StoreError> {
         let waiting = self.gauges().pending_values;
-        let result = self.flush_to(Target::Store).await;
+        let result = self.flush_to(FlushTarget::Store).await;
         match &result {
             Ok(()) if waiting > 0 => self.state.succeeded(waiting),
             Ok(()) => {}
@@ -134,10 +134,10 @@ impl Latest {
         result
     }
 
-    async fn flush_to(&self, target: Target) -> Result<(), StoreError> {
+    async fn flush_to(&self, target: FlushTarget) -> Result<(), StoreError> {
         let _one_at_a_time = match target {
-            Target::Store => self.flushing.lock().await,
-            Target::Spill => self.spilling.lock().await,
+            FlushTarget::Store => self.flushing.lock().await,
+            FlushTarget::Spill => self.spilling.lock().await,
         };
         let round = self.round.fetch_add(1, Relaxed) + 1;
         for stripe in &self.stripes {
@@ -149,7 +149,8 @@ impl Latest {
         let mut left = self.gauges().pending_values;
         let mut failed = None;
         while left > 0 {
-            if target == Target::Spill && self.spill.as_ref().is_some_and(|spill| self.is_full(spill, 2)) {
+            if target == FlushTarget::Spill && self.spill.as_ref().is_some_and(|spill| self.is_full(spill, 2))
+            {
                 let reason = "twice latest.max_bytes of latest values are in the data directory";
                 return Err(StoreError::Unavailable(reason.to_owned()));
             }
@@ -172,11 +173,11 @@ impl Latest {
 
     /// Writes one batch. Returns how many values it had, with an error too; [`StoreError::Partly`] means that some were
     /// written.
-    async fn write_batch(&self, target: Target, round: u64) -> Result<usize, (usize, StoreError)> {
-        let mut batch = Flight { latest: self, taken: Vec::new(), round, written: BatchOutcome::None };
+    async fn write_batch(&self, target: FlushTarget, round: u64) -> Result<usize, (usize, StoreError)> {
+        let mut batch = FlushBatch { latest: self, taken: Vec::new(), round, written: BatchOutcome::None };
         let values = match target {
-            Target::Store => batch.take(self.batch.load(Relaxed), BATCH_BYTES),
-            Target::Spill => batch.take(SPILL_BATCH, SPILL_BYTES),
+            FlushTarget::Store => batch.take(self.batch.load(Relaxed), BATCH_BYTES),
+            FlushTarget::Spill => batch.take(SPILL_BATCH, SPILL_BYTES),
         };
         let taken = values.len();
         if taken == 0 {
@@ -193,12 +194,12 @@ impl Latest {
         count(|c| {
             c.latest_retried.add(retried as u64);
             match target {
-                Target::Store => &c.latest_written,
-                Target::Spill => &c.latest_spilled,
+                FlushTarget::Store => &c.latest_written,
+                FlushTarget::Spill => &c.latest_spilled,
             }
             .add((taken - retried) as u64);
         });
-        if target == Target::Store && retried < taken {
+        if target == FlushTarget::Store && retried < taken {
             *self.written.lock() = Some(Instant::now());
         }
         match result {
@@ -216,9 +217,9 @@ impl Latest {
     }
 
     /// Writes one batch, in `write_timeout`.
-    async fn write(&self, values: Arc<[LatestValue]>, target: Target) -> Result<(), StoreError> {
+    async fn write(&self, values: Arc<[LatestValue]>, target: FlushTarget) -> Result<(), StoreError> {
         let number = values.len();
-        let spill = self.spill.as_ref().filter(|_| target == Target::Spill);
+        let spill = self.spill.as_ref().filter(|_| target == FlushTarget::Spill);
         let store: &dyn LatestStore = match spill {
             Some(spill) => spill,
             None => &*self.store,
@@ -298,7 +299,7 @@ impl Latest {
             }
             let _one_at_a_time = self.spilling.lock().await;
             let round = self.round.load(Relaxed);
-            match self.write_batch(Target::Spill, round).await {
+            match self.write_batch(FlushTarget::Spill, round).await {
                 Ok(1..) if self.gauges().pending_bytes > self.options.in_memory() / 2 => {}
                 Ok(_) => return,
                 Err((_, error)) => {
@@ -319,7 +320,7 @@ impl Latest {
     /// Moves what waits in memory to the spill. What that does not take stays.
     async fn spill_pending(&self) {
         let waiting = self.gauges().pending_values;
-        match self.flush_to(Target::Spill).await {
+        match self.flush_to(FlushTarget::Spill).await {
             Ok(()) => {
                 let spilled = self.gauges().spilled;
                 tracing::info!(
@@ -398,14 +399,14 @@ impl BatchOutcome {
 }
 
 /// Values on their way to the store; back to waiting if dropped unwritten.
-struct Flight<'a> {
-    latest: &'a Latest,
+struct FlushBatch<'a> {
+    latest: &'a LatestCache,
     taken: Vec<(usize, TakenEntry)>,
     round: u64,
     written: BatchOutcome,
 }
 
-impl Flight<'_> {
+impl FlushBatch<'_> {
     /// Takes up to about `most` values or `most_bytes` from the stripes in turn.
     fn take(&mut self, most: usize, most_bytes: usize) -> Vec<LatestValue> {
         let (mut values, mut bytes) = (Vec::new(), 0);
@@ -432,7 +433,7 @@ impl Flight<'_> {
     }
 }
 
-impl Drop for Flight<'_> {
+impl Drop for FlushBatch<'_> {
     fn drop(&mut self) {
         let keep = self.latest.options.in_memory() / STRIPES / 4;
         for (place, (number, taken)) in self.taken.iter().enumerate() {

@@ -46,7 +46,7 @@ use self::{condition::ConditionWatch, spill::Spill};
 use super::stripe::{NotRecorded, Stripe, StripeBounds, Sums, Unflushed};
 use store::{LatestStore, Recorder, SpillStore, StoreError, VersionClock};
 
-pub use self::{condition::Condition, options::LatestOptions, reads::ReadWatch};
+pub use self::{condition::StoreCondition, options::LatestOptions, reads::ReadWatch};
 
 const STRIPES: usize = 64;
 
@@ -70,7 +70,7 @@ pub struct LatestGauges {
 }
 
 /// Latest values with write-behind in front of a [`LatestStore`].
-pub struct Latest {
+pub struct LatestCache {
     store: Arc<dyn LatestStore>,
     spill: Option<Spill>,
     options: LatestOptions,
@@ -99,13 +99,13 @@ pub struct Latest {
 #[repr(align(128))]
 struct Padded(Mutex<Stripe>);
 
-impl Latest {
-    /// Values go to `store` once [`Latest::run`] is running.
+impl LatestCache {
+    /// Values go to `store` once [`LatestCache::run`] is running.
     pub fn new(store: Arc<dyn LatestStore>, options: LatestOptions) -> Arc<Self> {
         Self::with_spill(store, None, options)
     }
 
-    /// As [`Latest::new`]; what `store` does not take while it is away and at shutdown goes to `spill`, and what is in
+    /// As [`LatestCache::new`]; what `store` does not take while it is away and at shutdown goes to `spill`, and what is in
     /// `spill` goes to `store`.
     pub fn with_spill(
         store: Arc<dyn LatestStore>,
@@ -146,7 +146,7 @@ impl Latest {
     }
 
     /// The condition of the store, now and when it changes.
-    pub fn condition(&self) -> watch::Receiver<Condition> {
+    pub fn condition(&self) -> watch::Receiver<StoreCondition> {
         self.state.subscribe()
     }
 
@@ -213,7 +213,7 @@ impl Latest {
     }
 }
 
-impl Recorder for Latest {
+impl Recorder for LatestCache {
     /// Records a message that was accepted from a device; others are ignored, and so are `$` topics.
     ///
     /// The store knows the topics of a device, and decides which are too many: a bound in memory would keep the newest

@@ -8,13 +8,13 @@ use std::{
 
 use gateway_core::metrics::count;
 
-use super::{Latest, late};
+use super::{LatestCache, late};
 use store::{
     BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, PAGE_BYTES, PageBuilder, PageToken,
     Selection, StoreError,
 };
 
-impl Latest {
+impl LatestCache {
     /// The value of `topic` of `device`, or without a device the newest over all devices. Includes what is
     /// not yet in the store; if the store cannot be read, a value that is not yet there is still returned.
     ///
@@ -83,7 +83,7 @@ impl Latest {
         Ok(page.searched_to(end))
     }
 
-    /// Returns whether [`Latest::list`] works without device ids.
+    /// Returns whether [`LatestCache::list`] works without device ids.
     pub fn lists_all(&self) -> bool {
         self.store.lists_all()
     }

@@ -8,7 +8,7 @@ use std::{convert::Infallible, sync::Arc, time::Duration};
 use parking_lot::Mutex;
 use tokio::{sync::Notify, time::sleep};
 
-use super::{Latest, PROBED};
+use super::{LatestCache, PROBED};
 use store::StoreError;
 
 /// Pause between two questions while the database is away.
@@ -46,7 +46,7 @@ impl ReadWatch {
     }
 }
 
-impl Latest {
+impl LatestCache {
     /// Finds out whether reads fail, whenever there is a doubt. A store on this machine is never away.
     pub(super) async fn watch_reads(&self) -> Infallible {
         if self.options.probe.is_none() {

@@ -2,9 +2,9 @@
 
 use std::{convert::Infallible, sync::Arc};
 
-use access::backends::Grant;
+use access::backends::TokenGrant;
 use gateway_core::parse_shared;
-use telemetry::{TracedPacket, WATCH_BYTES, Watch};
+use telemetry::{PacketWatch, TracedPacket, WATCH_BYTES};
 
 use crate::grpc::{
     Context,
@@ -54,7 +54,11 @@ pub(super) fn trace(
 }
 
 /// Sends what is traced, until it cannot be sent.
-async fn follow(sender: &ResponseSender, watch: &Watch, grant: &Grant) -> Result<Infallible, StreamEnd> {
+async fn follow(
+    sender: &ResponseSender,
+    watch: &PacketWatch,
+    grant: &TokenGrant,
+) -> Result<Infallible, StreamEnd> {
     // The first says only that from now on nothing is left out.
     send(sender, Vec::new(), 0).await?;
     loop {
@@ -91,7 +95,7 @@ fn item(item: Item) -> v1::TracePacketsItem {
 }
 
 /// A packet as its caller may see it: topics out of its scope are withheld, with what is in their messages.
-fn shown(packet: TracedPacket, grant: &Grant) -> v1::TracedPacket {
+fn shown(packet: TracedPacket, grant: &TokenGrant) -> v1::TracedPacket {
     let scope = &grant.scope;
     let meets = |filter: &String| {
         let plain = parse_shared(filter).ok().flatten().map_or(filter.as_str(), |(_, filter)| filter);
@@ -168,7 +172,7 @@ mod tests {
     /// The failure: a caller that may not read a topic reads it in the trace of a device that publishes there.
     #[test]
     fn a_topic_out_of_scope_is_withheld_with_its_payload() {
-        let mut grant = Grant::clone(&Call::unlimited().caller().grant);
+        let mut grant = TokenGrant::clone(&Call::unlimited().caller().grant);
         assert_eq!(shown(publish(""), &grant).publish.unwrap().payload, "secret");
         grant.scope = Scope::new(Some(vec!["own/#".to_owned()]), None).unwrap();
         let own = shown(publish("own/x"), &grant);

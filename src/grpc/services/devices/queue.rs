@@ -9,7 +9,7 @@ use crate::grpc::{
     Context,
     messages::{
         answers, convert,
-        page::{PAGE_BYTES, Pages, fit},
+        page::{PAGE_BYTES, RequestPages, fit},
     },
     proto::gateway::v1,
     server::access::Call,
@@ -23,14 +23,14 @@ const READ: usize = 1 << 20;
 
 /// Beginning of a page.
 #[derive(Clone, Copy)]
-enum Start {
+enum PageStart {
     /// At this index of the queue in memory.
     Memory(usize),
     /// At this place on disk.
     Disk(u64),
 }
 
-impl Start {
+impl PageStart {
     fn read(text: &str) -> Option<Self> {
         let (kind, number) = text.split_at_checked(1)?;
         match kind {
@@ -53,7 +53,7 @@ struct ListedMessage {
     state: v1::QueueState,
     message: Arc<SharedMessage>,
     qos: QoS,
-    next: Start,
+    next: PageStart,
 }
 
 /// A page of a queue. Cancel safe.
@@ -67,16 +67,16 @@ pub(super) async fn list(
     }
     let limit = convert::page_size(std::mem::take(&mut request.page_size))?;
     let token = std::mem::take(&mut request.page_token);
-    let pages = Pages::of("ListQueue", &request);
+    let pages = RequestPages::of("ListQueue", &request);
     let start = pages.start(&token)?;
-    let start = start.map_or(Some(Start::Memory(0)), |start| Start::read(&start));
+    let start = start.map_or(Some(PageStart::Memory(0)), |start| PageStart::read(&start));
     let start = start.ok_or(Error::PageTokenInvalid)?;
     let session = context.broker.session(&request.device_id).ok_or(Error::DeviceNotFound)?;
     let (listed, next) = match start {
-        Start::Memory(index) => in_memory(&session, index, limit),
-        Start::Disk(place) => on_disk(context, &session, place, limit).await?,
+        PageStart::Memory(index) => in_memory(&session, index, limit),
+        PageStart::Disk(place) => on_disk(context, &session, place, limit).await?,
     };
-    let starts: Vec<Start> = listed.iter().map(|listed| listed.next).collect();
+    let starts: Vec<PageStart> = listed.iter().map(|listed| listed.next).collect();
     let shown = (request.payload_bytes as usize).min(PAGE_BYTES / 8);
     // Messages out of scope count too, so that the end of the page is known.
     let messages = listed.into_iter().map(|listed| match call.scope().has_topic(&listed.message.topic) {
@@ -86,11 +86,15 @@ pub(super) async fn list(
     let (mut messages, cut) = fit(messages, PAGE_BYTES);
     let next = if cut { messages.len().checked_sub(1).map(|last| starts[last]) } else { next };
     messages.retain(|message| message.state != i32::from(v1::QueueState::Unspecified));
-    let next_page_token = pages.token(next.map(Start::text).as_deref());
+    let next_page_token = pages.token(next.map(PageStart::text).as_deref());
     Ok(v1::ListQueueResponse { messages, next_page_token })
 }
 
-fn in_memory(session: &Arc<dyn Session>, index: usize, limit: usize) -> (Vec<ListedMessage>, Option<Start>) {
+fn in_memory(
+    session: &Arc<dyn Session>,
+    index: usize,
+    limit: usize,
+) -> (Vec<ListedMessage>, Option<PageStart>) {
     let queued = session.queued(index, limit);
     let is_full = queued.messages.len() >= limit;
     let state = |sent| if sent { v1::QueueState::Inflight } else { v1::QueueState::Pending };
@@ -98,9 +102,10 @@ fn in_memory(session: &Arc<dyn Session>, index: usize, limit: usize) -> (Vec<Lis
         state: state(sent),
         message,
         qos,
-        next: Start::Memory(index + at + 1),
+        next: PageStart::Memory(index + at + 1),
     });
-    let next = if is_full { Some(Start::Memory(index + limit)) } else { queued.tail.map(Start::Disk) };
+    let next =
+        if is_full { Some(PageStart::Memory(index + limit)) } else { queued.tail.map(PageStart::Disk) };
     (listed.collect(), next)
 }
 
@@ -109,7 +114,7 @@ async fn on_disk(
     session: &Arc<dyn Session>,
     place: u64,
     limit: usize,
-) -> Result<(Vec<ListedMessage>, Option<Start>), Error> {
+) -> Result<(Vec<ListedMessage>, Option<PageStart>), Error> {
     // Messages that were read into memory meanwhile have been listed, or have gone.
     let Some(tail) = session.queued(0, 0).tail else { return Ok((Vec::new(), None)) };
     let core = session.core();
@@ -121,7 +126,7 @@ async fn on_disk(
         .into_iter()
         .take(limit)
         .filter_map(|entry| {
-            let next = Start::Disk(entry.seq + 1);
+            let next = PageStart::Disk(entry.seq + 1);
             Some(ListedMessage {
                 state: v1::QueueState::Stored,
                 message: entry.message?,
@@ -132,7 +137,7 @@ async fn on_disk(
         .collect();
     let next = match (more, listed.last()) {
         (Some(_), Some(last)) => Some(last.next),
-        (more, _) => more.map(Start::Disk),
+        (more, _) => more.map(PageStart::Disk),
     };
     Ok((listed, next))
 }
@@ -152,7 +157,8 @@ fn queued(listed: &ListedMessage, shown: usize) -> v1::QueuedMessage {
     }
 }
 
-/// Drops what waits and was not sent; returns when the disk has that. About how many messages. Cancel safe: what is dropped stays so.
+/// Drops what waits and was not sent; returns when the disk has that. About how many messages. Cancel safe: what is dropped stays
+/// so.
 pub(super) async fn purge(context: &Context, device: &str) -> Result<u64, Error> {
     let session = context.broker.session(device).ok_or(Error::DeviceNotFound)?;
     let count = session.purge() as u64;

@@ -1,12 +1,12 @@
 //! Subscriptions that backends make for devices: made in the session as the device's own are, whether it is connected or not.
 //!
-//! What the connection has to do for one, above all to send retained messages at its pace, is handed to it as an errand.
+//! What the connection has to do for one, above all to send retained messages at its pace, is handed to it as replay work.
 
 use std::sync::Arc;
 
 use access::rules::AccessQuestion;
-use broker::{Errand, Session, SubscribeError, SubscribeRequest};
-use gateway_core::{Commit, Refused, TopicFilter, parse_shared};
+use broker::{ReplayWork, Session, SubscribeError, SubscribeRequest};
+use gateway_core::{Commit, CommitRefused, TopicFilter, parse_shared};
 
 use crate::auth::{self, Subject, Subscribing};
 use crate::grpc::{
@@ -76,7 +76,7 @@ pub(super) async fn subscribe(
         session.nudge();
     }
     if let Some(cursor) = subscribed.replay
-        && let Err(Errand::Replay(cursor)) = session.take_errand(Errand::Replay(cursor))
+        && let Err(ReplayWork::Replay(cursor)) = session.take_replay_work(ReplayWork::Replay(cursor))
     {
         cursor.queue_for(broker, &session).await;
         if let Some(stores) = broker.stores().filter(|_| session.is_durable()) {
@@ -101,7 +101,7 @@ pub(super) async fn unsubscribe(
     session.withdraw(filter);
     if existed {
         // If there is nobody to take it there is no replay to be ended.
-        let _ = session.take_errand(Errand::EndReplay(filter.into()));
+        let _ = session.take_replay_work(ReplayWork::EndReplay(filter.into()));
     }
     if let Some(commit) = commit {
         written(commit).await?;
@@ -112,7 +112,7 @@ pub(super) async fn unsubscribe(
 /// Waits for the disk.
 async fn written(commit: Arc<Commit>) -> Result<(), Error> {
     commit.done();
-    commit.wait().await.map_err(|Refused| Error::StoreRefused)
+    commit.wait().await.map_err(|CommitRefused| Error::StoreRefused)
 }
 
 /// All topics of the filter must be in scope.

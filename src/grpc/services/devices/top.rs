@@ -22,13 +22,13 @@ const DEFAULT: usize = 10;
 const LOOK: u32 = 256 * Effort::DELIVERY;
 
 /// The most of something, at most a number of them.
-struct Top<T> {
+struct TopList<T> {
     most: usize,
     /// The least of them first.
     heap: BinaryHeap<Reverse<(u64, T)>>,
 }
 
-impl<T: Ord> Top<T> {
+impl<T: Ord> TopList<T> {
     fn new(most: usize) -> Self {
         Self { most, heap: BinaryHeap::with_capacity(most + 1) }
     }
@@ -70,7 +70,7 @@ pub(super) async fn rank(
         _ => return Err(Error::invalid("limit", format!("is not between 0 and {MOST}"))),
     };
     let (scope, prefix) = (call.scope(), request.device_id_prefix.as_str());
-    let mut top = Top::new(most);
+    let mut top = TopList::new(most);
     let mut ranked = 0;
     {
         let _one = walk.acquire().await.map_err(|_| Error::Internal)?;
@@ -81,7 +81,7 @@ pub(super) async fn rank(
                 if (online || !request.online_only) && id.starts_with(prefix) && scope.has_device(id) {
                     ranked += 1;
                     let queue = queue();
-                    top.offer(by(&queue), || Ranked { id: id.to_owned(), queue });
+                    top.offer(by(&queue), || RankedDevice { id: id.to_owned(), queue });
                 }
             });
             turn.effort.spend(LOOK);
@@ -90,7 +90,7 @@ pub(super) async fn rank(
             }
         }
     }
-    let shown = top.into_sorted().filter_map(|Ranked { id, queue }| {
+    let shown = top.into_sorted().filter_map(|RankedDevice { id, queue }| {
         // The session may have ended meanwhile.
         let mut info = broker.device(&id)?;
         info.queue = queue;
@@ -100,26 +100,26 @@ pub(super) async fn rank(
 }
 
 /// A device, in order of its id where as much waits for another.
-struct Ranked {
+struct RankedDevice {
     id: String,
     queue: QueueInfo,
 }
 
-impl PartialEq for Ranked {
+impl PartialEq for RankedDevice {
     fn eq(&self, other: &Self) -> bool {
         self.id == other.id
     }
 }
 
-impl Eq for Ranked {}
+impl Eq for RankedDevice {}
 
-impl PartialOrd for Ranked {
+impl PartialOrd for RankedDevice {
     fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
         Some(self.cmp(other))
     }
 }
 
-impl Ord for Ranked {
+impl Ord for RankedDevice {
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
         self.id.cmp(&other.id)
     }
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     fn the_most_are_kept_in_order_and_no_more_is_made_than_that() {
-        let mut top = Top::new(3);
+        let mut top = TopList::new(3);
         let mut made = 0;
         for value in [5, 1, 9, 0, 7, 2, 8, 1] {
             top.offer(value, || {

@@ -56,7 +56,7 @@ const STEP: usize = 16;
 const SWEEP: usize = 10_000;
 
 type PublishOutcome = Result<v1::PublishResponse, Error>;
-type Digest = [u8; 32];
+type RequestDigest = [u8; 32];
 
 /// Largest number of remembered keys, and the time for which each is remembered.
 #[derive(Debug, Clone, Copy)]
@@ -67,8 +67,8 @@ pub(in crate::grpc) struct KeyOptions {
 
 /// The key of a request, with a digest of its content.
 pub(super) struct RequestKey {
-    id: Digest,
-    content: Digest,
+    id: RequestDigest,
+    content: RequestDigest,
 }
 
 impl RequestKey {
@@ -106,8 +106,8 @@ impl RequestKey {
     }
 }
 
-fn bytes_of(digest: digest::Digest) -> Digest {
-    let mut bytes = Digest::default();
+fn bytes_of(digest: digest::Digest) -> RequestDigest {
+    let mut bytes = RequestDigest::default();
     bytes.copy_from_slice(digest.as_ref());
     bytes
 }
@@ -121,15 +121,15 @@ pub(in crate::grpc) struct RequestKeys {
 }
 
 struct KeyTable {
-    known: HashMap<Digest, KnownKey, ahash::RandomState>,
+    known: HashMap<RequestDigest, KnownKey, ahash::RandomState>,
     /// By number: the oldest first.
-    order: BTreeMap<u64, Digest>,
+    order: BTreeMap<u64, RequestDigest>,
     next: u64,
     charge: Charge,
 }
 
 struct KnownKey {
-    content: Digest,
+    content: RequestDigest,
     since: Timestamp,
     number: u64,
     state: KeyState,
@@ -161,8 +161,8 @@ enum RoutingProgress {
 
 /// A key that somebody has claimed, under its number: another claim has another.
 struct Claimed {
-    id: Digest,
-    content: Digest,
+    id: RequestDigest,
+    content: RequestDigest,
     since: Timestamp,
     number: u64,
 }
@@ -170,7 +170,7 @@ struct Claimed {
 /// Outcome of a claim on a key.
 pub(super) enum KeyClaim {
     /// The caller publishes.
-    First(Flight),
+    First(KeyedPublish),
     /// Another call published before.
     Before(Keyed),
 }
@@ -199,7 +199,7 @@ impl RequestKeys {
         let Some(store) = &self.store else { return Ok(()) };
         let (mut found, mut useless) = (Vec::new(), Vec::new());
         store.restore(PublisherTable::Answers, &mut |key, value| match (
-            Digest::try_from(&key[..]),
+            RequestDigest::try_from(&key[..]),
             decode(&value),
         ) {
             (Ok(id), Some((content, since, state))) => found.push((since, id, content, state)),
@@ -271,7 +271,7 @@ impl RequestKeys {
         table.order.insert(number, key.id);
         drop(table);
         let claimed = Claimed { id: key.id, content: key.content, since, number };
-        Ok(KeyClaim::First(Flight { keys: Arc::clone(self), claimed, progress: Some(progress) }))
+        Ok(KeyClaim::First(KeyedPublish { keys: Arc::clone(self), claimed, progress: Some(progress) }))
     }
 
     fn meet(self: &Arc<Self>, known: &mut KnownKey, key: &RequestKey) -> Result<Keyed, Error> {
@@ -440,7 +440,7 @@ impl KeyTable {
         self.known.get(&claimed.id).is_some_and(|known| known.number == claimed.number)
     }
 
-    fn set(&mut self, id: &Digest, state: KeyState) {
+    fn set(&mut self, id: &RequestDigest, state: KeyState) {
         if let Some(known) = self.known.get_mut(id) {
             let bytes = self.charge.bytes() + state.bytes();
             let before = known.state.bytes();
@@ -450,7 +450,7 @@ impl KeyTable {
         }
     }
 
-    fn let_go(&mut self, id: &Digest) {
+    fn let_go(&mut self, id: &RequestDigest) {
         if let Some(known) = self.known.remove(id) {
             let bytes = self.charge.bytes().saturating_sub(known.state.bytes());
             self.charge.set(bytes);
@@ -459,14 +459,14 @@ impl KeyTable {
 }
 
 /// A key of which the message is on its way. Dropped halfway, with the call, the message is published all the same.
-pub(super) struct Flight {
+pub(super) struct KeyedPublish {
     keys: Arc<RequestKeys>,
     claimed: Claimed,
     /// `None` once it is said what became of it.
     progress: Option<watch::Sender<RoutingProgress>>,
 }
 
-impl Flight {
+impl KeyedPublish {
     /// The message was routed.
     pub(super) fn land(mut self, routed: Routed) -> Keyed {
         let routed = Arc::new(routed);
@@ -501,7 +501,7 @@ impl Flight {
     }
 }
 
-impl Drop for Flight {
+impl Drop for KeyedPublish {
     fn drop(&mut self) {
         let Some(progress) = self.progress.take() else { return };
         if std::thread::panicking() {
@@ -575,7 +575,7 @@ fn removal(key: Bytes) -> PublisherChange {
 }
 
 /// Reads a record written by [`record`].
-fn decode(value: &[u8]) -> Option<(Digest, Timestamp, KeyState)> {
+fn decode(value: &[u8]) -> Option<(RequestDigest, Timestamp, KeyState)> {
     let (&FORM, rest) = value.split_first()? else { return None };
     let (content, rest) = rest.split_first_chunk::<32>()?;
     let (since, rest) = rest.split_first_chunk::<8>()?;

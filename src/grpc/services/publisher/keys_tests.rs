@@ -67,7 +67,7 @@ impl World {
         Self::on(Arc::clone(&self.store), Arc::clone(&self.account), 100)
     }
 
-    fn first(&self, n: u8) -> Flight {
+    fn first(&self, n: u8) -> KeyedPublish {
         match self.keys.claim(key(n)).unwrap() {
             KeyClaim::First(flight) => flight,
             KeyClaim::Before(_) => panic!("key {n} is known"),

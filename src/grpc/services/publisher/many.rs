@@ -23,7 +23,7 @@ use crate::grpc::{
     proto::gateway::v1,
     server::{
         access::Call,
-        purse::{Holding, Purse},
+        caller_memory::{CallerMemory, MemoryReservation},
     },
     status::{Error, Reached, ReachedLevel},
 };
@@ -41,13 +41,13 @@ const WAITING: usize = 1 << 10;
 const LOOK: u32 = 256 * Effort::NODE;
 
 /// A frame that waits for the caller to read it, and what it is charged for.
-pub(super) type UnreadFrame = (Result<v1::PublishToDevicesResponse, Status>, Option<Holding>);
+pub(super) type UnreadFrame = (Result<v1::PublishToDevicesResponse, Status>, Option<MemoryReservation>);
 
 /// A device and its result.
 type DeviceOutcome = (String, Result<v1::PublishResponse, Error>);
 
 /// A valid request.
-pub(super) struct Many {
+pub(super) struct MultiPublish {
     publication: Publication,
     targets: Targets,
     failures_only: bool,
@@ -69,7 +69,7 @@ impl Targets {
     }
 }
 
-impl Many {
+impl MultiPublish {
     /// Validates a request. Devices that are out of scope are refused one by one when it is their turn.
     pub(super) fn new(
         request: v1::PublishToDevicesRequest,
@@ -122,7 +122,7 @@ pub(super) struct ManyRun {
     context: Context,
     call: Arc<Call>,
     sender: mpsc::Sender<UnreadFrame>,
-    many: Many,
+    many: MultiPublish,
     message: Arc<SharedMessage>,
     /// Of the call, if it has one.
     deadline: Option<Instant>,
@@ -134,8 +134,8 @@ pub(super) struct ManyRun {
     /// Devices that the message was given to, or refused for.
     issued: u64,
     /// Charge of the call on the memory account.
-    held: Holding,
-    purse: Arc<Purse>,
+    held: MemoryReservation,
+    caller_memory: Arc<CallerMemory>,
 }
 
 impl ManyRun {
@@ -144,12 +144,12 @@ impl ManyRun {
         context: Context,
         call: Arc<Call>,
         sender: mpsc::Sender<UnreadFrame>,
-        many: Many,
+        many: MultiPublish,
         deadline: Option<Instant>,
-        purse: Arc<Purse>,
+        caller_memory: Arc<CallerMemory>,
     ) -> Self {
         let message = Arc::clone(many.publication.message(now()).share());
-        let (waiting, known, held) = (JoinSet::new(), Vec::new(), purse.open());
+        let (waiting, known, held) = (JoinSet::new(), Vec::new(), caller_memory.open());
         Self {
             context,
             call,
@@ -162,7 +162,7 @@ impl ManyRun {
             known_bytes: 0,
             issued: 0,
             held,
-            purse,
+            caller_memory,
         }
     }
 
@@ -305,7 +305,7 @@ impl ManyRun {
         self.known_bytes = 0;
         let results = std::mem::take(&mut self.known);
         let response = v1::PublishToDevicesResponse { results, issued: self.issued };
-        let mut holding = self.purse.open();
+        let mut holding = self.caller_memory.open();
         let size = response.encoded_len() + response.results.len() * size_of::<v1::DeviceResult>();
         if !holding.set(size) {
             return Err(Error::MemoryBudget.into());

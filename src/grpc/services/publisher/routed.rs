@@ -3,7 +3,7 @@
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
 use broker::{Broker, Published};
-use gateway_core::{Commit, Receipt, ReceiptState, Refused, Timestamp, clock};
+use gateway_core::{Commit, CommitRefused, Receipt, ReceiptState, Timestamp, clock};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -25,17 +25,17 @@ pub(super) struct Routed {
     /// The id of a message that waits for its time.
     pub(super) scheduled: Option<String>,
     /// Expiry of the message, after which its only receiver no longer needs it.
-    pub(super) expiry: Option<Box<Expiry>>,
+    pub(super) expiry: Option<Box<MessageExpiry>>,
 }
 
 /// The end of a message to one device.
-pub(super) struct Expiry {
+pub(super) struct MessageExpiry {
     pub(super) broker: Broker,
     pub(super) device: String,
     pub(super) at: Timestamp,
 }
 
-impl Expiry {
+impl MessageExpiry {
     /// Waits for it, and has the session tell if the message still waits there: else nobody would be told before the device
     /// takes something again. Then never ready.
     async fn pass(&self) -> Infallible {
@@ -49,7 +49,7 @@ impl Expiry {
 impl Routed {
     /// The same, to one device until then.
     pub(super) fn until(mut self, broker: &Broker, device: &str, at: Timestamp) -> Self {
-        let expiry = || Expiry { broker: broker.clone(), device: device.to_owned(), at };
+        let expiry = || MessageExpiry { broker: broker.clone(), device: device.to_owned(), at };
         self.expiry = self.receipt.as_ref().map(|_| Box::new(expiry()));
         self
     }
@@ -58,7 +58,10 @@ impl Routed {
     pub(super) fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
         if let Some(commit) = &self.commit {
             return Some(
-                commit.result()?.map_err(|Refused| Error::StoreRefused).and_then(|()| self.response(None)),
+                commit
+                    .result()?
+                    .map_err(|CommitRefused| Error::StoreRefused)
+                    .and_then(|()| self.response(None)),
             );
         }
         let state = match &self.receipt {
@@ -110,7 +113,7 @@ impl Routed {
             return commit
                 .wait()
                 .await
-                .map_err(|Refused| Error::StoreRefused)
+                .map_err(|CommitRefused| Error::StoreRefused)
                 .and_then(|()| self.response(None));
         }
         match &self.receipt {

@@ -64,7 +64,7 @@ pub(in crate::grpc) struct Schedule {
 
 #[derive(Default)]
 struct ScheduleTable {
-    due: BTreeMap<DuePlace, Scheduled>,
+    due: BTreeMap<DuePlace, ScheduledPublish>,
     /// Due time of each message.
     ids: HashMap<u64, Timestamp, ahash::RandomState>,
     /// Charged.
@@ -74,7 +74,7 @@ struct ScheduleTable {
 
 /// One message.
 #[derive(Clone)]
-pub(super) struct Scheduled {
+pub(super) struct ScheduledPublish {
     pub(super) publication: Arc<Publication>,
     /// Time for which the message is scheduled; its next try may be later.
     pub(super) at: Timestamp,
@@ -148,7 +148,8 @@ impl Schedule {
         publication.wait = if publication.qos == QoS::AtMostOnce { Wait::Accepted } else { Wait::Durable };
         let at = now.plus_millis(away.as_millis() as u64);
         let bytes = cost(&publication);
-        let entry = Scheduled { publication: Arc::new(publication), at, created: now, bytes, stored: false };
+        let entry =
+            ScheduledPublish { publication: Arc::new(publication), at, created: now, bytes, stored: false };
         let commit = Commit::new();
         let id = {
             let mut table = self.table.lock();
@@ -189,7 +190,7 @@ impl Schedule {
         self.changed.notify_one();
     }
 
-    fn take(&self, table: &mut ScheduleTable, id: u64) -> Option<Scheduled> {
+    fn take(&self, table: &mut ScheduleTable, id: u64) -> Option<ScheduledPublish> {
         let at = table.ids.remove(&id)?;
         let entry = table.due.remove(&(at, id))?;
         table.bytes -= entry.bytes;
@@ -198,7 +199,7 @@ impl Schedule {
     }
 
     /// The message, if it still waits.
-    pub(super) fn get(&self, id: &str) -> Option<Scheduled> {
+    pub(super) fn get(&self, id: &str) -> Option<ScheduledPublish> {
         let id = number_of(id)?;
         let table = self.table.lock();
         table.due.get(&(*table.ids.get(&id)?, id)).cloned()
@@ -230,8 +231,8 @@ impl Schedule {
         &self,
         after: Option<DuePlace>,
         most: usize,
-        wanted: impl Fn(&Scheduled) -> bool,
-    ) -> (Vec<(String, Scheduled)>, Option<DuePlace>) {
+        wanted: impl Fn(&ScheduledPublish) -> bool,
+    ) -> (Vec<(String, ScheduledPublish)>, Option<DuePlace>) {
         const LOOK: usize = 10_000;
 
         let table = self.table.lock();
@@ -284,7 +285,7 @@ impl Schedule {
     /// Publishes messages, and removes from the disk those that are safe where they went.
     async fn publish(&self, broker: &Broker, due: Vec<u64>) {
         let mut turn = Turn::default();
-        let mut sent: Vec<(u64, Scheduled, Routed)> = Vec::new();
+        let mut sent: Vec<(u64, ScheduledPublish, Routed)> = Vec::new();
         let mut gone = Vec::new();
         for id in due {
             if turn.effort.is_spent() {
@@ -323,7 +324,7 @@ impl Schedule {
     }
 
     /// Puts a message back to be tried again.
-    fn again(&self, id: u64, entry: Scheduled) {
+    fn again(&self, id: u64, entry: ScheduledPublish) {
         self.account.force(MemoryKind::Publisher, entry.bytes);
         let mut table = self.table.lock();
         let bytes = entry.bytes;
@@ -341,7 +342,7 @@ impl Drop for Schedule {
 }
 
 impl ScheduleTable {
-    fn insert(&mut self, id: u64, entry: Scheduled) {
+    fn insert(&mut self, id: u64, entry: ScheduledPublish) {
         self.last = self.last.max(id);
         self.bytes += entry.bytes;
         self.ids.insert(id, entry.at);
@@ -380,7 +381,7 @@ fn number(key: &[u8]) -> Option<u64> {
 /// The first byte of a record: the form of what follows.
 const FORM: u8 = 1;
 
-fn record(id: u64, entry: &Scheduled) -> PublisherChange {
+fn record(id: u64, entry: &ScheduledPublish) -> PublisherChange {
     let mut value = vec![FORM];
     for time in [entry.at, entry.created] {
         value.extend_from_slice(&time.0.to_be_bytes());
@@ -394,7 +395,7 @@ fn removal(key: Bytes) -> PublisherChange {
 }
 
 /// Reads a record written by [`record`].
-fn decode(value: &[u8], broker: &Broker) -> Option<Scheduled> {
+fn decode(value: &[u8], broker: &Broker) -> Option<ScheduledPublish> {
     let (&FORM, rest) = value.split_first()? else { return None };
     let (at, rest) = rest.split_first_chunk::<8>()?;
     let (created, rest) = rest.split_first_chunk::<8>()?;
@@ -404,7 +405,7 @@ fn decode(value: &[u8], broker: &Broker) -> Option<Scheduled> {
     publication.wait = if publication.qos == QoS::AtMostOnce { Wait::Accepted } else { Wait::Durable };
     let bytes = cost(&publication);
     let time = |bytes: &[u8; 8]| Timestamp(u64::from_be_bytes(*bytes));
-    Some(Scheduled {
+    Some(ScheduledPublish {
         publication: Arc::new(publication),
         at: time(at),
         created: time(created),

@@ -13,7 +13,7 @@ use crate::grpc::{
     proto::gateway::v1,
     server::{
         access::Call,
-        purse::{Holding, Purse},
+        caller_memory::{CallerMemory, MemoryReservation},
     },
     status::Error,
 };
@@ -22,7 +22,7 @@ const DEFAULT_WINDOW: usize = 1_000;
 const MAX_WINDOW: usize = 10_000;
 
 /// One message of a publish stream whose result was not yet sent.
-enum Unanswered {
+enum PendingResult {
     Done(Result<v1::PublishResponse, Error>),
     Waiting(Issued, Instant),
 }
@@ -43,19 +43,19 @@ pub(super) struct PublishRun {
     call: Arc<Call>,
     sender: mpsc::Sender<UnreadResponse>,
     /// In order of sequence; at most the window and one frame.
-    pending: VecDeque<Unanswered>,
+    pending: VecDeque<PendingResult>,
     /// Sequence of the first pending message.
     next: u64,
     window: usize,
     failures_only: bool,
     started: bool,
     /// Charge of the pending messages on the memory account.
-    waiting: Holding,
-    purse: Arc<Purse>,
+    waiting: MemoryReservation,
+    caller_memory: Arc<CallerMemory>,
 }
 
 /// A response that waits for the caller to read it, and what it is charged for.
-pub(super) type UnreadResponse = (Result<v1::PublishStreamResponse, Status>, Option<Holding>);
+pub(super) type UnreadResponse = (Result<v1::PublishStreamResponse, Status>, Option<MemoryReservation>);
 
 impl PublishRun {
     /// A run that sends its answers to `sender`.
@@ -63,7 +63,7 @@ impl PublishRun {
         context: Context,
         call: Arc<Call>,
         sender: mpsc::Sender<UnreadResponse>,
-        purse: Arc<Purse>,
+        caller_memory: Arc<CallerMemory>,
     ) -> Self {
         Self {
             context,
@@ -74,8 +74,8 @@ impl PublishRun {
             window: DEFAULT_WINDOW,
             failures_only: false,
             started: false,
-            waiting: purse.open(),
-            purse,
+            waiting: caller_memory.open(),
+            caller_memory,
         }
     }
 
@@ -89,7 +89,7 @@ impl PublishRun {
             let event = {
                 let front = async {
                     match self.pending.front() {
-                        Some(Unanswered::Waiting(issued, deadline)) => {
+                        Some(PendingResult::Waiting(issued, deadline)) => {
                             issued.finish(*deadline, &self.context.shutdown).await
                         }
                         // Results that are done are never left in front.
@@ -111,7 +111,7 @@ impl PublishRun {
                 StreamEvent::Stop => (reading, stopping) = (false, true),
                 StreamEvent::Done(result) => {
                     if let Some(front) = self.pending.front_mut() {
-                        *front = Unanswered::Done(result);
+                        *front = PendingResult::Done(result);
                     }
                 }
             }
@@ -140,13 +140,13 @@ impl PublishRun {
         for issued in publish_all(broker, keys, schedule, &self.call, frame.requests).await {
             self.pending.push_back(match issued {
                 Ok(issued) => match issued.ready() {
-                    Some(result) => Unanswered::Done(result),
-                    None => Unanswered::Waiting(issued, deadline),
+                    Some(result) => PendingResult::Done(result),
+                    None => PendingResult::Waiting(issued, deadline),
                 },
-                Err(error) => Unanswered::Done(Err(error)),
+                Err(error) => PendingResult::Done(Err(error)),
             });
         }
-        let fits = self.waiting.set(self.pending.capacity() * size_of::<Unanswered>());
+        let fits = self.waiting.set(self.pending.capacity() * size_of::<PendingResult>());
         fits.then_some(()).ok_or(Error::MemoryBudget)
     }
 
@@ -156,11 +156,11 @@ impl PublishRun {
             v1::PublishStreamResponse { first_sequence: self.next, ..v1::PublishStreamResponse::default() };
         while let Some(front) = self.pending.pop_front() {
             let result = match front {
-                Unanswered::Done(result) => result,
-                Unanswered::Waiting(issued, deadline) => match issued.ready() {
+                PendingResult::Done(result) => result,
+                PendingResult::Waiting(issued, deadline) => match issued.ready() {
                     Some(result) => result,
                     None => {
-                        self.pending.push_front(Unanswered::Waiting(issued, deadline));
+                        self.pending.push_front(PendingResult::Waiting(issued, deadline));
                         break;
                     }
                 },
@@ -178,7 +178,7 @@ impl PublishRun {
             response.count += 1;
         }
         if response.count > 0 {
-            let mut holding = self.purse.open();
+            let mut holding = self.caller_memory.open();
             let size = response.encoded_len() + response.results.len() * size_of::<v1::SequencedResult>();
             if !holding.set(size) {
                 return Err(Error::MemoryBudget.into());

@@ -3,14 +3,14 @@
 use std::sync::Arc;
 
 use bytes::Bytes;
-use codec::{Auth, Connect, Packet, reason};
+use codec::{AuthPacket, Connect, Packet, reason};
 use gateway_core::{clock, metrics::count};
 use session::{Enhanced, Violation};
 
 use super::{HandshakeError, NotAdmitted, Wire};
 use crate::{
     auth::{AuthProgress, Credentials, Denied, Principal},
-    net::{Shared, timers},
+    net::{NetShared, timers},
 };
 
 /// Identity that a client has proved by the method of its CONNECT.
@@ -32,7 +32,7 @@ impl Wire<'_> {
         connect: &Connect,
         method: &str,
         credentials: Credentials,
-        shared: &Shared,
+        shared: &NetShared,
     ) -> Result<Proved, NotAdmitted> {
         let max = shared.limits.max_connect_size.0.min(shared.limits.max_packet_size.0);
         let Some(mut dialogue) = timers::within(|| shared.auth.begin(method, credentials)) else {
@@ -73,7 +73,7 @@ impl Wire<'_> {
     }
 
     /// The client's AUTH: nothing else but DISCONNECT may come [MQTT-3.1.2-30].
-    async fn read_auth(&mut self, connect: &Connect, max: usize) -> Result<Auth, NotAdmitted> {
+    async fn read_auth(&mut self, connect: &Connect, max: usize) -> Result<AuthPacket, NotAdmitted> {
         loop {
             // Before its rest is waited for.
             if self.plain.first().is_some_and(|first| !matches!(*first >> 4, 14 | 15)) {

@@ -1,10 +1,11 @@
-//! In which form a CONNECT that cannot be decoded is answered.
+//! Forms of a CONNACK: one that fits its client, and the answer to a CONNECT that cannot be decoded.
 
-use codec::DecodeError;
+use codec::{ConnAck, DecodeError, Packet};
+use session::LinkParams;
 
 /// A form of CONNACK.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Form {
+pub(super) enum ConnackForm {
     /// The form of the levels before 5.
     Oldest,
     /// With a reason code.
@@ -13,7 +14,7 @@ pub(super) enum Form {
     Silence,
 }
 
-impl Form {
+impl ConnackForm {
     /// For `bytes` that begin with the CONNECT, as far as it came.
     pub(super) fn of(bytes: &[u8], error: DecodeError) -> Self {
         match (error, level(bytes)) {
@@ -23,6 +24,20 @@ impl Form {
             _ => Self::Silence,
         }
     }
+}
+
+/// Returns whether the CONNACK fits into the client's maximum [MQTT-3.1.2-24]; leaves out dispensable properties to
+/// make it fit.
+pub(super) fn fit_connack(connack: &mut ConnAck, link: &LinkParams) -> bool {
+    let max = usize::try_from(link.maximum_packet_size).unwrap_or(usize::MAX);
+    let fits = |connack: &ConnAck| {
+        let packet = Packet::ConnAck(Box::new(connack.clone()));
+        codec::encode_within(&packet, link.protocol, max, &mut Vec::new())
+    };
+    if fits(connack) {
+        return true;
+    }
+    connack.response_information.take().is_some() && fits(connack)
 }
 
 /// The protocol level of a CONNECT of MQTT, if it was read that far.
@@ -39,28 +54,32 @@ mod tests {
     fn nobody_is_answered_before_the_level_was_read() {
         let malformed = DecodeError::Malformed("");
         for (bytes, form) in [
-            (&b"\x10\x0e\x00\x04MQTT\x05"[..], Form::V5),
-            (b"\x10\x8e\x80\x80\x00\x00\x04MQTT\x05", Form::V5),
-            (b"\x10\x0e\x00\x04MQTT\x04", Form::Silence),
-            (b"\x10\x0e\x00\x04MQTT", Form::Silence),
-            (b"\x10\xff\xff\xff\xff\x00\x04MQTT\x05", Form::Silence),
-            (b"\x10", Form::Silence),
-            (b"", Form::Silence),
+            (&b"\x10\x0e\x00\x04MQTT\x05"[..], ConnackForm::V5),
+            (b"\x10\x8e\x80\x80\x00\x00\x04MQTT\x05", ConnackForm::V5),
+            (b"\x10\x0e\x00\x04MQTT\x04", ConnackForm::Silence),
+            (b"\x10\x0e\x00\x04MQTT", ConnackForm::Silence),
+            (b"\x10\xff\xff\xff\xff\x00\x04MQTT\x05", ConnackForm::Silence),
+            (b"\x10", ConnackForm::Silence),
+            (b"", ConnackForm::Silence),
         ] {
-            assert_eq!(Form::of(bytes, malformed), form, "{bytes:02x?}");
+            assert_eq!(ConnackForm::of(bytes, malformed), form, "{bytes:02x?}");
         }
     }
 
     #[test]
     fn a_level_that_is_not_spoken_is_answered_in_the_nearest_form() {
-        for (level, form) in
-            [(0, Form::Oldest), (3, Form::Oldest), (6, Form::V5), (0x85, Form::V5), (0xFF, Form::V5)]
-        {
+        for (level, form) in [
+            (0, ConnackForm::Oldest),
+            (3, ConnackForm::Oldest),
+            (6, ConnackForm::V5),
+            (0x85, ConnackForm::V5),
+            (0xFF, ConnackForm::V5),
+        ] {
             let error = DecodeError::UnsupportedProtocol { name_ok: true, level };
             let bytes = [&b"\x10\x0e\x00\x04MQTT"[..], &[level]].concat();
-            assert_eq!(Form::of(&bytes, error), form, "{level:#04x}");
+            assert_eq!(ConnackForm::of(&bytes, error), form, "{level:#04x}");
         }
         let foreign = DecodeError::UnsupportedProtocol { name_ok: false, level: 6 };
-        assert_eq!(Form::of(b"\x10\x0e\x00\x04MQTX\x06", foreign), Form::Silence);
+        assert_eq!(ConnackForm::of(b"\x10\x0e\x00\x04MQTX\x06", foreign), ConnackForm::Silence);
     }
 }

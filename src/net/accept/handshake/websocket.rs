@@ -5,7 +5,7 @@ use tokio::io::AsyncWriteExt as _;
 use super::{HandshakeError, LayerError, Wire};
 use crate::net::{
     accept::listener::WebSocketEntry,
-    layers::websocket::{Frames, Upgrade, upgrade},
+    layers::websocket::{Frames, WebSocketUpgrade, upgrade},
 };
 
 impl Wire<'_> {
@@ -17,8 +17,8 @@ impl Wire<'_> {
     ) -> Result<(), HandshakeError> {
         let (answer, go) = loop {
             match upgrade(&self.plain, &entry.path, &entry.origins, this_machine) {
-                Upgrade::Partial => self.fill().await?,
-                Upgrade::Answer(answer, go) => break (answer, go),
+                WebSocketUpgrade::Partial => self.fill().await?,
+                WebSocketUpgrade::Answer(answer, go) => break (answer, go),
             }
         };
         self.layers.seal_raw(&[&answer])?;

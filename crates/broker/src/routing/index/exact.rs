@@ -3,11 +3,11 @@
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use super::subscribers::{Removal, Subscriber, Subscribers};
+use super::subscribers::{Subscriber, SubscriberRemoval, Subscribers};
 use crate::{half_hash::widen, slab::Slab};
 
 /// A filter and its subscribers: 32 bytes and the text.
-pub(super) struct Filter {
+pub(super) struct ExactFilter {
     pub(super) text: Box<str>,
     pub(super) subscribers: Subscribers,
 }
@@ -20,7 +20,7 @@ struct FilterKey {
 
 /// All filters.
 pub(super) struct FilterTable {
-    records: Slab<Filter>,
+    records: Slab<ExactFilter>,
     by_text: HashTable<FilterKey>,
 }
 
@@ -51,7 +51,7 @@ impl FilterTable {
         Some(self.by_text.find(widen(short), same)?.number)
     }
 
-    pub(super) fn get(&self, number: u32) -> Option<&Filter> {
+    pub(super) fn get(&self, number: u32) -> Option<&ExactFilter> {
         self.records.get(number)
     }
 
@@ -68,7 +68,7 @@ impl FilterTable {
             return (number, false);
         }
         let number =
-            self.records.insert(Filter { text: Box::from(text), subscribers: Subscribers::One(entry) });
+            self.records.insert(ExactFilter { text: Box::from(text), subscribers: Subscribers::One(entry) });
         let key = FilterKey { number, hash: hash as u32 };
         self.by_text.insert_unique(widen(key.hash), key, |key| widen(key.hash));
         (number, true)
@@ -78,11 +78,11 @@ impl FilterTable {
     pub(super) fn remove(&mut self, number: u32, slot: u32, hasher: &RandomState) -> Option<(u64, Removed)> {
         let filter = self.records.get_mut(number)?;
         let removal = filter.subscribers.remove(slot);
-        if removal == Removal::Absent {
+        if removal == SubscriberRemoval::Absent {
             return None;
         }
         let hash = hasher.hash_one(&*filter.text);
-        if removal == Removal::Removed {
+        if removal == SubscriberRemoval::Removed {
             return Some((hash, Removed::Subscriber { wildcard: super::is_wildcard(&filter.text) }));
         }
         if let Ok(key) = self.by_text.find_entry(widen(hash as u32), |key| key.number == number) {
@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn a_filter_with_one_subscriber_is_small() {
         // A free place of the slab takes no byte more.
-        assert_eq!(size_of::<Option<Filter>>(), 32);
+        assert_eq!(size_of::<Option<ExactFilter>>(), 32);
         assert_eq!(size_of::<FilterKey>(), 8);
     }
 }

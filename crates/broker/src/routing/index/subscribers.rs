@@ -63,7 +63,7 @@ pub(super) enum Subscribers {
 
 /// Result of [`Subscribers::remove`].
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Removal {
+pub(super) enum SubscriberRemoval {
     Absent,
     Removed,
     /// The last subscriber was removed: the filter goes too.
@@ -105,28 +105,32 @@ impl Subscribers {
         *self = Self::Many(Box::new(pair));
     }
 
-    pub(super) fn remove(&mut self, slot: u32) -> Removal {
+    pub(super) fn remove(&mut self, slot: u32) -> SubscriberRemoval {
         let left = match self {
             Self::One(subscriber) => {
-                return if subscriber.slot == slot { Removal::Last } else { Removal::Absent };
+                return if subscriber.slot == slot {
+                    SubscriberRemoval::Last
+                } else {
+                    SubscriberRemoval::Absent
+                };
             }
             Self::Many(all) => {
                 let Ok(position) = all.binary_search_by_key(&slot, |subscriber| subscriber.slot) else {
-                    return Removal::Absent;
+                    return SubscriberRemoval::Absent;
                 };
                 all.remove(position);
                 if all.capacity() > 64 && all.len() * 4 < all.capacity() {
                     all.shrink_to(all.len() * 2);
                 }
                 match all.as_slice() {
-                    [] => return Removal::Last,
+                    [] => return SubscriberRemoval::Last,
                     [left] => *left,
-                    _ => return Removal::Removed,
+                    _ => return SubscriberRemoval::Removed,
                 }
             }
         };
         *self = Self::One(left);
-        Removal::Removed
+        SubscriberRemoval::Removed
     }
 }
 
@@ -154,11 +158,11 @@ mod tests {
         list.set(subscriber(2, 7));
         assert_eq!(list.as_slice(), [subscriber(2, 7), subscriber(5, 1), subscriber(9, 0)]);
         assert_eq!(list.get(9), Some(subscriber(9, 0)));
-        assert_eq!(list.remove(4), Removal::Absent);
-        assert_eq!(list.remove(2), Removal::Removed);
-        assert_eq!(list.remove(9), Removal::Removed);
+        assert_eq!(list.remove(4), SubscriberRemoval::Absent);
+        assert_eq!(list.remove(2), SubscriberRemoval::Removed);
+        assert_eq!(list.remove(9), SubscriberRemoval::Removed);
         assert!(matches!(list, Subscribers::One(_)));
-        assert_eq!(list.remove(5), Removal::Last);
+        assert_eq!(list.remove(5), SubscriberRemoval::Last);
     }
 
     #[test]

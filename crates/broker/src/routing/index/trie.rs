@@ -15,7 +15,7 @@ const PLUS: u32 = u32::MAX - 1;
 /// No filter here.
 const NONE: u32 = u32::MAX;
 
-struct Segment {
+struct TrieSegment {
     text: Box<str>,
     uses: u32,
 }
@@ -39,7 +39,7 @@ struct Edge {
 
 /// The trie. An empty one allocates nothing.
 pub(super) struct Trie {
-    segments: Slab<Segment>,
+    segments: Slab<TrieSegment>,
     names: HashTable<u32>,
     nodes: Slab<TrieNode>,
     edges: HashTable<Edge>,
@@ -164,7 +164,7 @@ impl Trie {
             return child;
         }
         if segment == UNKNOWN {
-            segment = self.segments.insert(Segment { text: Box::from(level), uses: 0 });
+            segment = self.segments.insert(TrieSegment { text: Box::from(level), uses: 0 });
             let segments = &self.segments;
             let rehash =
                 |number: &u32| hasher.hash_one(segments.get(*number).map_or("", |segment| &*segment.text));

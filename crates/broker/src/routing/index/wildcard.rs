@@ -15,7 +15,7 @@ pub(super) const MAX_SHAPES: usize = 32;
 const MAX_LEVELS: usize = 64;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct Shape {
+struct WildcardShape {
     /// Levels before a final `#`.
     levels: usize,
     /// Bit n: level n is `+`.
@@ -24,7 +24,7 @@ struct Shape {
     multi: bool,
 }
 
-impl Shape {
+impl WildcardShape {
     fn of(filter: &str) -> Option<Self> {
         let mut shape = Self { levels: 0, plus: 0, multi: false };
         for level in filter.split('/') {
@@ -64,12 +64,12 @@ impl Shape {
 }
 
 /// Hashes of the first levels of a topic or filter.
-struct Levels {
+struct LevelHashes {
     hashes: [u64; MAX_LEVELS],
     depth: usize,
 }
 
-impl Levels {
+impl LevelHashes {
     /// Inline, so that the array is not copied.
     #[inline]
     fn of(text: &str, hasher: &RandomState) -> Self {
@@ -86,7 +86,7 @@ impl Levels {
 }
 
 struct ShapeTable {
-    shape: Shape,
+    shape: WildcardShape,
     /// Literal hash and filter number.
     filters: HashTable<(u64, u32)>,
 }
@@ -101,7 +101,7 @@ pub(super) struct Wildcards {
 impl Wildcards {
     /// Adds a filter that is not there yet.
     pub(super) fn insert(&mut self, number: u32, filter: &str, hasher: &RandomState) {
-        let Some(shape) = Shape::of(filter) else {
+        let Some(shape) = WildcardShape::of(filter) else {
             self.trie.insert(number, filter, hasher);
             return;
         };
@@ -117,20 +117,20 @@ impl Wildcards {
                 return;
             }
         };
-        let hash = shape.hash(&Levels::of(filter, hasher).hashes);
+        let hash = shape.hash(&LevelHashes::of(filter, hasher).hashes);
         self.shapes[position].filters.insert_unique(hash, (hash, number), |(hash, _)| *hash);
     }
 
     /// Removes a filter.
     pub(super) fn remove(&mut self, number: u32, filter: &str, hasher: &RandomState) {
-        let Some(shape) = Shape::of(filter) else {
+        let Some(shape) = WildcardShape::of(filter) else {
             self.trie.remove(filter, hasher);
             return;
         };
         // The shape may have got its table only after this filter went to the trie: look in both.
         if let Some(position) = self.shapes.iter().position(|table| table.shape == shape) {
             let filters = &mut self.shapes[position].filters;
-            let hash = shape.hash(&Levels::of(filter, hasher).hashes);
+            let hash = shape.hash(&LevelHashes::of(filter, hasher).hashes);
             if let Ok(entry) = filters.find_entry(hash, |(_, other)| *other == number) {
                 entry.remove();
                 if filters.is_empty() {
@@ -154,7 +154,7 @@ impl Wildcards {
         mut found: impl FnMut(u32),
     ) -> usize {
         if !self.shapes.is_empty() {
-            let levels = Levels::of(topic, hasher);
+            let levels = LevelHashes::of(topic, hasher);
             let system = topic.starts_with('$');
             for table in &self.shapes {
                 if !table.shape.can_match(levels.depth, system) {

@@ -6,10 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Commit, Journal, Page, QoS, QueueId, QueueOp, SharedMessage, StoredEntry, Timestamp};
+use gateway_core::{
+    Commit, Journal, JournalPage, QoS, QueueId, QueueOp, SharedMessage, StoredEntry, Timestamp,
+};
 use parking_lot::Mutex;
 
-use crate::Left;
+use crate::StoredQueue;
 
 /// An entry that is committed.
 #[derive(Clone)]
@@ -65,10 +67,10 @@ impl Disk {
     }
 
     /// Answers a load that may be answered with at most `most` entries of what is committed by now.
-    pub(super) fn read(&self, queue: QueueId, most: usize, now: Timestamp) -> Option<Page> {
+    pub(super) fn read(&self, queue: QueueId, most: usize, now: Timestamp) -> Option<JournalPage> {
         let mut state = self.0.lock();
         let from = state.readable.pop_front()?;
-        let mut page = Page { next: from, ..Page::default() };
+        let mut page = JournalPage { next: from, ..JournalPage::default() };
         let rest = state.entries.range((queue, from)..(queue, u64::MAX));
         for (&(_, place), stored) in rest.clone().take(most) {
             let Stored { qos, retain, sent, expires, group, ids, message } = stored.clone();
@@ -141,13 +143,13 @@ impl Disk {
 
     /// As `QueueStore::summaries` of one queue: first and next place, end of QoS 2, messages, bytes, received identifiers.
     /// With the packet identifiers that came in apart.
-    pub(super) fn summary(&self, queue: QueueId) -> (Left<'static>, Vec<u16>) {
+    pub(super) fn summary(&self, queue: QueueId) -> (StoredQueue<'static>, Vec<u16>) {
         let state = self.0.lock();
         let places = state.entries.range((queue, 0)..(queue, u64::MAX));
         let cost = |stored: &Stored| stored.message.as_ref().map_or(0, |message| message.cost() as u64);
         let next = places.clone().next_back().map_or(0, |(key, _)| key.1 + 1);
         let exact = places.clone().rfind(|(_, stored)| stored.qos == QoS::ExactlyOnce);
-        let left = Left {
+        let left = StoredQueue {
             first: places.clone().next().map_or(0, |(key, _)| key.1),
             next,
             exact: exact.map_or(0, |(key, _)| key.1 + 1),

@@ -11,7 +11,7 @@ use gateway_core::{
 };
 
 use super::disk::Disk;
-use crate::{Begin, Env, Left, LinkParams, Outbound, fuzz::Unlimited};
+use crate::{Env, LinkParams, Outbound, Qos2Begin, StoredQueue, fuzz::Unlimited};
 
 /// The publisher's queue and that of a persistent session that gets all it publishes.
 const PUBLISHER: QueueId = QueueId(1);
@@ -108,9 +108,9 @@ impl World {
         let Some(id) = self.unsent.pop_front() else { return };
         match self.open[&id] {
             Step::Publish(number) => match self.outbound.begin_received(id, 8) {
-                Begin::New => self.route(id, number),
-                Begin::Duplicate(commit) => self.answers.push_back(ModelAnswer::PubRec(id, commit)),
-                Begin::Exceeded => panic!("the client has {IDS} identifiers"),
+                Qos2Begin::New => self.route(id, number),
+                Qos2Begin::Duplicate(commit) => self.answers.push_back(ModelAnswer::PubRec(id, commit)),
+                Qos2Begin::Exceeded => panic!("the client has {IDS} identifiers"),
             },
             Step::Release => {
                 let reply = self.with(|outbound, env| outbound.handle_pubrel(id, env));
@@ -201,7 +201,7 @@ impl World {
         self.outbound = Outbound::new();
         self.disconnected();
         let (left, received) = self.disk.summary(PUBLISHER);
-        self.outbound.restore(&Left { received: &received, ..left });
+        self.outbound.restore(&StoredQueue { received: &received, ..left });
         self.places = self.disk.summary(SUBSCRIBER).0.next;
     }
 

@@ -18,7 +18,7 @@ use gateway_core::{
 
 use super::disk::Disk;
 use crate::{
-    Env, Left, LinkParams, Load, Outbound, Reply,
+    BacklogLoad, Env, LinkParams, Outbound, Reply, StoredQueue,
     fuzz::{Purse, append_reply},
 };
 
@@ -332,7 +332,7 @@ impl World {
 
     fn load(&mut self) {
         if !self.loading
-            && let Load::From(from, _) = self.with(|outbound, env| outbound.begin_load(env))
+            && let BacklogLoad::From(from, _) = self.with(|outbound, env| outbound.begin_load(env))
         {
             self.disk.load(from);
             self.loading = true;
@@ -388,7 +388,7 @@ impl World {
             }
         }
         let (left, received) = self.disk.summary(QUEUE);
-        self.outbound.restore(&Left { received: &received, ..left });
+        self.outbound.restore(&StoredQueue { received: &received, ..left });
         self.break_weak_promises();
         for sent in &mut self.messages {
             sent.crashed = true;

@@ -21,55 +21,55 @@ use tokio::{
 /// Devices whose work is under way at once; others wait for their turn.
 const AT_ONCE: usize = 128;
 
-/// Locks over which the lanes are spread.
+/// Locks over which the queues are spread.
 const STRIPES: usize = 32;
 
 /// Bytes counted for work that waits, besides what it carries.
 const OVERHEAD: usize = 1024;
 
 /// Work to be done for a device.
-pub(super) type LaneWork = Pin<Box<dyn Future<Output = ()> + Send>>;
+pub(super) type DeviceWork = Pin<Box<dyn Future<Output = ()> + Send>>;
 
 struct QueuedWork {
-    work: LaneWork,
+    work: DeviceWork,
     charge: Charge,
 }
 
-/// Work that waits for a device. A lane exists as long as a task works for the device.
+/// Work that waits for a device. A queue exists as long as a task works for the device.
 #[derive(Default)]
-struct Lane {
+struct DeviceQueue {
     waiting: VecDeque<QueuedWork>,
     /// Number of waiting requests from devices, which is limited.
     requests: usize,
 }
 
-type Stripe = HashMap<ClientId, Lane, RandomState>;
+type QueueStripe = HashMap<ClientId, DeviceQueue, RandomState>;
 
-/// The lanes of all devices.
-pub(super) struct Lanes(Arc<Inner>);
+/// The queues of all devices.
+pub(super) struct DeviceQueues(Arc<DeviceQueuesInner>);
 
-struct Inner {
+struct DeviceQueuesInner {
     runtime: Handle,
-    stripes: Box<[Mutex<Stripe>]>,
+    stripes: Box<[Mutex<QueueStripe>]>,
     hasher: RandomState,
     permits: Arc<Semaphore>,
     max_requests: usize,
-    /// A lane has ended.
+    /// A queue has ended.
     ended: Notify,
 }
 
 /// Why work is not taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Full {
+pub(super) enum WorkRefusal {
     /// The device has as much under way as it may.
     Device,
     /// The memory budget.
     Memory,
 }
 
-impl Lanes {
+impl DeviceQueues {
     pub(super) fn new(runtime: Handle, max_requests: usize) -> Self {
-        Self(Arc::new(Inner {
+        Self(Arc::new(DeviceQueuesInner {
             runtime,
             stripes: (0..STRIPES).map(|_| Mutex::default()).collect(),
             hasher: RandomState::new(),
@@ -85,16 +85,16 @@ impl Lanes {
         account: &Arc<Account>,
         device: &ClientId,
         bytes: usize,
-        work: impl FnOnce() -> LaneWork,
-    ) -> Result<(), Full> {
+        work: impl FnOnce() -> DeviceWork,
+    ) -> Result<(), WorkRefusal> {
         let mut stripe = self.0.stripe(device).lock();
         let under_way = stripe.get(device).map_or(0, |lane| lane.requests);
         if under_way >= self.0.max_requests {
-            return Err(Full::Device);
+            return Err(WorkRefusal::Device);
         }
         let mut charge = Charge::new(account, MemoryKind::Shadows);
         if !charge.set(bytes + OVERHEAD) {
-            return Err(Full::Memory);
+            return Err(WorkRefusal::Memory);
         }
         let inner = Arc::downgrade(&self.0);
         let (work, owner) = (work(), device.clone());
@@ -132,7 +132,7 @@ impl Lanes {
         answer.await.unwrap_or(Err(Rejection::Unavailable))
     }
 
-    /// Returns when there is no lane.
+    /// Returns when there is no queue.
     pub(super) async fn settle(&self) {
         loop {
             let mut ended = std::pin::pin!(self.0.ended.notified());
@@ -146,17 +146,17 @@ impl Lanes {
     }
 }
 
-impl Inner {
-    fn stripe(&self, device: &ClientId) -> &Mutex<Stripe> {
+impl DeviceQueuesInner {
+    fn stripe(&self, device: &ClientId) -> &Mutex<QueueStripe> {
         &self.stripes[self.hasher.hash_one(device) as usize % STRIPES]
     }
 
     fn push<'s>(
         self: &Arc<Self>,
-        stripe: &'s mut Stripe,
+        stripe: &'s mut QueueStripe,
         device: &ClientId,
         waiting: QueuedWork,
-    ) -> &'s mut Lane {
+    ) -> &'s mut DeviceQueue {
         let is_new = !stripe.contains_key(device);
         let lane = stripe.entry(device.clone()).or_default();
         lane.waiting.push_back(waiting);
@@ -178,16 +178,16 @@ impl Inner {
     }
 }
 
-/// A lane as long as somebody works for it. Where work panics, all that waits is given up with it, so that the device's
-/// next request begins a new lane.
+/// A queue as long as somebody works for it. Where work panics, all that waits is given up with it, so that the device's
+/// next request begins a new queue.
 struct Served {
-    inner: Arc<Inner>,
+    inner: Arc<DeviceQueuesInner>,
     device: ClientId,
     has_ended: bool,
 }
 
 impl Served {
-    /// Returns the next piece of work; `None` ends the lane.
+    /// Returns the next piece of work; `None` ends the queue.
     fn next(&mut self) -> Option<QueuedWork> {
         let mut stripe = self.inner.stripe(&self.device).lock();
         let next = stripe.get_mut(&self.device).and_then(|lane| lane.waiting.pop_front());

@@ -21,8 +21,8 @@ use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
 use super::{
-    Book, CommandsOptions, DeviceReply, NoReply, RANDOM, STATUS, SendReply, Spec,
-    topics::{Address, number},
+    CommandRegistry, CommandsOptions, DeviceReply, NoReply, RANDOM, STATUS, SendReply, Spec,
+    topics::{ReplyAddress, number},
 };
 
 /// Commands that have ended and are still known by their id.
@@ -31,10 +31,10 @@ const REMEMBERED: usize = 16_384;
 const OVERHEAD: usize = 512;
 
 /// Takes the replies of devices.
-pub struct Desk {
+pub struct ReplyDispatcher {
     pub(super) options: CommandsOptions,
     /// Stored commands, from when they were read.
-    pub(super) book: OnceLock<Arc<Book>>,
+    pub(super) registry: OnceLock<Arc<CommandRegistry>>,
     calls: Mutex<Calls>,
     /// Calls that wait until a device has a connection, by device.
     waiting: Mutex<HashMap<Arc<str>, DeviceWaiters, RandomState>>,
@@ -88,17 +88,17 @@ impl RecentlyEnded {
 }
 
 /// A command that is waited for; dropped, it is no more.
-pub(super) struct Ticket {
-    desk: Arc<Desk>,
+pub(super) struct PendingReply {
+    dispatcher: Arc<ReplyDispatcher>,
     pub(super) id: String,
     pub(super) correlation: [u8; RANDOM],
     pub(super) reply: oneshot::Receiver<SendReply>,
     _charge: Charge,
 }
 
-impl Drop for Ticket {
+impl Drop for PendingReply {
     fn drop(&mut self) {
-        let mut calls = self.desk.calls.lock();
+        let mut calls = self.dispatcher.calls.lock();
         let Some(open) = calls.open.remove(&*self.id) else { return };
         calls.ended.note(&open.device, &self.id, open.caller.is_none());
         if let Some(count) = calls.per_device.get_mut(&open.device) {
@@ -111,27 +111,27 @@ impl Drop for Ticket {
 }
 
 /// Somebody who waits for a device to have a connection.
-pub(super) struct Waiter<'a> {
-    desk: &'a Desk,
+pub(super) struct ConnectionWaiter<'a> {
+    dispatcher: &'a ReplyDispatcher,
     device: Arc<str>,
     pub(super) connected: Arc<Notify>,
 }
 
-impl Drop for Waiter<'_> {
+impl Drop for ConnectionWaiter<'_> {
     fn drop(&mut self) {
-        let mut waiting = self.desk.waiting.lock();
+        let mut waiting = self.dispatcher.waiting.lock();
         if let Some((count, _)) = waiting.get_mut(&self.device) {
             *count -= 1;
             if *count == 0 {
                 waiting.remove(&self.device);
             }
         }
-        self.desk.waiters.fetch_sub(1, SeqCst);
+        self.dispatcher.waiters.fetch_sub(1, SeqCst);
     }
 }
 
 /// Returns the status that a device reports: from the level of its topic, else from its user property.
-fn status(address: &Address<'_>, properties: Option<&Properties>) -> u32 {
+fn status(address: &ReplyAddress<'_>, properties: Option<&Properties>) -> u32 {
     let said = || {
         let user = &properties?.user;
         number(&user.iter().find(|(name, _)| name == STATUS)?.1)
@@ -139,12 +139,12 @@ fn status(address: &Address<'_>, properties: Option<&Properties>) -> u32 {
     address.status.or_else(said).unwrap_or_default()
 }
 
-impl Desk {
+impl ReplyDispatcher {
     /// Nobody waits yet.
     pub fn new(options: CommandsOptions) -> Arc<Self> {
         Arc::new(Self {
             options,
-            book: OnceLock::new(),
+            registry: OnceLock::new(),
             calls: Mutex::default(),
             waiting: Mutex::default(),
             waiters: AtomicUsize::new(0),
@@ -152,15 +152,19 @@ impl Desk {
     }
 
     /// Has stored commands, too; before any device can answer them.
-    pub(crate) fn set_book(&self, book: Arc<Book>) {
-        let _ = self.book.set(book);
+    pub(crate) fn set_book(&self, registry: Arc<CommandRegistry>) {
+        let _ = self.registry.set(registry);
     }
 
     /// Begins to wait for the reply to a command.
     ///
     /// # Errors
     /// Too many wait, or there is no memory.
-    pub(super) fn open(self: &Arc<Self>, spec: &Spec, account: &Arc<Account>) -> Result<Ticket, NoReply> {
+    pub(super) fn open(
+        self: &Arc<Self>,
+        spec: &Spec,
+        account: &Arc<Account>,
+    ) -> Result<PendingReply, NoReply> {
         let (id, correlation) = (super::random_id()?, super::random()?);
         let mut charge = Charge::new(account, MemoryKind::Commands);
         if !charge.set(OVERHEAD + spec.cost()) {
@@ -180,23 +184,23 @@ impl Desk {
         let open = OpenCommand { device: Arc::clone(&spec.device), correlation, caller: Some(caller) };
         calls.open.insert(id.as_str().into(), open);
         drop(calls);
-        Ok(Ticket { desk: Arc::clone(self), id, correlation, reply, _charge: charge })
+        Ok(PendingReply { dispatcher: Arc::clone(self), id, correlation, reply, _charge: charge })
     }
 
     /// Begins to wait for a connection of the device. A caller that looks for one only after this misses none.
-    pub(super) fn wait_for(&self, device: &Arc<str>) -> Waiter<'_> {
+    pub(super) fn wait_for(&self, device: &Arc<str>) -> ConnectionWaiter<'_> {
         self.waiters.fetch_add(1, SeqCst);
         let mut waiting = self.waiting.lock();
         let (count, connected) = waiting.entry(Arc::clone(device)).or_default();
         *count += 1;
-        Waiter { desk: self, device: Arc::clone(device), connected: Arc::clone(connected) }
+        ConnectionWaiter { dispatcher: self, device: Arc::clone(device), connected: Arc::clone(connected) }
     }
 
     /// Gives a reply to the call that waits for it; `None` if none does.
     fn give(
         &self,
         device: &str,
-        address: &Address<'_>,
+        address: &ReplyAddress<'_>,
         message: &Message<'_>,
         account: &Arc<Account>,
     ) -> Option<ReservedOutcome> {
@@ -236,7 +240,7 @@ impl Desk {
 
 /// Tells whether a reply belongs to this very command. Without a status in its topic the reply must carry the command's
 /// correlation data; with one it may carry none, but no others.
-pub(super) fn correlates(address: &Address<'_>, message: &Message<'_>, correlation: &[u8]) -> bool {
+pub(super) fn correlates(address: &ReplyAddress<'_>, message: &Message<'_>, correlation: &[u8]) -> bool {
     match message.properties.and_then(|properties| properties.correlation_data.as_deref()) {
         Some(data) => data == correlation,
         None => address.status.is_some(),
@@ -244,7 +248,7 @@ pub(super) fn correlates(address: &Address<'_>, message: &Message<'_>, correlati
 }
 
 /// Reads the answer of a device from its message.
-pub(super) fn answer(address: &Address<'_>, message: &Message<'_>) -> DeviceReply {
+pub(super) fn answer(address: &ReplyAddress<'_>, message: &Message<'_>) -> DeviceReply {
     let properties = message.properties.cloned();
     DeviceReply {
         payload: Bytes::copy_from_slice(message.payload),
@@ -255,7 +259,7 @@ pub(super) fn answer(address: &Address<'_>, message: &Message<'_>) -> DeviceRepl
 }
 
 /// The same on the memory account; `None` without memory for it.
-fn reply(address: &Address<'_>, message: &Message<'_>, account: &Arc<Account>) -> Option<SendReply> {
+fn reply(address: &ReplyAddress<'_>, message: &Message<'_>, account: &Arc<Account>) -> Option<SendReply> {
     let mut charge = Charge::new(account, MemoryKind::Commands);
     let answer = answer(address, message);
     if !charge.set(answer.cost()) {
@@ -265,7 +269,7 @@ fn reply(address: &Address<'_>, message: &Message<'_>, account: &Arc<Account>) -
     Some(SendReply { answer, _charge: charge })
 }
 
-impl Reserved for Desk {
+impl Reserved for ReplyDispatcher {
     fn prefix(&self) -> &str {
         self.options.topics.prefix()
     }
@@ -279,7 +283,8 @@ impl Reserved for Desk {
         if let Some(taken) = self.give(device, &address, message, broker.account()) {
             return taken;
         }
-        if let Some(taken) = self.book.get().and_then(|book| book.take(device, &address, message)) {
+        if let Some(taken) = self.registry.get().and_then(|registry| registry.take(device, &address, message))
+        {
             return taken;
         }
         self.drop_reply(device, address.id);
@@ -287,8 +292,8 @@ impl Reserved for Desk {
     }
 
     fn connected(&self, device: &ClientId) {
-        if let Some(book) = self.book.get() {
-            book.connected(device.as_str());
+        if let Some(registry) = self.registry.get() {
+            registry.connected(device.as_str());
         }
         if self.waiters.load(SeqCst) == 0 {
             return;

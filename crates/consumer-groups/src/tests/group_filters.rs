@@ -8,13 +8,13 @@ fn limited() -> Scope {
 }
 
 fn with_filter(topic: &str) -> Definition {
-    let filter = Filter { topics: vec![topic.to_owned()], ..Filter::default() };
+    let filter = GroupMessageFilter { topics: vec![topic.to_owned()], ..GroupMessageFilter::default() };
     Definition { filter, ..definition("g") }
 }
 
 impl Fixture {
     async fn make(&self, topic: &str) -> GroupId {
-        self.groups.create(with_filter(topic), &Start::Latest).await.expect("a group").0.id
+        self.groups.create(with_filter(topic), &GroupStart::Latest).await.expect("a group").0.id
     }
 
     async fn change(&self, topic: &str) {
@@ -27,7 +27,7 @@ impl Fixture {
     }
 
     fn is_within(&self) -> bool {
-        self.groups.get("g").expect("a group").reach.is_within(&limited())
+        self.groups.get("g").expect("a group").group_filters.is_within(&limited())
     }
 
     /// Returns the group's definition, as it is on disk.
@@ -141,7 +141,7 @@ async fn nothing_is_marked_by_a_filter_that_is_not_on_disk() {
     let marker = Arc::<Everything>::default();
     let state = Arc::new(MemoryGroupState::new());
     let groups = load_with(&fixture.log, &state, Arc::clone(&marker), u64::MAX).await;
-    let (info, _) = groups.create(with_filter("a/#"), &Start::Latest).await.expect("a group");
+    let (info, _) = groups.create(with_filter("a/#"), &GroupStart::Latest).await.expect("a group");
     let filters = || marker.filters.lock().iter().map(|filter| filter.topics[0].clone()).collect::<Vec<_>>();
     let marked = async |expected: &[&str]| {
         let marked = async {
@@ -155,7 +155,7 @@ async fn nothing_is_marked_by_a_filter_that_is_not_on_disk() {
     let change = groups.update(with_filter("#"), None);
     assert!(timeout(Duration::from_secs(5), change).await.is_err(), "it is not written");
     assert_eq!(filters(), ["a/#"]);
-    assert!(!groups.get("g").expect("a group").reach.is_within(&limited()), "from now on");
+    assert!(!groups.get("g").expect("a group").group_filters.is_within(&limited()), "from now on");
     state.hold(false);
     state.settle(usize::MAX);
     // Nobody waits for it any more.
@@ -175,7 +175,7 @@ async fn nothing_is_marked_by_a_filter_that_is_not_on_disk() {
 async fn a_group_that_is_moved_back_is_for_those_who_may_have_what_is_there() {
     let mut fixture = Fixture::new(MemoryLogOptions::default()).await;
     let group =
-        fixture.groups.create(Definition { replay_age: 3_600_000, ..with_filter("#") }, &Start::Latest);
+        fixture.groups.create(Definition { replay_age: 3_600_000, ..with_filter("#") }, &GroupStart::Latest);
     let group = group.await.expect("a group").0.id;
     let settle = async |fixture: &Fixture, count: usize| {
         let mut member = fixture.open("g", "all", Duration::ZERO);
@@ -192,11 +192,11 @@ async fn a_group_that_is_moved_back_is_for_those_who_may_have_what_is_there() {
     settle(&fixture, 1).await;
     assert!(fixture.is_within());
 
-    let (earliest, limited) = (Start::Earliest, limited());
+    let (earliest, limited) = (GroupStart::Earliest, limited());
     let refused = fixture.groups.seek("g", &earliest, &limited).await;
     assert!(matches!(refused, Err(GroupError::OutOfScope)), "{refused:?}");
-    let place = fixture.groups.seek("g", &Start::Latest, &limited).await.expect("moved");
-    fixture.groups.seek("g", &Start::Token(place.clone()), &limited).await.expect("moved");
+    let place = fixture.groups.seek("g", &GroupStart::Latest, &limited).await.expect("moved");
+    fixture.groups.seek("g", &GroupStart::Token(place.clone()), &limited).await.expect("moved");
     assert!(fixture.is_within());
     fixture.reloaded().await;
     assert!(fixture.is_within());
@@ -207,7 +207,7 @@ async fn a_group_that_is_moved_back_is_for_those_who_may_have_what_is_there() {
     fixture.refuses_limited().await;
     fixture.reloaded().await;
     fixture.refuses_limited().await;
-    fixture.groups.seek("g", &Start::Token(place), &Scope::ALL).await.expect("moved");
+    fixture.groups.seek("g", &GroupStart::Token(place), &Scope::ALL).await.expect("moved");
     assert!(fixture.is_within());
     assert!(fixture.record(group).await.contains("former"));
 }

@@ -42,7 +42,7 @@ pub(super) fn id(key: &[u8]) -> Option<u64> {
 
 /// Count and size of the dead letters: where there is no room for one more, the oldest goes.
 #[derive(Debug)]
-pub(super) struct Letters {
+pub(super) struct DeadLetters {
     /// Number and bytes of each, in order.
     kept: VecDeque<(u64, usize)>,
     bytes: usize,
@@ -53,7 +53,7 @@ pub(super) struct Letters {
     claimed: BTreeSet<u64>,
 }
 
-impl Letters {
+impl DeadLetters {
     /// None, of which the next has the number `next` at least: numbers of those that are gone are not used again, for somebody
     /// may still ask for them.
     pub(super) fn new(most: usize, most_bytes: usize, next: u64) -> Self {

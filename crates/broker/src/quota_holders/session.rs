@@ -1,34 +1,34 @@
-//! Share of one session in the quotas of its parties.
+//! Share of one session in the quotas of its quota holders.
 
 use std::sync::Arc;
 
-use super::{Counted, Parties, Party, PartyKind, QuotaExceeded, try_add_all};
+use super::{Counted, QuotaExceeded, QuotaHolder, QuotaHolderKind, QuotaHolders, try_add_all};
 
-/// See the module. Boxed, so that a session without parties is no larger for it.
+/// See the module. Boxed, so that a session without quota holders is no larger for it.
 #[derive(Debug)]
-pub(crate) struct Membership {
-    /// Parties whose quotas the session uses, also after its end: its will may still be published.
-    parties: Parties,
+pub(crate) struct SessionQuotaUse {
+    /// Quota holders whose quotas the session uses, also after its end: its will may still be published.
+    quota_holders: QuotaHolders,
     /// One for each, and none after the session's end.
-    holdings: Vec<Holding>,
+    holdings: Vec<HolderQuotaUse>,
 }
 
-/// Share of the session in the quotas of one party: a session, at most a connection, and subscriptions.
+/// Share of the session in the quotas of one quota holder: a session, at most a connection, and subscriptions.
 #[derive(Debug)]
-struct Holding {
-    party: Arc<Party>,
+struct HolderQuotaUse {
+    party: Arc<QuotaHolder>,
     connected: bool,
     subscriptions: usize,
 }
 
-impl Holding {
+impl HolderQuotaUse {
     /// Of a session that was counted by the caller.
-    fn of(party: &Arc<Party>, connected: bool) -> Self {
+    fn of(party: &Arc<QuotaHolder>, connected: bool) -> Self {
         Self { party: Arc::clone(party), connected, subscriptions: 0 }
     }
 }
 
-impl Drop for Holding {
+impl Drop for HolderQuotaUse {
     fn drop(&mut self) {
         self.party.give_back(Counted::Sessions, 1);
         self.party.give_back(Counted::Connections, self.connected.into());
@@ -36,27 +36,27 @@ impl Drop for Holding {
     }
 }
 
-impl Membership {
-    /// A session gets a connection whose device has these parties. What it replaces, or resumes with `kept`
-    /// subscriptions, has `former`, of which it takes over what is of the same parties: so nobody is refused for what he
+impl SessionQuotaUse {
+    /// A session gets a connection whose device has these quota holders. What it replaces, or resumes with `kept`
+    /// subscriptions, has `former`, of which it takes over what is of the same quota holders: so nobody is refused for what he
     /// has already. The rest of `former` is given back when the caller drops it.
     ///
     /// # Errors
     /// A quota does not allow another connection or session. Nothing has changed then.
     pub(crate) fn enter(
-        parties: &Parties,
+        quota_holders: &QuotaHolders,
         mut former: Option<&mut Self>,
         kept: usize,
     ) -> Result<Option<Box<Self>>, QuotaExceeded> {
-        if parties.is_empty() {
+        if quota_holders.is_empty() {
             return Ok(None);
         }
         {
-            let has = |party: &Arc<Party>| {
+            let has = |party: &Arc<QuotaHolder>| {
                 let holding = former.as_ref().and_then(|former| former.find(party));
                 holding.map(|at| former.as_ref().is_some_and(|former| former.holdings[at].connected))
             };
-            let wanted = parties.iter().flat_map(|party| {
+            let wanted = quota_holders.iter().flat_map(|party| {
                 let has = has(party);
                 [
                     (party, Counted::Connections, usize::from(has != Some(true))),
@@ -65,27 +65,27 @@ impl Membership {
             });
             try_add_all(wanted).map_err(QuotaExceeded::counted)?;
         }
-        let holdings = parties.iter().map(|party| {
+        let holdings = quota_holders.iter().map(|party| {
             let taken_over = former.as_mut().and_then(|former| {
                 let at = former.find(party)?;
                 Some(former.holdings.swap_remove(at))
             });
-            let mut holding = taken_over.unwrap_or_else(|| Holding::of(party, true));
+            let mut holding = taken_over.unwrap_or_else(|| HolderQuotaUse::of(party, true));
             holding.connected = true;
             holding.set_subscriptions(kept);
             holding
         });
-        Ok(Some(Box::new(Self { parties: parties.clone(), holdings: holdings.collect() })))
+        Ok(Some(Box::new(Self { quota_holders: quota_holders.clone(), holdings: holdings.collect() })))
     }
 
     /// A session of an earlier process, which counts whatever the quotas say.
-    pub(crate) fn restored(parties: &Parties) -> Option<Box<Self>> {
-        let holdings = parties.iter().map(|party| {
+    pub(crate) fn restored(quota_holders: &QuotaHolders) -> Option<Box<Self>> {
+        let holdings = quota_holders.iter().map(|party| {
             party.add(Counted::Sessions, 1);
-            Holding::of(party, false)
+            HolderQuotaUse::of(party, false)
         });
-        (!parties.is_empty())
-            .then(|| Box::new(Self { parties: parties.clone(), holdings: holdings.collect() }))
+        (!quota_holders.is_empty())
+            .then(|| Box::new(Self { quota_holders: quota_holders.clone(), holdings: holdings.collect() }))
     }
 
     /// The connection has ended.
@@ -118,9 +118,9 @@ impl Membership {
         }
     }
 
-    /// Returns the parties whose quotas the session uses.
-    pub(crate) fn parties(&self) -> &Parties {
-        &self.parties
+    /// Returns the quota holders whose quotas the session uses.
+    pub(crate) fn quota_holders(&self) -> &QuotaHolders {
+        &self.quota_holders
     }
 
     /// The session is over: gives everything back.
@@ -128,17 +128,17 @@ impl Membership {
         self.holdings.clear();
     }
 
-    /// The name of its party of a kind.
-    pub(crate) fn party(&self, kind: PartyKind) -> Option<&str> {
-        self.parties.iter().find(|party| party.kind == kind).map(|party| party.name())
+    /// The name of its quota holder of a kind.
+    pub(crate) fn party(&self, kind: QuotaHolderKind) -> Option<&str> {
+        self.quota_holders.iter().find(|party| party.kind == kind).map(|party| party.name())
     }
 
-    fn find(&self, party: &Arc<Party>) -> Option<usize> {
+    fn find(&self, party: &Arc<QuotaHolder>) -> Option<usize> {
         self.holdings.iter().position(|holding| Arc::ptr_eq(&holding.party, party))
     }
 }
 
-impl Holding {
+impl HolderQuotaUse {
     fn set_subscriptions(&mut self, subscriptions: usize) {
         match subscriptions.checked_sub(self.subscriptions) {
             Some(more) => self.party.add(Counted::Subscriptions, more),

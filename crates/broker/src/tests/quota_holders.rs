@@ -27,8 +27,8 @@ impl Bench {
     }
 
     fn enter_with(&mut self, id: &str, tenant: &str, connect: Connect) -> Result<Device, Counted> {
-        let parties = self.broker.parties(None, id, tenant);
-        let opened = self.try_open(id, Connect { parties, ..connect });
+        let quota_holders = self.broker.quota_holders(None, id, tenant);
+        let opened = self.try_open(id, Connect { quota_holders, ..connect });
         opened.map(|(device, _)| device).map_err(|exceeded| exceeded.what)
     }
 
@@ -125,16 +125,16 @@ fn nothing_leaks_however_connections_end() {
     assert_eq!(bench.used(), [0, 0, 0]);
     bench.pass(3601);
     for number in 0..5000 {
-        bench.broker.parties(Some(&number.to_string()), "c", "full");
+        bench.broker.quota_holders(Some(&number.to_string()), "c", "full");
     }
-    assert!(bench.broker.inner.parties.others_len() < 10, "nobody is remembered who has nothing");
+    assert!(bench.broker.inner.quota_holders.others_len() < 10, "nobody is remembered who has nothing");
     let those: Vec<_> =
-        (0..100).map(|number| bench.broker.parties(Some(&number.to_string()), "c", "full")).collect();
+        (0..100).map(|number| bench.broker.quota_holders(Some(&number.to_string()), "c", "full")).collect();
     for number in 0..5000 {
-        bench.broker.parties(Some(&(number % 1000).to_string()), "c", "full");
-        assert!(bench.broker.inner.parties.others_len() <= 2 * those.len() + 3);
+        bench.broker.quota_holders(Some(&(number % 1000).to_string()), "c", "full");
+        assert!(bench.broker.inner.quota_holders.others_len() <= 2 * those.len() + 3);
     }
-    let again = bench.broker.parties(Some("7"), "c", "full");
+    let again = bench.broker.quota_holders(Some("7"), "c", "full");
     assert!(Arc::ptr_eq(&again[0], &those[7][0]), "who has something keeps it");
 }
 
@@ -185,8 +185,8 @@ fn an_identity_is_capped_across_its_devices() {
     let identity = Quotas { connections: 1, ..Quotas::default() };
     let mut bench = bench_with(identity, Quotas::default(), None);
     let mut enter = |id: &str, user: Option<&str>| {
-        let parties = bench.broker.parties(user, id, "any");
-        let opened = bench.try_open(id, Connect { parties, ..Connect::default() });
+        let quota_holders = bench.broker.quota_holders(user, id, "any");
+        let opened = bench.try_open(id, Connect { quota_holders, ..Connect::default() });
         opened.map(drop).map_err(|exceeded| exceeded.to_string())
     };
     enter("a", Some("bob")).unwrap();
@@ -257,8 +257,9 @@ fn the_will_of_a_session_that_has_ended_counts_too() {
 #[test]
 fn a_rate_is_shared_by_all_who_belong_to_the_party() {
     let bench = bench(Quotas { byte_rate: ByteSize(1000), message_rate_out: 10, ..Quotas::default() });
-    let (one, two) = (bench.broker.parties(None, "a", "full"), bench.broker.parties(None, "b", "full"));
-    let other = bench.broker.parties(None, "c", "other");
+    let (one, two) =
+        (bench.broker.quota_holders(None, "a", "full"), bench.broker.quota_holders(None, "b", "full"));
+    let other = bench.broker.quota_holders(None, "c", "other");
     let at = Timestamp(5_000);
     assert_eq!(one[0].take_input(1, 1000, at), 0.0);
     assert_eq!(two[0].take_input(1, 500, at), 0.5);

@@ -21,7 +21,7 @@ use std::{
 
 use broker::{Account, Charge, MemoryKind, ReservedOutcome, Shortage};
 use bytes::Bytes;
-use gateway_core::{Commit, Message, QoS, ReceiptState, Refused, Timestamp, clock, metrics::count};
+use gateway_core::{Commit, CommitRefused, Message, QoS, ReceiptState, Timestamp, clock, metrics::count};
 use parking_lot::Mutex;
 use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
 use thiserror::Error;
@@ -31,14 +31,14 @@ use tokio::{
 };
 
 use super::{
-    Digest, NoReply, Spec,
-    desk::{answer, correlates},
-    ending::Ending,
+    CommandDigest, NoReply, Spec,
+    dispatcher::{answer, correlates},
+    ending::CommandEnding,
     machine::{AttemptProgress, CommandState, CommandStep, Machine, Times},
     random, random_id,
     record::CommandRecord,
-    table::{Changes, CommandEntry, CommandTable, Writing, cost},
-    topics::Address,
+    table::{CommandChanges, CommandEntry, CommandTable, Writing, cost},
+    topics::ReplyAddress,
 };
 
 /// Changes that a watcher may be behind; beyond them it gets the state as it is.
@@ -50,7 +50,7 @@ const AGAIN: u64 = 1_000;
 
 /// Bounds of stored commands.
 #[derive(Debug, Clone, Copy)]
-pub struct BookOptions {
+pub struct CommandRegistryOptions {
     /// Commands that a session may have and not have acknowledged.
     pub max_outstanding: usize,
     /// The same of one device.
@@ -69,7 +69,7 @@ pub struct BookOptions {
 
 /// Reason why a command is not started.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum StartError {
+pub enum CommandStartError {
     /// There is one of this id with other content.
     #[error("there is a command of this id with other content")]
     Exists,
@@ -110,7 +110,7 @@ enum NotEnded {
 }
 
 /// A command that is due to be sent.
-pub(super) struct Parcel {
+pub(super) struct DueCommand {
     pub(super) number: u64,
     pub(super) id: String,
     pub(super) spec: Spec,
@@ -119,8 +119,8 @@ pub(super) struct Parcel {
 }
 
 /// All stored commands.
-pub struct Book {
-    options: BookOptions,
+pub struct CommandRegistry {
+    options: CommandRegistryOptions,
     pub(super) table: Mutex<CommandTable>,
     charge: Mutex<Charge>,
     store: Arc<dyn PublisherStore>,
@@ -137,10 +137,10 @@ fn put(number: u64, record: &CommandRecord) -> PublisherChange {
     PublisherChange { table: PublisherTable::Commands, key: key(number), value: Some(record.encode()) }
 }
 
-impl Book {
+impl CommandRegistry {
     /// Reads the commands that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
     pub fn open(
-        options: BookOptions,
+        options: CommandRegistryOptions,
         store: Arc<dyn PublisherStore>,
         account: &Arc<Account>,
     ) -> Result<Arc<Self>, StoreError> {
@@ -181,10 +181,10 @@ impl Book {
     /// The same with another bound, as a start with it would have.
     #[cfg(test)]
     pub(super) fn with_less(self: Arc<Self>, max_kept: usize, max_bytes: usize) -> Arc<Self> {
-        let mut book = Arc::into_inner(self).expect("nobody else has it");
-        book.options.max_kept = max_kept;
-        book.options.max_bytes = max_bytes;
-        Arc::new(book)
+        let mut registry = Arc::into_inner(self).expect("nobody else has it");
+        registry.options.max_kept = max_kept;
+        registry.options.max_bytes = max_bytes;
+        Arc::new(registry)
     }
 
     /// Returns the number of commands that have not ended.
@@ -202,20 +202,20 @@ impl Book {
         id: Option<String>,
         spec: Spec,
         times: Times,
-        content: Digest,
-    ) -> Result<Arc<CommandRecord>, StartError> {
+        content: CommandDigest,
+    ) -> Result<Arc<CommandRecord>, CommandStartError> {
         let id = match id {
             Some(id) => id,
-            None => random_id().map_err(|_: NoReply| StartError::Random)?,
+            None => random_id().map_err(|_: NoReply| CommandStartError::Random)?,
         };
-        let correlation = random().map_err(|_| StartError::Random)?;
+        let correlation = random().map_err(|_| CommandStartError::Random)?;
         let now = clock::now();
         let (number, commit, is_first) = {
             let mut table = self.table.lock();
             if let Some(&number) = table.ids.get(id.as_str()) {
                 let entry = &table.commands[&number];
                 if entry.record.content != content {
-                    return Err(StartError::Exists);
+                    return Err(CommandStartError::Exists);
                 }
                 match &entry.writing {
                     Writing::Start(commit) => (number, Arc::clone(commit), false),
@@ -240,15 +240,15 @@ impl Book {
         };
         if is_first {
             count(|c| c.commands_started.add(1));
-            let book = Arc::clone(self);
-            commit.then(move |result| book.started(number, result));
+            let registry = Arc::clone(self);
+            commit.then(move |result| registry.started(number, result));
             commit.done();
         }
-        commit.wait().await.map_err(|Refused| StartError::Store)?;
+        commit.wait().await.map_err(|CommitRefused| CommandStartError::Store)?;
         // The callback behind the commit may not have run yet, and the caller must find the command.
         self.started(number, Ok(()));
         let table = self.table.lock();
-        let entry = table.commands.get(&number).ok_or(StartError::Store)?;
+        let entry = table.commands.get(&number).ok_or(CommandStartError::Store)?;
         Ok(Arc::new(entry.record.clone()))
     }
 
@@ -256,30 +256,30 @@ impl Book {
         &self,
         table: &mut CommandTable,
         record: CommandRecord,
-    ) -> Result<(u64, Arc<Commit>), StartError> {
+    ) -> Result<(u64, Arc<Commit>), CommandStartError> {
         let most = &self.options;
         if self.active() >= most.max_active {
-            return Err(StartError::TooMany("commands.max_active"));
+            return Err(CommandStartError::TooMany("commands.max_active"));
         }
         let of_device = table.devices.get(&record.spec.device).map_or(0, |device| device.active.len());
         if of_device >= most.max_active_per_device {
-            return Err(StartError::TooMany("commands.max_active_per_device"));
+            return Err(CommandStartError::TooMany("commands.max_active_per_device"));
         }
         if !self.store.accepts() {
             count(|c| c.refused_store.add(1));
-            return Err(StartError::Store);
+            return Err(CommandStartError::Store);
         }
         let commit = Commit::new();
         let entry = CommandEntry::new(record, Writing::Start(Arc::clone(&commit)));
         {
             let mut charge = self.charge.lock();
             if !self.make_room(table, &mut charge, entry.bytes, most.max_bytes) {
-                return Err(StartError::TooMany("commands.max_bytes"));
+                return Err(CommandStartError::TooMany("commands.max_bytes"));
             }
             let bytes = charge.bytes() + entry.bytes;
             if !charge.set(bytes) {
                 count(|c| c.memory_commands.add(1));
-                return Err(StartError::Memory);
+                return Err(CommandStartError::Memory);
             }
         }
         let number = table.last + 1;
@@ -317,7 +317,7 @@ impl Book {
     }
 
     /// The start of a command is on disk, or refused. Told again it does nothing.
-    fn started(&self, number: u64, result: Result<(), Refused>) {
+    fn started(&self, number: u64, result: Result<(), CommitRefused>) {
         let mut table = self.table.lock();
         let starting = table.commands.get_mut(&number);
         let Some(entry) = starting.filter(|entry| matches!(entry.writing, Writing::Start(_))) else { return };
@@ -326,7 +326,7 @@ impl Book {
                 entry.writing = Writing::Nothing;
                 table.schedule(number, Some(Timestamp(0)));
             }
-            Err(Refused) => {
+            Err(CommitRefused) => {
                 self.forget(&mut table, &mut self.charge.lock(), number);
                 self.active.fetch_sub(1, SeqCst);
             }
@@ -343,7 +343,7 @@ impl Book {
     }
 
     /// The state of a command, and its changes until it ends; no changes if it has.
-    pub fn watch(&self, id: &str) -> Option<(Arc<CommandRecord>, Option<Changes>)> {
+    pub fn watch(&self, id: &str) -> Option<(Arc<CommandRecord>, Option<CommandChanges>)> {
         let mut table = self.table.lock();
         let number = *table.ids.get(id)?;
         let entry = table.commands.get_mut(&number)?;
@@ -366,18 +366,18 @@ impl Book {
         let number = *self.table.lock().ids.get(id).ok_or(CancelError::NotFound)?;
         loop {
             let (tell, told) = oneshot::channel();
-            let ended = self.end(number, Ending::of(CommandState::Cancelled), move |result| {
+            let ended = self.end(number, CommandEnding::of(CommandState::Cancelled), move |result| {
                 let _ = tell.send(result);
             });
             match ended {
                 Ok(()) => {
-                    told.await.unwrap_or(Err(Refused)).map_err(|Refused| CancelError::Store)?;
+                    told.await.unwrap_or(Err(CommitRefused)).map_err(|CommitRefused| CancelError::Store)?;
                     return self.get(id).ok_or(CancelError::NotFound);
                 }
                 Err(NotEnded::Unknown) => return Err(CancelError::NotFound),
                 Err(NotEnded::Ended(state)) => return Err(CancelError::Ended(state)),
                 Err(NotEnded::Busy(commit)) => {
-                    commit.wait().await.map_err(|Refused| CancelError::Store)?;
+                    commit.wait().await.map_err(|CommitRefused| CancelError::Store)?;
                     // The callback behind the commit may not have run yet.
                     tokio::task::yield_now().await;
                 }
@@ -389,8 +389,8 @@ impl Book {
     fn end(
         self: &Arc<Self>,
         number: u64,
-        ending: Ending,
-        after: impl FnOnce(Result<(), Refused>) + Send + 'static,
+        ending: CommandEnding,
+        after: impl FnOnce(Result<(), CommitRefused>) + Send + 'static,
     ) -> Result<(), NotEnded> {
         let commit = {
             let mut table = self.table.lock();
@@ -412,9 +412,9 @@ impl Book {
             entry.writing = Writing::End(Box::new(ended), Arc::clone(&commit));
             commit
         };
-        let book = Arc::clone(self);
+        let registry = Arc::clone(self);
         commit.then(move |result| {
-            book.settle(number, result);
+            registry.settle(number, result);
             after(result);
         });
         commit.done();
@@ -422,7 +422,7 @@ impl Book {
     }
 
     /// The end of a command is on disk, or refused.
-    fn settle(&self, number: u64, result: Result<(), Refused>) {
+    fn settle(&self, number: u64, result: Result<(), CommitRefused>) {
         let mut guard = self.table.lock();
         let table = &mut *guard;
         let Some(entry) = table.commands.get_mut(&number) else { return };
@@ -482,7 +482,7 @@ impl Book {
     pub(super) fn take(
         self: &Arc<Self>,
         device: &str,
-        address: &Address<'_>,
+        address: &ReplyAddress<'_>,
         message: &Message<'_>,
     ) -> Option<ReservedOutcome> {
         loop {
@@ -534,7 +534,7 @@ impl Book {
             }
             let part = message.plain_part();
             let unused = part.clone();
-            let ending = Ending { state: CommandState::Replied, code: None, reply: Some(reply) };
+            let ending = CommandEnding { state: CommandState::Replied, code: None, reply: Some(reply) };
             if self.end(number, ending, move |result| pass(part, result)).is_ok() {
                 return Some(ReservedOutcome::Taken);
             }
@@ -577,11 +577,11 @@ impl Book {
                 }
                 match entry.record.machine.step(now) {
                     CommandStep::Expire => {
-                        over.push((number, Ending::of(CommandState::TimedOut)));
+                        over.push((number, CommandEnding::of(CommandState::TimedOut)));
                         table.schedule(number, None);
                     }
                     CommandStep::Refuse(code) => {
-                        over.push((number, Ending::refused(code)));
+                        over.push((number, CommandEnding::refused(code)));
                         table.schedule(number, None);
                     }
                     CommandStep::Wait(until) => table.schedule(number, Some(until)),
@@ -621,7 +621,7 @@ impl Book {
     }
 
     /// The next device to which something may go, with what that is.
-    pub(super) fn next_parcels(&self) -> Option<Vec<Parcel>> {
+    pub(super) fn next_parcels(&self) -> Option<Vec<DueCommand>> {
         let mut guard = self.table.lock();
         let table = &mut *guard;
         let most = &self.options;
@@ -633,7 +633,7 @@ impl Book {
         let parcels = ready.filter_map(|number| {
             let entry = table.commands.get(number)?;
             let CommandRecord { id, spec, correlation, machine, .. } = &entry.record;
-            matches!(entry.writing, Writing::Nothing).then(|| Parcel {
+            matches!(entry.writing, Writing::Nothing).then(|| DueCommand {
                 number: *number,
                 id: id.clone(),
                 spec: spec.clone(),
@@ -714,7 +714,7 @@ impl Book {
 
     /// The device takes no command of this kind.
     pub(super) fn refuse(self: &Arc<Self>, number: u64, code: u8) {
-        let _ = self.end(number, Ending::refused(code), |_| {});
+        let _ = self.end(number, CommandEnding::refused(code), |_| {});
     }
 
     /// Writes a command's state, which nobody waits for.
@@ -766,10 +766,10 @@ impl Book {
 }
 
 /// Ends a part as the commit that it waits for has ended.
-fn pass(part: Option<Arc<Commit>>, result: Result<(), Refused>) {
+fn pass(part: Option<Arc<Commit>>, result: Result<(), CommitRefused>) {
     match (part, result) {
         (Some(part), Ok(())) => part.done(),
-        (Some(part), Err(Refused)) => part.refuse(),
+        (Some(part), Err(CommitRefused)) => part.refuse(),
         (None, _) => {}
     }
 }

@@ -13,7 +13,7 @@ use super::unauthenticated::{UnauthenticatedMemory, UnauthenticatedPart};
 
 /// The holdings of a connection, or of the streams of a caller.
 #[derive(Debug)]
-pub(in crate::grpc) struct Purse {
+pub(in crate::grpc) struct CallerMemory {
     account: Arc<Account>,
     kind: MemoryKind,
     held: AtomicUsize,
@@ -21,7 +21,7 @@ pub(in crate::grpc) struct Purse {
     unauthenticated: Option<UnauthenticatedPart>,
 }
 
-impl Purse {
+impl CallerMemory {
     /// For calls whose caller is known.
     pub(in crate::grpc) fn new(account: Arc<Account>) -> Arc<Self> {
         Arc::new(Self::empty(account, MemoryKind::GrpcMessages))
@@ -49,8 +49,8 @@ impl Purse {
     }
 
     /// Nothing so far.
-    pub(in crate::grpc) fn open(self: &Arc<Self>) -> Holding {
-        Holding { purse: Arc::clone(self), bytes: 0 }
+    pub(in crate::grpc) fn open(self: &Arc<Self>) -> MemoryReservation {
+        MemoryReservation { caller_memory: Arc::clone(self), bytes: 0 }
     }
 
     /// Charges `bytes` more; false, and charges nothing, if they do not fit.
@@ -77,7 +77,7 @@ impl Purse {
 
     /// The connection has shown credentials: all that it holds is charged to the account from now on, with `own` made `bytes`
     /// if it is less. False, and changes nothing, if the account has no room.
-    pub(super) fn authenticate(&self, own: &mut Holding, bytes: usize) -> bool {
+    pub(super) fn authenticate(&self, own: &mut MemoryReservation, bytes: usize) -> bool {
         let more = bytes.saturating_sub(own.bytes);
         let Some(part) = &self.unauthenticated else { return own.set(own.bytes + more) };
         let charged = part.authenticate(|held| {
@@ -113,40 +113,40 @@ impl Purse {
 
 /// A part of what a connection holds; given back on drop.
 #[derive(Debug)]
-pub(in crate::grpc) struct Holding {
-    purse: Arc<Purse>,
+pub(in crate::grpc) struct MemoryReservation {
+    caller_memory: Arc<CallerMemory>,
     bytes: usize,
 }
 
-impl Holding {
+impl MemoryReservation {
     /// Of what it is a part.
-    pub(super) fn purse(&self) -> &Arc<Purse> {
-        &self.purse
+    pub(super) fn caller_memory(&self) -> &Arc<CallerMemory> {
+        &self.caller_memory
     }
 
     /// Makes it `bytes`; false, and changes nothing, if it must grow and may not.
     pub(in crate::grpc) fn set(&mut self, bytes: usize) -> bool {
         if bytes > self.bytes {
-            if !self.purse.charge(bytes - self.bytes) {
-                self.purse.count_refusal();
+            if !self.caller_memory.charge(bytes - self.bytes) {
+                self.caller_memory.count_refusal();
                 return false;
             }
         } else if bytes < self.bytes {
-            self.purse.release(self.bytes - bytes);
+            self.caller_memory.release(self.bytes - bytes);
         }
         self.bytes = bytes;
         true
     }
 }
 
-impl Drop for Holding {
+impl Drop for MemoryReservation {
     fn drop(&mut self) {
         self.set(0);
     }
 }
 
 /// Memory that other modules charge for a stream of the caller.
-impl Budget for Purse {
+impl Budget for CallerMemory {
     fn charge(&self, _: usize, bytes: usize) -> bool {
         Self::charge(self, bytes)
     }

@@ -1,4 +1,4 @@
-//! All parties: the tenants that are configured, and everybody else that uses part of a quota at the moment.
+//! All quota holders: the tenants that are configured, and everybody else that uses part of a quota at the moment.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -10,41 +10,41 @@ use gateway_core::Quotas;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::{Parties, Party, PartyKind};
+use super::{QuotaHolder, QuotaHolderKind, QuotaHolders};
 
 /// The section for tenants that have none of their own.
 const ANY: &str = "*";
 
 /// See the module.
-pub(crate) struct Book {
+pub(crate) struct QuotaRegistry {
     /// Of each identity; `None` if they are not limited.
     identity: Option<Quotas>,
-    tenants: BTreeMap<Box<str>, Arc<Party>>,
+    tenants: BTreeMap<Box<str>, Arc<QuotaHolder>>,
     /// Of each tenant without a section; `None` if they are not limited.
     any_tenant: Option<Quotas>,
     counts_retained: bool,
     others: Mutex<Others>,
 }
 
-/// Parties without a section of their own, as long as somebody belongs to them.
+/// Quota holders without a section of their own, as long as somebody belongs to them.
 #[derive(Default)]
 struct Others {
-    by_name: HashMap<PartyKey, Weak<Party>, RandomState>,
+    by_name: HashMap<PartyKey, Weak<QuotaHolder>, RandomState>,
     /// All of them, in the order in which they are looked at: those to which nobody belongs now are removed.
     turns: VecDeque<PartyKey>,
 }
 
-type PartyKey = (PartyKind, Arc<str>);
+type PartyKey = (QuotaHolderKind, Arc<str>);
 
-/// Known parties that are checked for removal whenever one is added. With two there are never more than twice as many parties as
-/// are in use, and no login waits for a search through all.
+/// Known quota holders that are checked for removal whenever one is added. With two there are never more than twice as many quota
+/// holders as are in use, and no login waits for a search through all.
 const LOOKS: usize = 2;
 
-impl Book {
+impl QuotaRegistry {
     /// The quotas of each identity and, by name, of tenants; `*` is every other tenant.
     pub(crate) fn new(identity: &Quotas, tenants: &BTreeMap<String, Quotas>) -> Self {
         let party = |(name, quotas): (&String, &Quotas)| {
-            let party = Party::new(PartyKind::Tenant, name, quotas.clone());
+            let party = QuotaHolder::new(QuotaHolderKind::Tenant, name, quotas.clone());
             (Box::from(name.as_str()), Arc::new(party))
         };
         let limited = |quotas: &Quotas| quotas.retained_messages > 0 || quotas.retained_bytes.0 > 0;
@@ -63,35 +63,35 @@ impl Book {
         self.identity.is_none() && self.tenants.is_empty() && self.any_tenant.is_none()
     }
 
-    /// Returns whether retained messages count for any party.
+    /// Returns whether retained messages count for any quota holder.
     #[inline]
     pub(crate) fn counts_retained(&self) -> bool {
         self.counts_retained
     }
 
     /// The tenants that are configured by name.
-    pub(crate) fn tenants(&self) -> impl Iterator<Item = &Arc<Party>> {
+    pub(crate) fn tenants(&self) -> impl Iterator<Item = &Arc<QuotaHolder>> {
         self.tenants.values()
     }
 
-    /// The parties of a device with this user name, if it was proved, this client id and this tenant.
-    pub(crate) fn of(&self, user: Option<&str>, client_id: &str, tenant: &str) -> Parties {
+    /// The quota holders of a device with this user name, if it was proved, this client id and this tenant.
+    pub(crate) fn of(&self, user: Option<&str>, client_id: &str, tenant: &str) -> QuotaHolders {
         if self.is_empty() {
-            return Parties::default();
+            return QuotaHolders::default();
         }
         let by_identity = self.identity.as_ref().map(|quotas| match user {
-            Some(user) => self.other(PartyKind::User, user, quotas),
-            None => self.other(PartyKind::Client, client_id, quotas),
+            Some(user) => self.other(QuotaHolderKind::User, user, quotas),
+            None => self.other(QuotaHolderKind::Client, client_id, quotas),
         });
         let by_tenant = match (self.tenants.get(tenant), &self.any_tenant) {
             (Some(party), _) => Some(Arc::clone(party)),
-            (None, Some(quotas)) => Some(self.other(PartyKind::Tenant, tenant, quotas)),
+            (None, Some(quotas)) => Some(self.other(QuotaHolderKind::Tenant, tenant, quotas)),
             (None, None) => None,
         };
         by_identity.into_iter().chain(by_tenant).collect()
     }
 
-    fn other(&self, kind: PartyKind, name: &str, quotas: &Quotas) -> Arc<Party> {
+    fn other(&self, kind: QuotaHolderKind, name: &str, quotas: &Quotas) -> Arc<QuotaHolder> {
         let key: PartyKey = (kind, name.into());
         let mut others = self.others.lock();
         let Others { by_name, turns } = &mut *others;
@@ -99,7 +99,7 @@ impl Book {
             if let Some(party) = known.upgrade() {
                 return party;
             }
-            let party = Arc::new(Party::new(kind, name, quotas.clone()));
+            let party = Arc::new(QuotaHolder::new(kind, name, quotas.clone()));
             *known = Arc::downgrade(&party);
             return party;
         }
@@ -111,7 +111,7 @@ impl Book {
                 by_name.remove(&looked);
             }
         }
-        let party = Arc::new(Party::new(kind, name, quotas.clone()));
+        let party = Arc::new(QuotaHolder::new(kind, name, quotas.clone()));
         by_name.insert(key.clone(), Arc::downgrade(&party));
         turns.push_back(key);
         party

@@ -1,13 +1,13 @@
-//! Parties: those that share quotas. A device belongs to one for its identity and one for its tenant, where these have
+//! Quota holders: those that share quotas. A device belongs to one for its identity and one for its tenant, where these have
 //! quotas; else to none, which costs nothing.
 //!
-//! A party's figures are atomic counters, so that no lock is shared by all its connections but those of its rates. What a
-//! session has of them is its [`Membership`], what a retained message has is its [`Ownership`]; both give back when they
-//! are dropped.
+//! A quota holder's figures are atomic counters, so that no lock is shared by all its connections but those of its rates. What a
+//! session has of them is its [`SessionQuotaUse`], what a retained message has is its [`RetainedQuotaUse`]; both give back when
+//! they are dropped.
 
-mod book;
-mod membership;
-mod ownership;
+mod registry;
+mod retained;
+mod session;
 
 use std::{
     fmt,
@@ -20,14 +20,14 @@ use std::{
 use gateway_core::{Flow, Quotas, Timestamp, metrics::count, warn_limited};
 use parking_lot::Mutex;
 
-pub(crate) use self::{book::Book, membership::Membership, ownership::Ownership};
+pub(crate) use self::{registry::QuotaRegistry, retained::RetainedQuotaUse, session::SessionQuotaUse};
 
-/// The parties of one device, none, one or two; without any it is no allocation.
-pub type Parties = Box<[Arc<Party>]>;
+/// The quota holders of one device, none, one or two; without any it is no allocation.
+pub type QuotaHolders = Box<[Arc<QuotaHolder>]>;
 
-/// Why somebody is a party.
+/// Why somebody is a quota holder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum PartyKind {
+pub(crate) enum QuotaHolderKind {
     /// An identity: a user name that was proved.
     User,
     /// An identity: a client id without such a user name. It may be the same text, and is somebody else.
@@ -70,8 +70,8 @@ impl Counted {
 
 /// Somebody who shares quotas.
 #[derive(Debug)]
-pub struct Party {
-    kind: PartyKind,
+pub struct QuotaHolder {
+    kind: QuotaHolderKind,
     name: Box<str>,
     quotas: Quotas,
     used: [AtomicUsize; Counted::ALL.len()],
@@ -79,7 +79,7 @@ pub struct Party {
     flows: Option<Box<Flows>>,
 }
 
-/// Flows of messages from all connections of a party, and to them.
+/// Flows of messages from all connections of a quota holder, and to them.
 #[derive(Debug)]
 struct Flows {
     from: Mutex<Option<Flow>>,
@@ -89,8 +89,8 @@ struct Flows {
 /// A quota does not allow it.
 #[derive(Debug, Clone)]
 pub struct QuotaExceeded {
-    /// Party whose quota is used up.
-    pub party: Arc<Party>,
+    /// Quota holder whose quota is used up.
+    pub party: Arc<QuotaHolder>,
     /// Kind of the exhausted quota.
     pub what: Counted,
 }
@@ -101,7 +101,7 @@ impl fmt::Display for QuotaExceeded {
     }
 }
 
-impl PartyKind {
+impl QuotaHolderKind {
     /// As metrics and logs name it.
     pub(crate) fn as_str(self) -> &'static str {
         match self {
@@ -112,8 +112,8 @@ impl PartyKind {
     }
 }
 
-impl Party {
-    fn new(kind: PartyKind, name: &str, quotas: Quotas) -> Self {
+impl QuotaHolder {
+    fn new(kind: QuotaHolderKind, name: &str, quotas: Quotas) -> Self {
         // Full as from the beginning of time.
         let flow = |messages, bytes| Flow::new(messages, bytes, Timestamp(0));
         let from = flow(quotas.message_rate, quotas.byte_rate);
@@ -128,12 +128,12 @@ impl Party {
         &self.name
     }
 
-    /// Returns the party's quotas.
+    /// Returns the quota holder's quotas.
     pub fn quotas(&self) -> &Quotas {
         &self.quotas
     }
 
-    /// Returns the party's quota of `what`; 0 is no limit.
+    /// Returns the quota holder's quota of `what`; 0 is no limit.
     pub fn quota(&self, what: Counted) -> usize {
         match what {
             Counted::Connections => self.quotas.connections,
@@ -144,28 +144,28 @@ impl Party {
         }
     }
 
-    /// Returns how much of `what` the party uses.
+    /// Returns how much of `what` the quota holder uses.
     pub fn used(&self, what: Counted) -> usize {
         self.used[what as usize].load(Relaxed)
     }
 
-    /// Returns whether messages from the party's connections have a rate.
+    /// Returns whether messages from the quota holder's connections have a rate.
     pub fn limits_input(&self) -> bool {
         self.quotas.message_rate > 0 || self.quotas.byte_rate.0 > 0
     }
 
-    /// Returns whether messages to the party's connections have a rate.
+    /// Returns whether messages to the quota holder's connections have a rate.
     pub fn limits_output(&self) -> bool {
         self.quotas.message_rate_out > 0 || self.quotas.byte_rate_out.0 > 0
     }
 
-    /// Takes what came from one of its connections; seconds until the party owes nothing.
+    /// Takes what came from one of its connections; seconds until the quota holder owes nothing.
     pub fn take_input(&self, messages: u32, bytes: usize, now: Timestamp) -> f64 {
         let mut flow = self.flows.as_ref().map(|flows| flows.from.lock());
         flow.as_mut().and_then(|flow| flow.as_mut()).map_or(0.0, |flow| flow.take(messages, bytes, now))
     }
 
-    /// Takes what went to one of its connections; seconds until the party owes nothing.
+    /// Takes what went to one of its connections; seconds until the quota holder owes nothing.
     pub fn take_output(&self, messages: u32, bytes: usize, now: Timestamp) -> f64 {
         let mut flow = self.flows.as_ref().map(|flows| flows.to.lock());
         flow.as_mut().and_then(|flow| flow.as_mut()).map_or(0.0, |flow| flow.take(messages, bytes, now))
@@ -201,18 +201,24 @@ impl QuotaExceeded {
         }
         count(|c| {
             match (self.party.kind, self.what) {
-                (PartyKind::User | PartyKind::Client, Counted::Connections) => &c.identity_connections,
-                (PartyKind::User | PartyKind::Client, Counted::Sessions) => &c.identity_sessions,
-                (PartyKind::User | PartyKind::Client, Counted::Subscriptions) => &c.identity_subscriptions,
-                (PartyKind::User | PartyKind::Client, Counted::RetainedMessages) => {
+                (QuotaHolderKind::User | QuotaHolderKind::Client, Counted::Connections) => {
+                    &c.identity_connections
+                }
+                (QuotaHolderKind::User | QuotaHolderKind::Client, Counted::Sessions) => &c.identity_sessions,
+                (QuotaHolderKind::User | QuotaHolderKind::Client, Counted::Subscriptions) => {
+                    &c.identity_subscriptions
+                }
+                (QuotaHolderKind::User | QuotaHolderKind::Client, Counted::RetainedMessages) => {
                     &c.identity_retained_messages
                 }
-                (PartyKind::User | PartyKind::Client, Counted::RetainedBytes) => &c.identity_retained_bytes,
-                (PartyKind::Tenant, Counted::Connections) => &c.tenant_connections,
-                (PartyKind::Tenant, Counted::Sessions) => &c.tenant_sessions,
-                (PartyKind::Tenant, Counted::Subscriptions) => &c.tenant_subscriptions,
-                (PartyKind::Tenant, Counted::RetainedMessages) => &c.tenant_retained_messages,
-                (PartyKind::Tenant, Counted::RetainedBytes) => &c.tenant_retained_bytes,
+                (QuotaHolderKind::User | QuotaHolderKind::Client, Counted::RetainedBytes) => {
+                    &c.identity_retained_bytes
+                }
+                (QuotaHolderKind::Tenant, Counted::Connections) => &c.tenant_connections,
+                (QuotaHolderKind::Tenant, Counted::Sessions) => &c.tenant_sessions,
+                (QuotaHolderKind::Tenant, Counted::Subscriptions) => &c.tenant_subscriptions,
+                (QuotaHolderKind::Tenant, Counted::RetainedMessages) => &c.tenant_retained_messages,
+                (QuotaHolderKind::Tenant, Counted::RetainedBytes) => &c.tenant_retained_bytes,
             }
             .add(1);
         });
@@ -222,7 +228,7 @@ impl QuotaExceeded {
 
 /// Adds to all of them or, if one may not have it, to none.
 fn try_add_all<'a>(
-    wanted: impl Iterator<Item = (&'a Arc<Party>, Counted, usize)> + Clone,
+    wanted: impl Iterator<Item = (&'a Arc<QuotaHolder>, Counted, usize)> + Clone,
 ) -> Result<(), QuotaExceeded> {
     for (number, (party, what, n)) in wanted.clone().enumerate() {
         if !party.try_add(what, n) {

@@ -16,8 +16,8 @@ use serde::{Deserialize, Serialize};
 use store::{PartitionBounds, PartitionedLog};
 
 use super::{
-    Filter,
-    live::{Inner, Live},
+    GroupMessageFilter,
+    live::{GroupInner, Live},
 };
 
 /// Filters that are remembered one by one.
@@ -27,7 +27,7 @@ const OPEN: u64 = u64::MAX;
 
 /// Tells whether all messages of a group with this filter lie within a scope: each topic filter in one of the scope's, and
 /// devices named where the scope limits them.
-pub fn in_scope(scope: &Scope, filter: &Filter) -> bool {
+pub fn in_scope(scope: &Scope, filter: &GroupMessageFilter) -> bool {
     if scope.is_all() {
         return true;
     }
@@ -64,14 +64,14 @@ fn tells_filters(name: &str) -> bool {
 
 /// The filters that have let in what a group has.
 #[derive(Debug, Default)]
-pub struct Reach {
-    filters: Vec<Filter>,
+pub struct GroupFilters {
+    filters: Vec<GroupMessageFilter>,
     /// And others.
     more: bool,
 }
 
-impl Reach {
-    fn new(filter: &Filter, former: &Formers) -> Self {
+impl GroupFilters {
+    fn new(filter: &GroupMessageFilter, former: &FormerFilters) -> Self {
         let counts = || former.0.iter().filter(|former| former.counts);
         let filters = counts().filter_map(|former| former.filter.clone());
         Self {
@@ -88,9 +88,9 @@ impl Reach {
 
 /// A filter that a group no longer has.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-struct Former {
+struct FormerFilter {
     /// `None` for several, of which no limited scope is known to cover all.
-    filter: Option<Filter>,
+    filter: Option<GroupMessageFilter>,
     /// Nothing in the log from here on was let in by it.
     until: u64,
     /// Something before that place is not settled. Found again at each start.
@@ -101,18 +101,18 @@ struct Former {
 /// Filters that a group no longer has, that which was replaced first at the front.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(transparent)]
-pub(super) struct Formers(Vec<Former>);
+pub(super) struct FormerFilters(Vec<FormerFilter>);
 
-impl Formers {
+impl FormerFilters {
     pub(super) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
     /// The group had the filter `old`, and has `new`.
-    fn add(&mut self, old: &Filter, new: &Filter) {
+    fn add(&mut self, old: &GroupMessageFilter, new: &GroupMessageFilter) {
         // A filter that is changed to and fro is remembered twice, not more often.
         self.0.retain(|former| former.filter.as_ref().is_none_or(|filter| filter != old && filter != new));
-        self.0.push(Former { filter: Some(old.clone()), until: OPEN, counts: true });
+        self.0.push(FormerFilter { filter: Some(old.clone()), until: OPEN, counts: true });
         if self.0.len() > MOST {
             let second = self.0.remove(1);
             let first = &mut self.0[0];
@@ -149,8 +149,9 @@ impl Formers {
     /// Tells whether a caller of this scope may have the messages there, given the places before which the group would be
     /// unsettled.
     fn is_within(&self, scope: &Scope, is_unsettled: impl Fn(u64) -> bool) -> bool {
-        let covers = |former: &Former| former.filter.as_ref().is_some_and(|filter| in_scope(scope, filter));
-        let counts = |former: &&Former| former.until == OPEN || is_unsettled(former.until);
+        let covers =
+            |former: &FormerFilter| former.filter.as_ref().is_some_and(|filter| in_scope(scope, filter));
+        let counts = |former: &&FormerFilter| former.until == OPEN || is_unsettled(former.until);
         scope.is_all() || self.0.iter().filter(counts).all(covers)
     }
 }
@@ -164,9 +165,9 @@ fn is_between(place: impl Fn(Partition) -> u64, bounds: &[PartitionBounds], unti
     Partition::all().zip(bounds).any(|(partition, bounds)| place(partition) < bounds.end.min(until))
 }
 
-impl Inner {
+impl GroupInner {
     /// The filter will be this one. True if it is another than before.
-    pub(super) fn replace_filter(&mut self, new: &Filter) -> bool {
+    pub(super) fn replace_filter(&mut self, new: &GroupMessageFilter) -> bool {
         let old = &self.kept.definition.filter;
         if old == new {
             return false;
@@ -174,7 +175,7 @@ impl Inner {
         self.kept.former.add(old, new);
         // Nothing that comes from now on has ended.
         self.former_submitted = u64::MAX;
-        self.reach = Arc::new(Reach::new(new, &self.kept.former));
+        self.group_filters = Arc::new(GroupFilters::new(new, &self.kept.former));
         true
     }
 
@@ -195,7 +196,7 @@ impl Inner {
             let place = |partition| self.logic.floor(partition);
             self.kept.former.judge(|_| true, |until| is_between(place, &bounds, until));
         }
-        self.reach = Arc::new(Reach::new(&self.kept.definition.filter, &self.kept.former));
+        self.group_filters = Arc::new(GroupFilters::new(&self.kept.definition.filter, &self.kept.former));
     }
 }
 
@@ -209,7 +210,7 @@ impl Live {
         let ended = self.log.ended();
         let bounds = bounds(&*self.log);
         self.with(|inner| {
-            let Inner { kept, logic, letters, .. } = inner;
+            let GroupInner { kept, logic, letters, .. } = inner;
             // A letter that is being put back may still be found to match a filter that was replaced.
             let is_over = inner.former_submitted <= ended && !letters.is_claimed();
             let end = bounds.iter().map(|bounds| bounds.end).max().unwrap_or_default();
@@ -217,7 +218,7 @@ impl Live {
             let place = |partition| logic.floor(partition);
             // Only a seek makes one count again.
             if kept.former.judge(|counts| counts, |until| is_between(place, &bounds, until)) {
-                inner.reach = Arc::new(Reach::new(&kept.definition.filter, &kept.former));
+                inner.group_filters = Arc::new(GroupFilters::new(&kept.definition.filter, &kept.former));
             }
             let is_gone = |until: u64| bounds.iter().all(|bounds| bounds.start >= bounds.end.min(until));
             let forgot = kept.former.forget(is_gone);
@@ -240,8 +241,8 @@ mod tests {
         entries.iter().map(|&entry| entry.to_owned()).collect()
     }
 
-    fn of(topics: &[&str]) -> Filter {
-        Filter { topics: list(topics), ..Filter::default() }
+    fn of(topics: &[&str]) -> GroupMessageFilter {
+        GroupMessageFilter { topics: list(topics), ..GroupMessageFilter::default() }
     }
 
     /// Otherwise a caller would get by a group what it may not have by a stream.
@@ -249,7 +250,7 @@ mod tests {
     fn a_group_is_in_scope_only_if_all_that_it_gets_is() {
         let topics = Scope::new(Some(list(&["a/#", "b"])), None).unwrap();
         let devices = Scope::new(None, Some(list(&["lamp-*"]))).unwrap();
-        let filter = |topics: &[&str], ids: &[&str], prefixes: &[&str]| Filter {
+        let filter = |topics: &[&str], ids: &[&str], prefixes: &[&str]| GroupMessageFilter {
             devices: list(ids),
             device_prefixes: list(prefixes),
             ..of(topics)
@@ -266,7 +267,7 @@ mod tests {
         ] {
             assert_eq!(in_scope(scope, &wanted), expected, "{wanted:?}");
         }
-        let events = |name: &str| Filter { events: list(&[name]), ..of(&["b"]) };
+        let events = |name: &str| GroupMessageFilter { events: list(&[name]), ..of(&["b"]) };
         assert!(in_scope(&topics, &events("connected")) && !in_scope(&topics, &events("subscribed")));
     }
 
@@ -301,8 +302,10 @@ mod tests {
     #[test]
     fn filters_that_are_remembered_are_bounded_and_none_is_lost() {
         let scope = Scope::new(Some(list(&["a/#"])), None).unwrap();
-        let mut former = Formers::default();
-        let covers = |former: &Formers, current: &str| Reach::new(&of(&[current]), former).is_within(&scope);
+        let mut former = FormerFilters::default();
+        let covers = |former: &FormerFilters, current: &str| {
+            GroupFilters::new(&of(&[current]), former).is_within(&scope)
+        };
         for round in 0..20 {
             former.add(&of(&["a/1"]), &of(&["a/2"]));
             former.add(&of(&["a/2"]), &of(&["a/1"]));

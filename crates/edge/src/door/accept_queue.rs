@@ -2,19 +2,19 @@
 
 use std::collections::{HashMap, VecDeque};
 
-use super::{Address, DoorRefusal, NotNow};
+use super::{DoorRefusal, NotNow, SourceAddress};
 
 /// Waiting sockets: a limited number, however few addresses they come from.
 #[derive(Debug)]
-pub struct Lobby<W> {
+pub struct AcceptQueue<W> {
     most: usize,
     waiting: usize,
-    queues: HashMap<Option<Address>, VecDeque<W>>,
+    queues: HashMap<Option<SourceAddress>, VecDeque<W>>,
     /// Addresses that have a queue, in the order of their turns.
-    turns: VecDeque<Option<Address>>,
+    turns: VecDeque<Option<SourceAddress>>,
 }
 
-impl<W> Lobby<W> {
+impl<W> AcceptQueue<W> {
     /// With room for `most`.
     pub fn new(most: usize) -> Self {
         Self { most, waiting: 0, queues: HashMap::new(), turns: VecDeque::new() }
@@ -26,7 +26,7 @@ impl<W> Lobby<W> {
     }
 
     /// Lets `who` wait. When there is no room, the oldest of the address with most waiting is turned away and returned.
-    pub fn push(&mut self, address: Option<Address>, who: W) -> Option<W> {
+    pub fn push(&mut self, address: Option<SourceAddress>, who: W) -> Option<W> {
         let queue = self.queues.entry(address).or_default();
         if queue.is_empty() {
             self.turns.push_back(address);
@@ -47,7 +47,7 @@ impl<W> Lobby<W> {
     /// silent ones it is the likeliest to have something to say, and in a storm as many are served either way.
     pub fn next<T>(
         &mut self,
-        mut enter: impl FnMut(Option<Address>) -> Result<T, NotNow>,
+        mut enter: impl FnMut(Option<SourceAddress>) -> Result<T, NotNow>,
     ) -> Option<(W, Result<T, DoorRefusal>)> {
         for _ in 0..self.turns.len() {
             let address = self.turns.pop_front()?;
@@ -65,7 +65,7 @@ impl<W> Lobby<W> {
         None
     }
 
-    fn forget_if_empty(&mut self, address: Option<Address>) {
+    fn forget_if_empty(&mut self, address: Option<SourceAddress>) {
         if self.queues.get(&address).is_some_and(VecDeque::is_empty) {
             self.queues.remove(&address);
             self.turns.retain(|known| *known != address);
@@ -79,44 +79,44 @@ mod tests {
 
     use super::*;
 
-    fn address(number: u32) -> Option<Address> {
+    fn address(number: u32) -> Option<SourceAddress> {
         Some(SocketAddr::new(Ipv4Addr::from_bits(number).into(), 1).into())
     }
 
-    fn all(lobby: &mut Lobby<u32>) -> Vec<u32> {
-        std::iter::from_fn(|| lobby.next(|_| Ok(())).map(|(who, _)| who)).collect()
+    fn all(accept_queue: &mut AcceptQueue<u32>) -> Vec<u32> {
+        std::iter::from_fn(|| accept_queue.next(|_| Ok(())).map(|(who, _)| who)).collect()
     }
 
     #[test]
     fn addresses_take_turns_and_one_that_is_at_its_limit_holds_up_nobody() {
-        let mut lobby = Lobby::new(100);
+        let mut accept_queue = AcceptQueue::new(100);
         for number in 10..20 {
-            assert_eq!(lobby.push(address(1), number), None);
+            assert_eq!(accept_queue.push(address(1), number), None);
         }
-        assert_eq!(lobby.push(address(2), 20), None);
-        assert_eq!(lobby.push(None, 30), None);
-        assert_eq!(all(&mut lobby)[..4], [19, 20, 30, 18], "the youngest of each");
+        assert_eq!(accept_queue.push(address(2), 20), None);
+        assert_eq!(accept_queue.push(None, 30), None);
+        assert_eq!(all(&mut accept_queue)[..4], [19, 20, 30, 18], "the youngest of each");
 
-        lobby.push(address(1), 10);
-        lobby.push(address(2), 20);
+        accept_queue.push(address(1), 10);
+        accept_queue.push(address(2), 20);
         let barred = |from| if from == address(1) { Err(NotNow::Wait) } else { Ok(()) };
-        assert_eq!(lobby.next(barred), Some((20, Ok(()))));
-        assert_eq!(lobby.next(barred), None);
-        assert!(!lobby.is_empty());
-        let refused = lobby.next::<()>(|_| Err(NotNow::Refused(DoorRefusal::Connections)));
+        assert_eq!(accept_queue.next(barred), Some((20, Ok(()))));
+        assert_eq!(accept_queue.next(barred), None);
+        assert!(!accept_queue.is_empty());
+        let refused = accept_queue.next::<()>(|_| Err(NotNow::Refused(DoorRefusal::Connections)));
         assert_eq!(refused, Some((10, Err(DoorRefusal::Connections))));
-        assert!(lobby.is_empty());
+        assert!(accept_queue.is_empty());
     }
 
     #[test]
     fn a_full_lobby_turns_away_who_takes_most_of_it() {
-        let mut lobby = Lobby::new(3);
+        let mut accept_queue = AcceptQueue::new(3);
         for number in 0..3 {
-            assert_eq!(lobby.push(address(1), number), None);
+            assert_eq!(accept_queue.push(address(1), number), None);
         }
-        assert_eq!(lobby.push(address(2), 10), Some(0), "the oldest of the address that has all");
-        assert_eq!(lobby.push(address(1), 3), Some(1));
-        assert_eq!(all(&mut lobby), [3, 10, 2]);
-        assert!(lobby.is_empty() && lobby.turns.is_empty() && lobby.queues.is_empty());
+        assert_eq!(accept_queue.push(address(2), 10), Some(0), "the oldest of the address that has all");
+        assert_eq!(accept_queue.push(address(1), 3), Some(1));
+        assert_eq!(all(&mut accept_queue), [3, 10, 2]);
+        assert!(accept_queue.is_empty() && accept_queue.turns.is_empty() && accept_queue.queues.is_empty());
     }
 }

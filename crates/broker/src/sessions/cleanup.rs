@@ -16,14 +16,14 @@ use super::lifecycle::EndedSession;
 use crate::{Broker, EventKind, Session, Spread, Turn, Will};
 
 /// Work left to do after such an end. All of it is done in any case: on drop, the rest is done at once.
-pub struct Aftermath {
+pub struct SessionCleanup {
     broker: Broker,
     /// In order.
-    steps: VecDeque<AftermathStep>,
+    steps: VecDeque<CleanupStep>,
     now: Timestamp,
 }
 
-enum AftermathStep {
+enum CleanupStep {
     /// Sessions that are due by this time: so many at most.
     Due(Timestamp, usize),
     Clear(Clearing),
@@ -42,7 +42,7 @@ struct Clearing {
     commit: Option<Arc<Commit>>,
 }
 
-impl Aftermath {
+impl SessionCleanup {
     pub(crate) fn new(broker: &Broker, now: Timestamp) -> Self {
         broker.inner.changes.fetch_add(1, Relaxed);
         Self { broker: broker.clone(), steps: VecDeque::new(), now }
@@ -51,7 +51,7 @@ impl Aftermath {
     /// Adds the publication of a will that was taken out of its session.
     pub(crate) fn publish(&mut self, session: &Arc<dyn Session>, will: Will) {
         let slot = session.core().slot();
-        self.steps.push_back(AftermathStep::Publish(Arc::clone(session), will, slot));
+        self.steps.push_back(CleanupStep::Publish(Arc::clone(session), will, slot));
     }
 
     /// Adds the rest of a session's end, which needs no locks of the session: subscriptions, shared messages, slot,
@@ -66,14 +66,14 @@ impl Aftermath {
         ended: EndedSession,
         reason: &'static str,
         commit: Option<&Arc<Commit>>,
-    ) -> AftermathStep {
+    ) -> CleanupStep {
         self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
-        AftermathStep::Clear(Clearing { ended, removed: 0, commit: commit.map(Commit::part) })
+        CleanupStep::Clear(Clearing { ended, removed: 0, commit: commit.map(Commit::part) })
     }
 
     /// Adds what sessions have waited for until `by`, of the first `most` of them.
     pub(crate) fn due(&mut self, by: Timestamp, most: usize) {
-        self.steps.push_back(AftermathStep::Due(by, most));
+        self.steps.push_back(CleanupStep::Due(by, most));
     }
 
     /// Does as much as the turn's effort affords; returns what is left.
@@ -119,29 +119,29 @@ impl Aftermath {
     }
 
     /// Returns the rest of the step, which is next; what it pushes to the front comes before everything else.
-    fn run(&mut self, step: AftermathStep, turn: &mut Turn) -> Option<AftermathStep> {
+    fn run(&mut self, step: CleanupStep, turn: &mut Turn) -> Option<CleanupStep> {
         match step {
-            AftermathStep::Due(by, most) => {
+            CleanupStep::Due(by, most) => {
                 let (at, session) = self.broker.inner.timers.first_due(by)?;
                 turn.effort.spend(Effort::FILTER);
                 if most > 1 {
-                    self.steps.push_front(AftermathStep::Due(by, most - 1));
+                    self.steps.push_front(CleanupStep::Due(by, most - 1));
                 }
                 let (will, ended) = self.broker.take_due(&session, at, self.now);
                 if let Some(ended) = ended {
                     let clearing = self.clearing(ended, "expired", None);
                     self.steps.push_front(clearing);
                 }
-                will.map(|will| AftermathStep::Publish(Arc::clone(&session), will, session.core().slot()))
+                will.map(|will| CleanupStep::Publish(Arc::clone(&session), will, session.core().slot()))
             }
-            AftermathStep::Clear(clearing) => self.clear_some(clearing, turn),
-            AftermathStep::Publish(session, will, slot) => {
+            CleanupStep::Clear(clearing) => self.clear_some(clearing, turn),
+            CleanupStep::Publish(session, will, slot) => {
                 let spread = self.broker.publish_will_some(&session, &will, slot, self.now, turn)?;
-                Some(AftermathStep::HandOut(session, spread))
+                Some(CleanupStep::HandOut(session, spread))
             }
-            AftermathStep::HandOut(session, mut spread) => {
+            CleanupStep::HandOut(session, mut spread) => {
                 if spread.go_on(turn).is_none() {
-                    return Some(AftermathStep::HandOut(session, spread));
+                    return Some(CleanupStep::HandOut(session, spread));
                 }
                 self.broker.conclude_will(&session, spread.commit().cloned());
                 None
@@ -149,7 +149,7 @@ impl Aftermath {
         }
     }
 
-    fn clear_some(&self, mut clearing: Clearing, turn: &mut Turn) -> Option<AftermathStep> {
+    fn clear_some(&self, mut clearing: Clearing, turn: &mut Turn) -> Option<CleanupStep> {
         let broker = &self.broker;
         let inner = &*broker.inner;
         let session = Arc::clone(&clearing.ended.session);
@@ -163,7 +163,7 @@ impl Aftermath {
         }
         clearing.removed += part;
         if clearing.removed < references.len() {
-            return Some(AftermathStep::Clear(clearing));
+            return Some(CleanupStep::Clear(clearing));
         }
         inner.index.note_ended();
         broker.redeliver(session.end(), core.queue(), self.now, turn);
@@ -175,11 +175,11 @@ impl Aftermath {
         }
         inner.slots.free(core.slot());
         // The end of the session ends the will's delay [MQTT-3.1.3-9].
-        clearing.ended.will.map(|will| AftermathStep::Publish(session, will, 0))
+        clearing.ended.will.map(|will| CleanupStep::Publish(session, will, 0))
     }
 }
 
-impl Drop for Aftermath {
+impl Drop for SessionCleanup {
     fn drop(&mut self) {
         if !self.steps.is_empty() {
             self.finish_in(&mut Turn::default());

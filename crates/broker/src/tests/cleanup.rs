@@ -12,8 +12,8 @@ fn end(bench: &mut Bench, device: &Device, goes_on: bool) -> usize {
     let closed = Closed { publish_will: true, expiry: Some(0), reason: "test" };
     bench.turn.flush();
     bench.turn.effort.renew();
-    let aftermath = bench.broker.closed(&device.session, device.epoch, closed, bench.now, &mut bench.turn);
-    let mut aftermath = aftermath.expect("much to do");
+    let cleanup = bench.broker.closed(&device.session, device.epoch, closed, bench.now, &mut bench.turn);
+    let mut cleanup = cleanup.expect("much to do");
     assert!(bench.turn.effort.spent() <= MOST, "{:?}", bench.turn.effort);
     assert!(!bench.broker.is_quiet(), "not all is done");
     let mut steps = 1;
@@ -22,7 +22,7 @@ fn end(bench: &mut Bench, device: &Device, goes_on: bool) -> usize {
         bench.turn.flush();
         bench.turn.effort.renew();
         steps += 1;
-        done = aftermath.go_on(&mut bench.turn);
+        done = cleanup.go_on(&mut bench.turn);
         assert!(bench.turn.effort.spent() <= MOST, "{:?}", bench.turn.effort);
     }
     steps
@@ -82,15 +82,15 @@ fn a_will_for_very_many_is_handed_out_in_steps_each_gets_it_once() {
 }
 
 /// Goes on with what a call left, in turns; returns how many there were, the call's own included.
-fn turns(bench: &mut Bench, aftermath: Option<Box<Aftermath>>) -> usize {
+fn turns(bench: &mut Bench, cleanup: Option<Box<SessionCleanup>>) -> usize {
     assert!(bench.turn.effort.spent() <= MOST, "{:?}", bench.turn.effort);
     let mut turns = 1;
-    let Some(mut aftermath) = aftermath else { return turns };
+    let Some(mut cleanup) = cleanup else { return turns };
     loop {
         bench.turn.flush();
         bench.turn.effort.renew();
         turns += 1;
-        let done = aftermath.go_on(&mut bench.turn);
+        let done = cleanup.go_on(&mut bench.turn);
         assert!(bench.turn.effort.spent() <= MOST, "{:?}", bench.turn.effort);
         if done {
             return turns;
@@ -109,8 +109,8 @@ fn a_session_that_is_discarded_ends_in_steps() {
         bench.subscribe(&device, &format!("{number}/+"));
     }
     bench.turn = Turn::default();
-    let aftermath = bench.broker.disconnect("d", 0x98, true, bench.now, &mut bench.turn);
-    let turns = turns(&mut bench, Some(aftermath.expect("a session")));
+    let cleanup = bench.broker.disconnect("d", 0x98, true, bench.now, &mut bench.turn);
+    let turns = turns(&mut bench, Some(cleanup.expect("a session")));
     assert!(turns >= FILTERS * Effort::FILTER as usize / Effort::TURN as usize, "{turns}");
     let gauges = bench.broker.gauges();
     assert_eq!((gauges.subscriptions, gauges.sessions), (0, 0));
@@ -161,7 +161,7 @@ fn who_starts_clean_is_answered_when_the_old_session_is_gone_from_disk() {
         expiry: 0,
         will: None,
         info: info(),
-        parties: Default::default(),
+        quota_holders: Default::default(),
         now: bench.now,
     };
     let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
@@ -170,6 +170,6 @@ fn who_starts_clean_is_answered_when_the_old_session_is_gone_from_disk() {
     let commit = opened.commit.expect("something is on disk");
     let is_done = || commit.poll(std::task::Waker::noop()).is_some();
     assert!(!is_done() && disk.count() == 1);
-    drop(opened.aftermath);
+    drop(opened.cleanup);
     assert!(is_done() && disk.count() == 0);
 }
