@@ -31,6 +31,9 @@ impl Effort {
     pub const REQUEST: u32 = 1_000;
     /// A retained message set or cleared.
     pub const RETAINED: u32 = 1_500;
+    /// A latest value of a topic that is not in memory, or a message of the history: entries, the writer's batch and pages of
+    /// the store are made for it.
+    pub const VALUE: u32 = 2_000;
     /// A filter subscribed or unsubscribed.
     pub const FILTER: u32 = 3_000;
     /// A node, table or subscriber of the subscription index visited.

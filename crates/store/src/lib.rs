@@ -37,7 +37,7 @@ mod versions;
 
 use std::{future::Future, pin::Pin};
 
-use gateway_core::Message;
+use gateway_core::{Effort, Message};
 use thiserror::Error;
 
 pub use clock_mark::ClockMark;
@@ -69,8 +69,9 @@ pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
 /// Keeps messages beside their delivery.
 pub trait Recorder: Send + Sync + 'static {
-    /// Takes note of a message that was accepted, if it is one to be kept. Called for each, on the way of a PUBLISH: never waits.
-    fn record(&self, message: &Message<'_>);
+    /// Takes note of a message that was accepted, if it is one to be kept, and spends what that costs.
+    /// Called for each, on the way of a PUBLISH: never waits.
+    fn record(&self, message: &Message<'_>, effort: &mut Effort);
 }
 
 /// Why a store call failed.

@@ -380,7 +380,10 @@ async fn the_oldest_value_waits_from_when_it_came_until_it_is_written() {
             client_id: Some(&device),
             slot: 1,
         };
-        latest.record(&gateway_core::Message::new(topic, b"x", at(seconds), origin));
+        latest.record(
+            &gateway_core::Message::new(topic, b"x", at(seconds), origin),
+            &mut gateway_core::Effort::default(),
+        );
     };
     assert!(latest.oldest_pending(NOW).is_zero());
     record("a", 0);

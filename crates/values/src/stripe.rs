@@ -40,6 +40,8 @@ pub(super) struct Recorded {
     pub(super) change: Sums,
     /// True if the message replaced a value that will now never be written.
     pub(super) coalesced: bool,
+    /// True if the topic of the device was not in memory.
+    pub(super) inserted: bool,
 }
 
 /// Why a value is not recorded.
@@ -113,7 +115,9 @@ impl Stripe {
         excluded: impl FnOnce() -> bool,
         stamp: impl FnOnce() -> (u64, Timestamp),
     ) -> Result<Recorded, NotRecorded> {
-        let slot = match self.find(hash, device.as_str(), message.topic) {
+        let found = self.find(hash, device.as_str(), message.topic);
+        let inserted = found.is_none();
+        let slot = match found {
             Some(slot) => slot,
             None => {
                 if excluded() {
@@ -166,7 +170,7 @@ impl Stripe {
         {
             entries.charged = entries.charged.saturating_add_signed(change.bytes);
         }
-        Ok(Recorded { change, coalesced })
+        Ok(Recorded { change, coalesced, inserted })
     }
 
     /// Tells whether the device may hold so many bytes more: at most 16 times the free room, as in [`gateway_core::Shares`]. A

@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{ClientId, Message, Origin, OriginKind, clock};
+use gateway_core::{ClientId, Effort, Message, Origin, OriginKind, clock};
 use store::{LatestQuery, LatestStore, Recorder as _, suite::latest::list_all};
 
 use crate::{LatestCache, LatestOptions};
@@ -16,7 +16,10 @@ pub async fn known_topics_stay_current(store: Arc<dyn LatestStore>, bound: usize
     let publish = |name: &str, topics: usize, payload: &[u8]| {
         let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
         for number in 0..topics {
-            latest.record(&Message::new(&format!("{name}/{number}"), payload, clock::now(), origin));
+            latest.record(
+                &Message::new(&format!("{name}/{number}"), payload, clock::now(), origin),
+                &mut Effort::default(),
+            );
         }
     };
     publish("known", bound, b"old");

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp};
+use gateway_core::{ClientId, Effort, Message, Origin, OriginKind, Timestamp};
 use parking_lot::Mutex;
 use store::{
     BoxFuture, DataDir, HistoryQuery, LatestPage, LatestQuery, LatestStore, LatestValue, MemoryHistory,
@@ -107,7 +107,24 @@ impl LatestStore for Flaky {
 pub(super) fn record(latest: &LatestCache, device: &str, topic: &str, payload: &[u8]) {
     let device = ClientId::new(device);
     let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
-    latest.record(&Message::new(topic, payload, NOW, origin));
+    latest.record(&Message::new(topic, payload, NOW, origin), &mut Effort::default());
+}
+
+/// The failure: a publisher of ever new topics has as many turns as one of a known topic, and keeps all others waiting.
+#[tokio::test]
+async fn a_new_topic_costs_its_publisher_effort() {
+    let latest = Latest::new(Flaky::new(), LatestOptions::default());
+    let device = ClientId::new("d");
+    let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
+    let cost = |topic: &str| {
+        let mut effort = Effort::default();
+        latest.record(&Message::new(topic, b"x", NOW, origin), &mut effort);
+        effort.spent()
+    };
+    assert_eq!(
+        (cost("new"), cost("new"), cost("other")),
+        (u64::from(Effort::VALUE), 0, u64::from(Effort::VALUE))
+    );
 }
 
 pub(super) async fn payload(latest: &LatestCache, topic: &str, device: Option<&str>) -> Option<Vec<u8>> {
@@ -242,7 +259,7 @@ async fn only_device_messages_on_included_topics_are_kept() {
         record(&latest, "d", topic, b"x");
     }
     for origin in [Origin::SERVER, Origin::BACKEND] {
-        latest.record(&Message::new("t", b"x", NOW, origin));
+        latest.record(&Message::new("t", b"x", NOW, origin), &mut Effort::default());
     }
     assert_eq!(latest.gauges().pending_values, 0);
     record(&latest, "d", "a/b", b"x");

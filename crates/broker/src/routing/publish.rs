@@ -94,10 +94,10 @@ impl Broker {
             }
         }
         if from_device && let Some(latest) = &self.inner.latest {
-            latest.record(message);
+            latest.record(message, &mut turn.effort);
         }
         if from_device && let Some(history) = &self.inner.history {
-            history.record(message);
+            history.record(message, &mut turn.effort);
         }
         Ok(withheld)
     }

@@ -288,7 +288,7 @@ fn what_waits_for_the_history_is_set_aside_from_the_budget() {
     let limits = Arc::new(Limits { memory_budget: ByteSize(160 << 20), ..Limits::default() });
     struct Nothing;
     impl Recorder for Nothing {
-        fn record(&self, _: &Message<'_>) {}
+        fn record(&self, _: &Message<'_>, _: &mut Effort) {}
     }
     let limit = |history| {
         let broker =

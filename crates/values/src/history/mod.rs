@@ -20,7 +20,9 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::{Feeder, Message, NoRoom, OriginKind, Shares, Timestamp, clock, matches, metrics::count};
+use gateway_core::{
+    Effort, Feeder, Message, NoRoom, OriginKind, Shares, Timestamp, clock, matches, metrics::count,
+};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
@@ -336,7 +338,7 @@ impl History {
 
 impl Recorder for History {
     /// Queues a message that was accepted from a device if a rule names its topic; `$` topics have no history.
-    fn record(&self, message: &Message<'_>) {
+    fn record(&self, message: &Message<'_>, effort: &mut Effort) {
         let Some(device) = message.origin.client_id else { return };
         if message.origin.kind != OriginKind::Device || message.topic.starts_with('$') {
             return;
@@ -383,6 +385,7 @@ impl Recorder for History {
         };
         let ttl = u32::try_from(rule.ttl.as_secs()).unwrap_or(u32::MAX);
         self.shares.take(feeder, weight);
+        effort.spend(Effort::VALUE);
         self.queue.lock().push_back(HistoryEntry { value, ttl });
         count(|c| c.history_recorded.add(1));
     }

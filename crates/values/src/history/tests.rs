@@ -2,7 +2,7 @@
 
 use std::sync::atomic::Ordering::SeqCst;
 
-use gateway_core::{ClientId, Origin, QoS};
+use gateway_core::{ClientId, Effort, Origin, QoS};
 
 use store::{
     MemoryHistory,
@@ -29,7 +29,7 @@ fn setup(options: HistoryOptions) -> (Arc<MemoryHistory>, Arc<History>) {
 fn record(history: &History, topic: &str, payload: &[u8]) {
     let device = ClientId::new("d");
     let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
-    history.record(&Message::new(topic, payload, NOW, origin));
+    history.record(&Message::new(topic, payload, NOW, origin), &mut Effort::default());
 }
 
 fn query(topic: &str) -> HistoryQuery {
@@ -63,7 +63,7 @@ async fn every_message_of_a_topic_with_a_rule_is_kept_and_no_other() {
     }
     record(&history, "$kept", b"x");
     for origin in [Origin::SERVER, Origin::BACKEND] {
-        history.record(&Message::new("kept/a", b"x", NOW, origin));
+        history.record(&Message::new("kept/a", b"x", NOW, origin), &mut Effort::default());
     }
     assert_eq!(history.gauges().pending, 5);
     history.flush().await.unwrap();
@@ -123,7 +123,7 @@ fn record_from(history: &History, device: &str, qos: QoS) {
     let origin = Origin { kind: OriginKind::Device, client_id: Some(&id), slot: 0 };
     let mut message = Message::new("kept/a", b"x", NOW, origin);
     message.qos = qos;
-    history.record(&message);
+    history.record(&message, &mut Effort::default());
 }
 
 #[tokio::test]

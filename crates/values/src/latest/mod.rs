@@ -33,7 +33,7 @@ use std::{
 };
 
 use gateway_core::{
-    Message, OriginKind, Timestamp, clock, matches,
+    Effort, Message, OriginKind, Timestamp, clock, matches,
     metrics::{Histogram, count},
 };
 use parking_lot::Mutex;
@@ -219,8 +219,9 @@ impl Recorder for LatestCache {
     /// The store knows the topics of a device, and decides which are too many: a bound in memory would keep the newest
     /// values of known topics from it. In memory a device is bounded by its share of the bytes.
     ///
-    /// Allocates only when the (device, topic) is not in memory or the payload outgrows its buffer.
-    fn record(&self, message: &Message<'_>) {
+    /// Allocates only when the (device, topic) is not in memory or the payload outgrows its buffer. The former costs the publisher
+    /// effort: on one core ever new topics would keep the others waiting.
+    fn record(&self, message: &Message<'_>, effort: &mut Effort) {
         let Some(device) = message.origin.client_id else { return };
         if message.origin.kind != OriginKind::Device || message.topic.starts_with('$') {
             return;
@@ -244,6 +245,9 @@ impl Recorder for LatestCache {
         };
         match result {
             Ok(recorded) => {
+                if recorded.inserted {
+                    effort.spend(Effort::VALUE);
+                }
                 count(|c| {
                     c.latest_updates.add(1);
                     c.latest_coalesced.add(recorded.coalesced.into());
