@@ -33,7 +33,7 @@ pub(super) enum Error {
     BanNotFound,
     #[error("this ban is in the file that bans.file names, remove it there")]
     BanInFile,
-    #[error("there are as many bans.max allows")]
+    #[error("there are as many bans as bans.max allows")]
     TooManyBans,
     #[error("device is offline")]
     DeviceOffline,
@@ -101,7 +101,7 @@ pub(super) enum Error {
     GroupOfBridge,
     #[error("there is a group of this name with another configuration")]
     GroupExists,
-    #[error("there are as many groups.max_groups allows")]
+    #[error("there are as many groups as groups.max_groups allows")]
     TooManyGroups,
     #[error("the group has changed since this etag")]
     EtagMismatch,

@@ -48,7 +48,7 @@ enum For {
     Pattern,
 }
 
-/// Reads an ACL file of Mosquitto 2.0 and 2.1 do. What cannot be expressed is left out and said.
+/// Reads an ACL file of Mosquitto as Mosquitto 2.0 and 2.1 do. What cannot be expressed is left out and said.
 ///
 /// An import never allows more than the file did. A line that allows is left out alone. One that denies, or that may say whom the
 /// next lines are for, leaves nothing allowed at all, as Mosquitto does not start with a file that it cannot read.

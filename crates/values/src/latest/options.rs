@@ -1,11 +1,11 @@
-//! Options of [`Latest`](super::Latest).
+//! Options of [`LatestCache`](super::LatestCache).
 
 use std::{sync::Arc, time::Duration};
 
 use super::ReadWatch;
 use store::VersionMark;
 
-/// Options of [`Latest`](super::Latest).
+/// Options of [`LatestCache`](super::LatestCache).
 #[derive(Debug, Clone)]
 pub struct LatestOptions {
     /// Time between two flushes.
