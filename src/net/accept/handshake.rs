@@ -28,9 +28,7 @@ use edge::{
 use gateway_core::{
     BRIDGE_MARK, Peer, clock, info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
 };
-use session::{
-    Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate, Inbound, LinkParams, evaluate_connect,
-};
+use session::{Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate, Inbound, evaluate_connect};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
     net::TcpStream,
