@@ -113,7 +113,7 @@ pub(super) fn record(latest: &LatestCache, device: &str, topic: &str, payload: &
 /// The failure: a publisher of ever new topics has as many turns as one of a known topic, and keeps all others waiting.
 #[tokio::test]
 async fn a_new_topic_costs_its_publisher_effort() {
-    let latest = Latest::new(Flaky::new(), LatestOptions::default());
+    let latest = LatestCache::new(Flaky::new(), LatestOptions::default());
     let device = ClientId::new("d");
     let origin = Origin { kind: OriginKind::Device, client_id: Some(&device), slot: 1 };
     let cost = |topic: &str| {
