@@ -434,7 +434,7 @@ impl LiveMember {
         self.act(|inner, key| inner.logic.set_credit(key, credit))
     }
 
-    /// Asks for no more. The stream may end with the batch that is [drained](Batch::is_drained).
+    /// Asks for no more. The stream may end with the batch that is [drained](MemberBatch::is_drained).
     ///
     /// # Errors
     /// [`MemberEnd`].

@@ -14,7 +14,7 @@ use super::{
 
 impl Group {
     /// Moves the group: each partition to the place that `to` says. What is outstanding is void, and acknowledgements of it
-    /// by name are fenced, since [`Identity::generation`](super::super::Identity) grows.
+    /// by name are fenced, since [`GroupIdentity::generation`](super::super::GroupIdentity) grows.
     pub fn seek(&mut self, to: impl Fn(Partition) -> u64) {
         self.identity.generation += 1;
         for partition in Partition::all() {
