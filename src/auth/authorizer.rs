@@ -17,24 +17,24 @@ use super::Subject;
 ///
 /// use mqtt_server::{
 ///     Gateway,
-///     auth::{Authorizer, Grant, Subject, Subscribing},
+///     auth::{Authorizer, RuleGrant, Subject, Subscribing},
 /// };
 ///
 /// /// Devices publish below their own name, and hear what is for all.
 /// struct OwnTopics;
 ///
 /// impl Authorizer for OwnTopics {
-///     fn publish(&self, subject: &Subject<'_>, topic: &str) -> Grant {
+///     fn publish(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant {
 ///         let mut levels = topic.split('/');
 ///         if levels.next() == Some("devices") && levels.next() == Some(subject.client_id) {
-///             Grant::ALLOWED.with_limits(1, false, 64 << 10)
+///             RuleGrant::ALLOWED.with_limits(1, false, 64 << 10)
 ///         } else {
-///             Grant::DENIED
+///             RuleGrant::DENIED
 ///         }
 ///     }
 ///
-///     fn receive(&self, _subject: &Subject<'_>, topic: &str) -> Grant {
-///         if topic.starts_with("news/") { Grant::ALLOWED } else { Grant::DENIED }
+///     fn receive(&self, _subject: &Subject<'_>, topic: &str) -> RuleGrant {
+///         if topic.starts_with("news/") { RuleGrant::ALLOWED } else { RuleGrant::DENIED }
 ///     }
 ///
 ///     fn subscribe(&self, _subject: &Subject<'_>, filter: &str) -> Subscribing {
