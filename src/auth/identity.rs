@@ -76,8 +76,8 @@ impl Connected<'_> {
 
 /// Decides whether a device may stay connected: by a revocation list, by bans.
 ///
-/// It is asked about each new connection, and about all when it has changed its mind (`net::NetShared::evict`). Together
-/// nobody slips through, if the check changes first and has everybody asked then.
+/// Asked about each new connection, and about all of them after the check has changed (`net::NetShared::evict`). No connection
+/// slips through between the two if the check changes first and asks about all then.
 pub(crate) trait ConnectionCheck: Send + Sync {
     /// Returns the reason to end this connection; `None` if the connection may stay. Neither blocks nor calls the
     /// broker.

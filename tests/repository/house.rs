@@ -19,7 +19,7 @@ const MOST_LINES_AT_TOP: usize = 47_500;
 /// Words that stand for a noun and hide it.
 const HIDING: &[&str] = &[
     "How", "It", "That", "They", "Those", "What", "Whatever", "When", "Where", "Wherever", "Whether",
-    "Which", "Who", "Whoever", "Whose",
+    "Which", "Who", "Whoever", "Whom", "Whose",
 ];
 
 /// Of a thousand comments so many may open with a word that hides its noun.

@@ -320,7 +320,7 @@ impl ListenerContext {
         }
     }
 
-    /// Whom limits per address are for. A proxy's clients are told apart once it has named them.
+    /// Returns the address that limits per address count. A proxy's clients are told apart once it has named them.
     pub(super) fn address_of(&self, peer: Peer) -> Option<door::SourceAddress> {
         (peer != Peer::UNIX && !self.proxy_protocol).then(|| SocketAddr::from(peer).into())
     }

@@ -307,7 +307,7 @@ impl DeviceSlot {
         self.out.taken().saturating_sub(unsent.map_or(0, |unsent| unsent.rest().len() as u64))
     }
 
-    /// Whom to wake if more is to be read from disk.
+    /// Waker of the task that reads more from disk.
     pub(in crate::net) fn loader(&self) -> Option<Waker> {
         let link = self.link.as_ref().filter(|_| self.out.wants_load())?;
         Some(link.waker.clone())

@@ -22,7 +22,7 @@ pub use self::{
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Fingerprint(pub [u8; 32]);
 
-/// Whom a ban is for.
+/// Peers that a ban is for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum BanTarget {
     /// A client id.

@@ -40,7 +40,7 @@ impl AclAccess {
     }
 }
 
-/// Whom the lines after a `user` line are for.
+/// Clients for which the lines after a `user` line are.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
 enum For {
     Anonymous,

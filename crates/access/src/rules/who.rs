@@ -1,4 +1,4 @@
-//! Whom a rule concerns.
+//! Devices that a rule concerns.
 
 use std::{collections::BTreeMap, fmt};
 

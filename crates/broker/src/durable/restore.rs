@@ -127,7 +127,7 @@ impl Broker {
 }
 
 impl Broker {
-    /// Whom a restored message counts for: the quota holders of its publisher's session.
+    /// Returns the quota holders for which a restored message counts: those of its publisher's session.
     fn owners(&self, message: &SharedMessage) -> QuotaHolders {
         let publisher = message.client_id.as_ref().filter(|_| self.inner.quota_holders.counts_retained());
         let session = publisher.and_then(|client_id| self.inner.session(client_id.as_str()));

@@ -230,7 +230,7 @@ impl<K> Occupancy<K> {
         }
     }
 
-    /// It is gone, or is no longer pending.
+    /// Forgets a connection that is gone, or no longer pending.
     pub(super) fn exit(&mut self, id: u64) {
         self.settled(id, false);
         self.pending_ones.remove(&id);

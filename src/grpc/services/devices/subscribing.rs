@@ -1,6 +1,6 @@
 //! Subscriptions that backends make for devices: made in the session as the device's own are, whether it is connected or not.
 //!
-//! What the connection has to do for one, above all to send retained messages at its pace, is handed to it as replay work.
+//! Work that is the connection's, above all sending retained messages at its pace, is handed to it as replay work.
 
 use std::sync::Arc;
 
