@@ -77,7 +77,7 @@ enum BreakerState {
 struct Run {
     since: Option<Timestamp>,
     failures: u32,
-    /// The last ones without any sign of life.
+    /// The last ones without any sign of life, counted if they were asked after the last answer.
     unreachable: u32,
 }
 
@@ -177,9 +177,10 @@ impl Run {
         self.failures = self.failures.saturating_add(1);
         match failure {
             QuestionFailure::Unreachable => {
-                self.unreachable = self.unreachable.saturating_add(1);
-                let alone = answered.is_none_or(|answered| answered <= permit.asked);
-                self.unreachable >= rule.threshold && alone
+                // An answer to another question, given after this one was asked, shows that the service was there.
+                let counts = answered.is_none_or(|answered| answered < permit.asked);
+                self.unreachable = self.unreachable.saturating_add(u32::from(counts));
+                counts && self.unreachable >= rule.threshold
             }
             QuestionFailure::Unusable => {
                 self.unreachable = 0;
@@ -276,8 +277,10 @@ mod tests {
         for permit in permits {
             assert!(!breaker.failed(permit, Unreachable, at(2)));
         }
-        let permit = asked(&mut breaker, at(2));
-        assert!(breaker.failed(permit, Unreachable, at(4)));
+        for opens in [false, false, true] {
+            let permit = asked(&mut breaker, at(2));
+            assert_eq!(breaker.failed(permit, Unreachable, at(4)), opens, "since the answer");
+        }
     }
 
     #[test]
