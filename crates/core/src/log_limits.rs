@@ -270,6 +270,8 @@ macro_rules! error_limited {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
+
     use super::*;
 
     #[test]
@@ -332,10 +334,46 @@ mod tests {
         assert_eq!(limits.clients.lock().len(), CLIENTS);
     }
 
-    #[test]
-    fn the_macro_takes_fields_and_a_message() {
-        for peer in 0..3 {
-            crate::warn_limited!(peer, reason = "test", "refused");
+    /// Keeps the fields of each event, as `name=value`.
+    #[derive(Clone, Default)]
+    struct Events(Arc<Mutex<Vec<Vec<String>>>>);
+
+    impl tracing::Subscriber for Events {
+        fn enabled(&self, _: &tracing::Metadata<'_>) -> bool {
+            true
         }
+
+        fn event(&self, event: &tracing::Event<'_>) {
+            let mut fields = vec![event.metadata().level().to_string()];
+            event.record(&mut |field: &tracing::field::Field, value: &dyn std::fmt::Debug| {
+                fields.push(format!("{field}={value:?}"));
+            });
+            self.0.lock().push(fields);
+        }
+
+        fn new_span(&self, _: &tracing::span::Attributes<'_>) -> tracing::span::Id {
+            tracing::span::Id::from_u64(1)
+        }
+
+        fn record(&self, _: &tracing::span::Id, _: &tracing::span::Record<'_>) {}
+        fn record_follows_from(&self, _: &tracing::span::Id, _: &tracing::span::Id) {}
+        fn enter(&self, _: &tracing::span::Id) {}
+        fn exit(&self, _: &tracing::span::Id) {}
+    }
+
+    #[test]
+    fn each_place_logs_its_first_event_with_its_fields_and_its_message() {
+        let events = Events::default();
+        tracing::subscriber::with_default(events.clone(), || {
+            for peer in 0..3 {
+                crate::warn_limited!(peer, reason = "test", "refused");
+                crate::error_limited!(peer, "failed");
+            }
+        });
+        let expected = [
+            &["WARN", "message=refused", "peer=0", "reason=\"test\""][..],
+            &["ERROR", "message=failed", "peer=0"],
+        ];
+        assert_eq!(*events.0.lock(), expected);
     }
 }
