@@ -113,30 +113,43 @@ impl Dice {
     }
 }
 
+/// Checks that the JSON of each message of the API has all of the message, in both forms.
+fn comes_back_from_its_json(seed: u64) -> Result<(), TestCaseError> {
+    let mut dice = Dice(seed);
+    for of in pool().all_messages().filter(|of| of.package_name() == "gateway.v1" && !of.is_map_entry()) {
+        let message = dice.message(&of, 0);
+        let json = encode::to_vec(&message, None, JsonForm::Canonical, PayloadView::Base64).unwrap();
+        let back = read(&of, &json, JsonForm::Canonical);
+        let shown = String::from_utf8_lossy(&json).into_owned();
+        prop_assert_eq!(back.as_ref().ok(), Some(&message), "{}: {}: {:?}", of.name(), shown, back);
+        // In the plain form, empty values are there too; a text that is shown as JSON may be none.
+        if !matches!(of.name(), "Shadow" | "UpdateShadowRequest")
+            && let Ok(json) = encode::to_vec(&message, None, JsonForm::Plain, PayloadView::Text)
+            && !shown.contains("desired")
+            && !shown.contains("reported")
+            && !shown.contains("delta")
+            && !shown.contains("metadata")
+        {
+            let again = read(&of, &json, JsonForm::Plain).unwrap();
+            let json = encode::to_vec(&again, None, JsonForm::Canonical, PayloadView::Base64).unwrap();
+            prop_assert_eq!(String::from_utf8_lossy(&json).into_owned(), shown, "{}", of.name());
+        }
+    }
+    Ok(())
+}
+
+/// Messages whose JSON did not come back, found by the property below.
+#[test]
+fn the_messages_of_seed_0_come_back_from_their_json() {
+    comes_back_from_its_json(0).unwrap();
+}
+
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
 
-    /// Checks that the JSON of a message has all of the message: each request and answer of each call, in both forms.
     #[test]
     fn any_message_comes_back_from_its_json(seed: u64) {
-        let mut dice = Dice(seed);
-        for of in pool().all_messages().filter(|of| of.package_name() == "gateway.v1" && !of.is_map_entry()) {
-            let message = dice.message(&of, 0);
-            let json = encode::to_vec(&message, None, JsonForm::Canonical, PayloadView::Base64).unwrap();
-            let back = read(&of, &json, JsonForm::Canonical);
-            let shown = String::from_utf8_lossy(&json).into_owned();
-            prop_assert_eq!(back.as_ref().ok(), Some(&message), "{}: {}: {:?}", of.name(), shown, back);
-            // In the plain form, empty values are there too; a text that is shown as JSON may be none.
-            if !matches!(of.name(), "Shadow" | "UpdateShadowRequest")
-                && let Ok(json) = encode::to_vec(&message, None, JsonForm::Plain, PayloadView::Text)
-                && !shown.contains("desired") && !shown.contains("reported") && !shown.contains("delta")
-                && !shown.contains("metadata")
-            {
-                let again = read(&of, &json, JsonForm::Plain).unwrap();
-                let json = encode::to_vec(&again, None, JsonForm::Canonical, PayloadView::Base64).unwrap();
-                prop_assert_eq!(String::from_utf8_lossy(&json).into_owned(), shown, "{}", of.name());
-            }
-        }
+        comes_back_from_its_json(seed)?;
     }
 
     /// JSON that is cut short or changed at one place is read or refused, and never more.
