@@ -1,9 +1,10 @@
 //! The repository itself: walls between modules, sizes of crates, the list of statements, the Compose file, the book of
-//! the documentation.
+//! the documentation, and the files that are made of others.
 #![expect(clippy::print_stderr, reason = "the conformance check explains itself")]
 
 mod book;
 mod compose;
+mod configuration;
 mod house;
 mod layers;
 mod logs;
