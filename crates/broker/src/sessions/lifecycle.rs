@@ -12,8 +12,8 @@ use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 
 use super::core::{References, SessionState, cost};
 use crate::{
-    Broker, CloseReason, Closed, Durable, EventKind, MemoryKind, OpenRequest, OpenedSession, QuotaExceeded,
-    Session, SessionCleanup, SessionCore, Target, Turn, Will, quota_holders::SessionQuotaUse,
+    Broker, CloseReason, Closed, EventKind, MemoryKind, OpenRequest, OpenedSession, QuotaExceeded, Session,
+    SessionCleanup, SessionCore, Target, Turn, Will, durable::Durable, quota_holders::SessionQuotaUse,
     shared::SharedGroup,
 };
 

@@ -15,6 +15,7 @@ mod wills;
 
 use std::{
     any::Any,
+    collections::BTreeMap,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
@@ -23,9 +24,11 @@ use std::{
 
 use gateway_core::{
     ClientId, Commit, DropReason, Message, Offer, Origin, OriginKind, Outcome, Protocol, QoS, SharedMessage,
-    Yielded,
+    Timestamp, Yielded,
+    limits::Limits,
 };
 use parking_lot::Mutex;
+use store::Recorder;
 
 use super::*;
 

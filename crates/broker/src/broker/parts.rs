@@ -1,0 +1,160 @@
+//! The parts of the broker, and how they are made.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicU32, AtomicUsize},
+    },
+};
+
+use ahash::RandomState;
+use gateway_core::{
+    Timestamp,
+    limits::{Limits, SharedStrategy},
+};
+use store::Recorder;
+use tokio::sync::broadcast;
+
+use crate::{
+    Account, BrokerConfig, DurabilityRules, Event, JudgeWill, Session, Target,
+    drops::Drops,
+    durable::Durable,
+    events::{EVENT_CAPACITY, RecentEvents},
+    log::LogTarget,
+    quota_holders::QuotaRegistry,
+    reserved,
+    retained::RetainedMessages,
+    routing::Index,
+    sessions::{ClientLock, SessionRegistry, SessionTimers, Slots},
+    shared::DeliveryContext,
+};
+
+/// All parts of the broker.
+pub(crate) struct BrokerInner {
+    pub(crate) limits: Arc<Limits>,
+    pub(crate) non_broker: bool,
+    pub(crate) namespace: String,
+    pub(crate) listener_strategies: BTreeMap<String, SharedStrategy>,
+    pub(crate) latest: Option<Arc<dyn Recorder>>,
+    pub(crate) history: Option<Arc<dyn Recorder>>,
+    pub(crate) durable: Option<Durable>,
+    pub(crate) durability: DurabilityRules,
+    pub(crate) judge_will: Option<Arc<JudgeWill>>,
+    /// Keyed at random, so that peers cannot construct collisions.
+    pub(crate) hasher: RandomState,
+    pub(crate) index: Index,
+    /// The receiver of what consumer groups want.
+    pub(crate) log: Option<Arc<LogTarget>>,
+    /// Parts of the gateway that own topics.
+    pub(crate) reserved: Option<reserved::Parts>,
+    pub(crate) slots: Slots,
+    pub(crate) registry: SessionRegistry,
+    /// The slot where the next look for large holders of memory begins.
+    pub(crate) shed_from: AtomicU32,
+    pub(crate) timers: SessionTimers,
+    pub(crate) retained: RetainedMessages,
+    pub(crate) account: Arc<Account>,
+    pub(crate) quota_holders: QuotaRegistry,
+    pub(crate) events: broadcast::Sender<Event>,
+    pub(crate) recent: Arc<RecentEvents>,
+    pub(crate) drops: Drops,
+    pub(crate) online: AtomicUsize,
+    pub(crate) online_peak: AtomicUsize,
+    /// Changes of sessions under way, see [`Broker::is_quiet`].
+    pub(crate) changes: AtomicUsize,
+    pub(crate) sessions: AtomicUsize,
+    pub(crate) streams: AtomicUsize,
+}
+
+impl BrokerInner {
+    /// Makes the parts of an empty broker.
+    pub(super) fn new(config: BrokerConfig) -> Arc<Self> {
+        let BrokerConfig {
+            limits,
+            non_broker,
+            namespace,
+            listener_strategies,
+            latest,
+            history,
+            stores,
+            log,
+            reserved,
+            durability,
+            judge_will,
+            tenants,
+        } = config;
+        let quota_holders = QuotaRegistry::new(&limits.identity, &tenants);
+        let hasher = RandomState::new();
+        let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
+        // Set aside for what waits to be written: the stores bound it themselves.
+        let for_disk = if stores.is_some() { limits.waiting_for_disk().0 } else { 0 };
+        let for_latest = if latest.is_some() { limits.waiting_values().0 } else { 0 };
+        let for_history = if history.is_some() { limits.waiting_history().0 } else { 0 };
+        let set_aside = for_disk + for_latest + for_history;
+        let account = Arc::new(Account::new(limits.budget().0 - set_aside));
+        let retained = RetainedMessages::new(
+            limits.retained_messages,
+            limits.retained_bytes.0,
+            limits.retain_available,
+            &account,
+            store,
+        );
+        let slots = Slots::default();
+        let log = log.map(|log| {
+            let slot = slots.reserve();
+            let target = Arc::new(LogTarget::new(log, slot));
+            slots.set(slot, Arc::clone(&target) as Arc<dyn Target>);
+            target
+        });
+        Arc::new_cyclic(|inner| BrokerInner {
+            non_broker,
+            namespace,
+            listener_strategies,
+            latest,
+            history,
+            durable: stores.map(|stores| Durable::new(stores, inner.clone())),
+            durability,
+            judge_will,
+            index: Index::new(hasher.clone()),
+            log,
+            reserved: reserved::Parts::new(reserved),
+            slots,
+            registry: SessionRegistry::new(hasher.clone()),
+            shed_from: AtomicU32::new(0),
+            timers: SessionTimers::default(),
+            retained,
+            recent: RecentEvents::new(&account),
+            account,
+            quota_holders,
+            events: broadcast::Sender::new(EVENT_CAPACITY),
+            drops: Drops::default(),
+            online: AtomicUsize::new(0),
+            online_peak: AtomicUsize::new(0),
+            changes: AtomicUsize::new(0),
+            sessions: AtomicUsize::new(0),
+            streams: AtomicUsize::new(0),
+            limits,
+            hasher,
+        })
+    }
+
+    /// Locks a client id in the registry.
+    pub(crate) fn lock_client(&self, client_id: &str) -> ClientLock<'_> {
+        self.registry.lock(client_id, &self.slots)
+    }
+
+    /// Collects the references that deliveries of shared groups need.
+    pub(crate) fn delivery_context<'a>(
+        &'a self,
+        dirty: &'a mut Vec<Arc<dyn Target>>,
+        now: Timestamp,
+    ) -> DeliveryContext<'a> {
+        DeliveryContext { dirty, account: &self.account, durable: self.durable.as_ref(), now, visited: 0 }
+    }
+
+    /// The session of a client id.
+    pub(crate) fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+        self.lock_client(client_id).find(client_id)
+    }
+}
