@@ -4,9 +4,10 @@ mod parts;
 
 use std::sync::Arc;
 
-use gateway_core::limits::Limits;
+use gateway_core::{ClientId, DropReason, limits::Limits};
+use tokio::sync::broadcast;
 
-use crate::{Account, BrokerConfig, QuotaHolder, QuotaHolders};
+use crate::{Account, BrokerConfig, Event, EventPlace, EventReader, QuotaHolder, QuotaHolders};
 
 pub(crate) use parts::BrokerInner;
 
@@ -45,5 +46,27 @@ impl Broker {
     /// Returns whether devices talk to backends only.
     pub fn is_non_broker(&self) -> bool {
         self.inner.non_broker
+    }
+
+    /// Events from now on; a slow receiver loses the oldest and is told (broadcast lag).
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.inner.events.subscribe()
+    }
+
+    /// Events from now on, or from `from` on, with as many of the last as are kept. `None` if nobody remembers that place: it
+    /// is of another process, or nobody has watched for some minutes since.
+    pub fn watch_events(&self, from: Option<EventPlace>) -> Option<EventReader> {
+        self.inner.events.watch(from)
+    }
+
+    /// Sends an event to watchers.
+    pub fn emit(&self, event: Event) {
+        self.inner.events.emit(event);
+    }
+
+    /// Notes messages dropped for a session, for the next tick's event. Does nothing unless somebody watches. A target
+    /// may call it: its lock is short and covers nothing else.
+    pub fn note_dropped(&self, client_id: &ClientId, reason: DropReason, messages: u64) {
+        self.inner.events.note_dropped(client_id, reason, messages);
     }
 }

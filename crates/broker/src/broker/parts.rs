@@ -14,13 +14,11 @@ use gateway_core::{
     limits::{Limits, SharedStrategy},
 };
 use store::Recorder;
-use tokio::sync::broadcast;
 
 use crate::{
-    Account, BrokerConfig, DurabilityRules, Event, JudgeWill, Session, Target,
-    drops::Drops,
+    Account, BrokerConfig, DurabilityRules, JudgeWill, Session, Target,
     durable::Durable,
-    events::{EVENT_CAPACITY, RecentEvents},
+    events::Events,
     log::LogTarget,
     quota_holders::QuotaRegistry,
     reserved,
@@ -56,9 +54,7 @@ pub(crate) struct BrokerInner {
     pub(crate) retained: RetainedMessages,
     pub(crate) account: Arc<Account>,
     pub(crate) quota_holders: QuotaRegistry,
-    pub(crate) events: broadcast::Sender<Event>,
-    pub(crate) recent: Arc<RecentEvents>,
-    pub(crate) drops: Drops,
+    pub(crate) events: Events,
     pub(crate) online: AtomicUsize,
     pub(crate) online_peak: AtomicUsize,
     /// Changes of sessions under way, see [`Broker::is_quiet`].
@@ -124,11 +120,9 @@ impl BrokerInner {
             shed_from: AtomicU32::new(0),
             timers: SessionTimers::default(),
             retained,
-            recent: RecentEvents::new(&account),
+            events: Events::new(&account),
             account,
             quota_holders,
-            events: broadcast::Sender::new(EVENT_CAPACITY),
-            drops: Drops::default(),
             online: AtomicUsize::new(0),
             online_peak: AtomicUsize::new(0),
             changes: AtomicUsize::new(0),

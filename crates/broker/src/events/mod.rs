@@ -1,18 +1,22 @@
 //! Events about devices, for their watchers.
 
+mod drops;
 mod recent;
 
-pub use recent::{EventOrGap, EventPlace, EventReader};
-
-pub(super) use recent::RecentEvents;
+use std::sync::Arc;
 
 use gateway_core::{ClientId, DropReason, QoS, Timestamp};
 use tokio::sync::broadcast;
 
-use super::{Broker, ConnectionInfo, SessionCore};
+use crate::{Account, ConnectionInfo, SessionCore};
+
+use drops::Drops;
+use recent::RecentEvents;
+
+pub use recent::{EventOrGap, EventPlace, EventReader};
 
 /// Events that a slow receiver may fall behind before it loses the oldest, and that are kept for those that resume.
-pub(super) const EVENT_CAPACITY: usize = 4096;
+const EVENT_CAPACITY: usize = 4096;
 
 /// Something that happened, for `Events.WatchEvents` and logs.
 #[derive(Debug, Clone)]
@@ -71,37 +75,69 @@ pub enum EventKind {
     AuthFailed,
 }
 
-/// Events.
-impl Broker {
-    /// Events from now on; a slow receiver loses the oldest and is told (broadcast lag).
-    pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.inner.events.subscribe()
+/// Watchers of events, and the last events for those that come again.
+pub(crate) struct Events {
+    sender: broadcast::Sender<Event>,
+    recent: Arc<RecentEvents>,
+    drops: Drops,
+}
+
+impl Events {
+    /// No events so far; those that are kept are charged to `account`.
+    pub(crate) fn new(account: &Arc<Account>) -> Self {
+        Self {
+            sender: broadcast::Sender::new(EVENT_CAPACITY),
+            recent: RecentEvents::new(account),
+            drops: Drops::default(),
+        }
     }
 
-    /// Events from now on, or from `from` on, with as many of the last as are kept. `None` if nobody remembers that place: it
-    /// is of another process, or nobody has watched for some minutes since.
-    pub fn watch_events(&self, from: Option<EventPlace>) -> Option<EventReader> {
-        self.inner.recent.open(from)
+    /// Events from now on; a slow receiver loses the oldest and is told.
+    pub(crate) fn subscribe(&self) -> broadcast::Receiver<Event> {
+        self.sender.subscribe()
+    }
+
+    /// A reader from `from` on, or from now on; `None` if that place is not known.
+    pub(crate) fn watch(&self, from: Option<EventPlace>) -> Option<EventReader> {
+        self.recent.open(from)
     }
 
     /// Returns whether anybody receives events, or may ask for them later.
-    pub(super) fn is_watched(&self) -> bool {
-        self.inner.recent.is_kept() || self.inner.events.receiver_count() > 0
+    fn is_watched(&self) -> bool {
+        self.recent.is_kept() || self.sender.receiver_count() > 0
     }
 
     /// Sends an event to watchers.
-    pub fn emit(&self, event: Event) {
-        if self.inner.recent.is_kept() {
-            self.inner.recent.push(event.clone());
+    pub(crate) fn emit(&self, event: Event) {
+        if self.recent.is_kept() {
+            self.recent.push(event.clone());
         }
         // An error means that nobody watches.
-        let _ = self.inner.events.send(event);
+        let _ = self.sender.send(event);
     }
 
     /// Makes and sends an event only if somebody watches.
-    pub(super) fn emit_with(&self, at: Timestamp, core: &SessionCore, kind: impl FnOnce() -> EventKind) {
+    pub(crate) fn emit_with(&self, at: Timestamp, core: &SessionCore, kind: impl FnOnce() -> EventKind) {
         if self.is_watched() {
             self.emit(Event { at, client_id: core.client_id().clone(), kind: kind() });
         }
+    }
+
+    /// Notes messages dropped for a session, for the next tick's event. Does nothing unless somebody watches.
+    pub(crate) fn note_dropped(&self, client_id: &ClientId, reason: DropReason, messages: u64) {
+        if messages > 0 && self.is_watched() {
+            self.drops.note(client_id, reason, messages);
+        }
+    }
+
+    /// Sends the drops gathered since the last tick, and forgets events that nobody has asked for in a while.
+    pub(crate) fn tick(&self, now: Timestamp) {
+        self.drops.take(now).for_each(|event| self.emit(event));
+        self.recent.tick(now);
+    }
+
+    #[cfg(test)]
+    pub(crate) fn receiver_count(&self) -> usize {
+        self.sender.receiver_count()
     }
 }

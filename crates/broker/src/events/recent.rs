@@ -34,7 +34,7 @@ pub struct EventPlace {
 }
 
 /// The ring.
-pub(crate) struct RecentEvents {
+pub(super) struct RecentEvents {
     /// Read without the lock by those that have an event.
     kept: AtomicBool,
     state: Mutex<EventRing>,
@@ -79,7 +79,7 @@ fn cost(event: &Event) -> usize {
 }
 
 impl RecentEvents {
-    pub(crate) fn new(account: &Arc<Account>) -> Arc<Self> {
+    pub(super) fn new(account: &Arc<Account>) -> Arc<Self> {
         let state = EventRing {
             events: VecDeque::new(),
             run: 0,
@@ -97,12 +97,12 @@ impl RecentEvents {
     }
 
     /// Returns whether events are kept.
-    pub(crate) fn is_kept(&self) -> bool {
+    pub(super) fn is_kept(&self) -> bool {
         self.kept.load(Relaxed)
     }
 
     /// Adds an event, and lets the oldest go for it.
-    pub(crate) fn push(&self, event: Event) {
+    pub(super) fn push(&self, event: Event) {
         {
             let mut state = self.state.lock();
             let state = &mut *state;
@@ -139,7 +139,7 @@ impl RecentEvents {
     }
 
     /// Stops keeping events if nobody has read for long. Call once a second.
-    pub(crate) fn tick(&self, now: Timestamp) {
+    pub(super) fn tick(&self, now: Timestamp) {
         if !self.is_kept() {
             return;
         }

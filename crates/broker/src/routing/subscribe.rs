@@ -88,7 +88,7 @@ impl Broker {
             group.close(&inner.account, inner.durable.as_ref());
         }
         self.park(&left);
-        self.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
+        self.inner.events.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
         true
     }
 
@@ -162,7 +162,9 @@ impl Broker {
             }
             (reference, existed)
         };
-        self.emit_with(now, core, || EventKind::Subscribed { filter: request.filter.to_owned(), qos });
+        self.inner
+            .events
+            .emit_with(now, core, || EventKind::Subscribed { filter: request.filter.to_owned(), qos });
         // Shared subscriptions get no retained messages [MQTT-4.8.2-1].
         let replays = shared.is_none()
             && limits.retain_available

@@ -67,7 +67,10 @@ impl SessionCleanup {
         reason: &'static str,
         commit: Option<&Arc<Commit>>,
     ) -> CleanupStep {
-        self.broker.emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
+        self.broker
+            .inner
+            .events
+            .emit_with(self.now, ended.session.core(), || EventKind::SessionEnded { reason });
         CleanupStep::Clear(Clearing { ended, removed: 0, commit: commit.map(Commit::part) })
     }
 

@@ -76,7 +76,7 @@ impl Broker {
             let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
             old.close(epoch, CloseReason::TakenOver);
             count(|c| c.takeovers.add(1));
-            self.emit_with(now, old.core(), || EventKind::TakenOver);
+            self.inner.events.emit_with(now, old.core(), || EventKind::TakenOver);
         }
         if let Some(will) = former.will {
             cleanup.publish(session, will);
@@ -88,7 +88,7 @@ impl Broker {
         if let Some(commit) = commit {
             commit.done();
         }
-        self.emit_with(now, session.core(), || {
+        self.inner.events.emit_with(now, session.core(), || {
             let info = Box::new(session.core().state.lock().info());
             EventKind::Connected { info, session_present: *present }
         });
@@ -163,7 +163,7 @@ impl Broker {
         if let Some(noted) = noted {
             self.keep_after(session, &noted);
         }
-        self.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
+        self.inner.events.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
         let mut cleanup = SessionCleanup::new(self, now);
         match ended {
             Some(ended) => cleanup.clear(ended, "expired", None),
@@ -263,8 +263,7 @@ impl Broker {
         self.inner.evict_retained(now);
         self.shed();
         self.retry_stalled(now, turn);
-        self.tell_drops(now);
-        self.inner.recent.tick(now);
+        self.inner.events.tick(now);
         left
     }
 

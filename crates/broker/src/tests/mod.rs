@@ -24,8 +24,7 @@ use std::{
 
 use gateway_core::{
     ClientId, Commit, DropReason, Message, Offer, Origin, OriginKind, Outcome, Protocol, QoS, SharedMessage,
-    Timestamp, Yielded,
-    limits::Limits,
+    Timestamp, Yielded, limits::Limits,
 };
 use parking_lot::Mutex;
 use store::Recorder;
