@@ -2,10 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{
-        Arc,
-        atomic::{AtomicU32, AtomicUsize},
-    },
+    sync::{Arc, atomic::AtomicUsize},
 };
 
 use ahash::RandomState;
@@ -24,7 +21,7 @@ use crate::{
     reserved,
     retained::RetainedMessages,
     routing::Index,
-    sessions::{ClientLock, SessionRegistry, SessionTimers, Slots},
+    sessions::{ClientLock, SessionRegistry, SessionTimers, Shedding, Slots},
     shared::DeliveryContext,
 };
 
@@ -48,8 +45,7 @@ pub(crate) struct BrokerInner {
     pub(crate) reserved: Option<reserved::Parts>,
     pub(crate) slots: Slots,
     pub(crate) registry: SessionRegistry,
-    /// The slot where the next look for large holders of memory begins.
-    pub(crate) shed_from: AtomicU32,
+    pub(crate) shedding: Shedding,
     pub(crate) timers: SessionTimers,
     pub(crate) retained: RetainedMessages,
     pub(crate) account: Arc<Account>,
@@ -117,7 +113,7 @@ impl BrokerInner {
             reserved: reserved::Parts::new(reserved),
             slots,
             registry: SessionRegistry::new(hasher.clone()),
-            shed_from: AtomicU32::new(0),
+            shedding: Shedding::default(),
             timers: SessionTimers::default(),
             retained,
             events: Events::new(&account),

@@ -261,7 +261,7 @@ impl Broker {
         let left = cleanup.begin(turn);
         self.inner.retained.sweep(now);
         self.inner.evict_retained(now);
-        self.shed();
+        self.inner.shedding.shed(&self.inner.slots, &self.inner.account);
         self.retry_stalled(now, turn);
         self.inner.events.tick(now);
         left

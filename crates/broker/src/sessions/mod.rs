@@ -15,6 +15,7 @@ mod leaving;
 mod lifecycle;
 mod owners;
 mod registry;
+mod shed;
 mod slots;
 mod timers;
 mod wills;
@@ -24,6 +25,7 @@ pub(crate) use self::{
     core::SessionState,
     owners::Owners,
     registry::{ClientLock, SessionRegistry},
-    slots::{SlotTable, Slots, TURN},
+    shed::Shedding,
+    slots::{SlotTable, Slots},
     timers::SessionTimers,
 };

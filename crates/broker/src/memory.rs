@@ -2,7 +2,7 @@
 //!
 //! One total stands against `limits.memory_budget`, and most kinds have a share of it. The last quarter of the total,
 //! and of each share, is kept for those who hold little: large holders are refused first. When small holders begin to
-//! need that quarter, the largest give some back (`shed`). Everything else is released when it is sent, when it expires
+//! need that quarter, the largest give some back (`sessions/shed.rs`). Everything else is released when it is sent, when it expires
 //! or when its owner ends.
 
 use std::sync::{
