@@ -40,6 +40,7 @@ mod routing;
 mod sessions;
 mod shared;
 mod slab;
+mod subscriber;
 mod target;
 
 pub use store::{QueueStore, QueueSummary};

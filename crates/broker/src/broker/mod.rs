@@ -1,13 +1,18 @@
 //! The broker as its users see it: a message, a subscription or a connection goes from one part to the next here.
 
 mod parts;
+mod replay;
 
 use std::sync::Arc;
 
-use gateway_core::{ClientId, DropReason, limits::Limits};
+use gateway_core::{ClientId, DropReason, Message, SharedMessage, Timestamp, limits::Limits};
+use store::StoreError;
 use tokio::sync::broadcast;
 
-use crate::{Account, BrokerConfig, Event, EventPlace, EventReader, QuotaHolder, QuotaHolders};
+use crate::{
+    Account, BrokerConfig, Event, EventPlace, EventReader, QuotaHolder, QuotaHolders, RetainError,
+    RetainedPage,
+};
 
 pub(crate) use parts::BrokerInner;
 
@@ -68,5 +73,47 @@ impl Broker {
     /// may call it: its lock is short and covers nothing else.
     pub fn note_dropped(&self, client_id: &ClientId, reason: DropReason, messages: u64) {
         self.inner.events.note_dropped(client_id, reason, messages);
+    }
+
+    /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
+    pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
+        self.inner.retained.set(message, &QuotaHolders::default())
+    }
+
+    /// Time of the last retained message that was refused for a limit, and the key of that limit; `None` if none was.
+    pub fn retained_refused(&self) -> Option<(Timestamp, &'static str)> {
+        self.inner.retained.refused()
+    }
+
+    /// A retained message, if set and not expired. Cancel safe.
+    pub async fn retained(
+        &self,
+        topic: &str,
+        now: Timestamp,
+    ) -> Result<Option<Arc<SharedMessage>>, StoreError> {
+        self.inner.retained.message(topic, now).await
+    }
+
+    /// Topics that match `filter` and have a retained message, after topic `after`, at most `limit`.
+    pub fn retained_topics(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Vec<Arc<str>> {
+        self.inner.retained.topics(filter, after, limit, now)
+    }
+
+    /// Retained messages that match `filter`, after topic `after`, at most `limit` and about `bytes`. Cancel safe.
+    pub async fn list_retained(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        limit: usize,
+        bytes: usize,
+        now: Timestamp,
+    ) -> Result<RetainedPage, StoreError> {
+        self.inner.retained.list(filter, after, limit, bytes, now).await
     }
 }

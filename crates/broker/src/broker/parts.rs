@@ -143,6 +143,23 @@ impl BrokerInner {
         DeliveryContext { dirty, account: &self.account, durable: self.durable.as_ref(), now, visited: 0 }
     }
 
+    /// Drops retained messages from memory that have been there for long and are on disk.
+    pub(crate) fn evict_retained(self: &Arc<Self>, now: Timestamp) {
+        let Some(durable) = &self.durable else { return };
+        let topics = self.retained.leaving(now);
+        if topics.is_empty() {
+            return;
+        }
+        let inner = Arc::downgrade(self);
+        let answer = self.retained.load(topics.clone());
+        durable.run(async move {
+            let loaded = answer.await.unwrap_or_default();
+            if let Some(inner) = inner.upgrade() {
+                inner.retained.evict(topics, loaded);
+            }
+        });
+    }
+
     /// The session of a client id.
     pub(crate) fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
         self.lock_client(client_id).find(client_id)

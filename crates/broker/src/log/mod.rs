@@ -31,7 +31,7 @@ use store::{LogFull, PartitionedLog, StoreHealth};
 
 use crate::{
     Broker, BrokerInner, Delivered, GroupLog, MemoryKind, Target, Turn,
-    routing::{Options, Subscriber},
+    subscriber::{Options, Subscriber},
 };
 
 pub use events::{EventKinds, is_event, is_event_message};

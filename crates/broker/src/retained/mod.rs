@@ -5,6 +5,7 @@
 //! Messages in memory are on the account: one that does not fit is not retained, and while more than half of the share
 //! is taken, messages leave memory as soon as they are on disk.
 
+mod listing;
 mod replay;
 
 use std::{
@@ -27,7 +28,8 @@ use crate::{
     quota_holders::RetainedQuotaUse,
 };
 
-pub use replay::{RetainedCursor, RetainedPage};
+pub use listing::RetainedPage;
+pub use replay::RetainedCursor;
 
 /// Larger payloads do not stay in memory if there is a store.
 const SMALL: usize = 256;
@@ -36,6 +38,8 @@ const STAY: u64 = 60_000;
 /// Messages, and bytes of them, that one tick considers for leaving memory.
 const EVICT: usize = 1000;
 const EVICT_BYTES: usize = 16 << 20;
+/// Topics looked at under one lock.
+const SCAN: usize = 1000;
 /// Topics checked for expiry per tick.
 const SWEEP: usize = 10_000;
 

@@ -10,6 +10,6 @@ mod spread;
 mod streams;
 mod subscribe;
 
-pub(crate) use index::{GROUP, Index, MatchCache, Options, Subscriber};
+pub(crate) use index::{Index, MatchCache};
 pub use spread::{Routing, Spread};
 pub use streams::StreamHandle;

@@ -5,8 +5,10 @@ use std::sync::{
     atomic::{AtomicBool, Ordering},
 };
 
-use super::index::{Options, Subscriber};
-use crate::{Broker, Target};
+use crate::{
+    Broker, Target,
+    subscriber::{Options, Subscriber},
+};
 
 /// Keeps a gRPC stream registered; dropping it removes the stream.
 pub struct StreamHandle {

@@ -8,12 +8,13 @@ use gateway_core::{
 };
 use store::{SessionOp, StoredSubscription};
 
-use super::index::{Added, Options, Subscriber};
+use super::index::Added;
 use crate::{
     Broker, BrokerInner, EventKind, MemoryKind, RetainedCursor, Session, SubscribeError, SubscribeRequest,
     Subscribed,
     sessions::SessionState,
     shared::{Most, SharedGroup, SharedMember},
+    subscriber::{Options, Subscriber},
 };
 
 /// Bytes of one subscription on the memory account: its text, its records and, if it has wildcards, its nodes in the

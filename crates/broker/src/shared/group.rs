@@ -17,7 +17,7 @@ use parking_lot::{Mutex, RwLock};
 use store::SessionOp;
 
 use super::queue::{Most, SharedQueue};
-use crate::{Delivered, Target, drops::count_drop, durable::Durable, memory::Account, routing::Options};
+use crate::{Delivered, Target, drops::count_drop, durable::Durable, memory::Account, subscriber::Options};
 
 /// Most queued messages delivered before one new message.
 pub(super) const DRAIN_PER_MESSAGE: usize = 64;

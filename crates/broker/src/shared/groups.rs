@@ -35,7 +35,7 @@ impl SharedGroups {
     pub(crate) fn add(&mut self, make: impl FnOnce(u32) -> SharedGroup) -> Arc<SharedGroup> {
         // 31 bits; skips 0 and, after wrapping, ids in use.
         loop {
-            self.last = (self.last + 1) & (crate::routing::GROUP - 1);
+            self.last = (self.last + 1) & (crate::subscriber::GROUP - 1);
             if self.last != 0 && !self.by_id.contains_key(&self.last) {
                 break;
             }

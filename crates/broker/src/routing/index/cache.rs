@@ -9,11 +9,12 @@ use std::sync::{Arc, atomic::Ordering};
 use gateway_core::{Effort, QoS};
 use hashbrown::HashTable;
 
-use super::{GROUP, Index, Subscriber};
+use super::Index;
 use crate::{
     Target,
     sessions::{SlotTable, Slots},
     shared::{SharedGroup, SharedGroups},
+    subscriber::{GROUP, Subscriber},
 };
 
 /// Most topics remembered.

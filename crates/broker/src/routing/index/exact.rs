@@ -3,8 +3,8 @@
 use ahash::RandomState;
 use hashbrown::HashTable;
 
-use super::subscribers::{Subscriber, SubscriberRemoval, Subscribers};
-use crate::{half_hash::widen, slab::Slab};
+use super::subscribers::{SubscriberRemoval, Subscribers};
+use crate::{half_hash::widen, slab::Slab, subscriber::Subscriber};
 
 /// A filter and its subscribers: 32 bytes and the text.
 pub(super) struct ExactFilter {

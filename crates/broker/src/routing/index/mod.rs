@@ -26,12 +26,12 @@ use parking_lot::RwLock;
 use crate::{
     sessions::Slots,
     shared::{SharedGroup, SharedGroups, SharedMember},
+    subscriber::{GROUP, Options, Subscriber},
 };
 
 pub(crate) use cache::MatchCache;
 pub(crate) use cache::{MatchList, Matched};
 use exact::FilterTable;
-pub(crate) use subscribers::{GROUP, Options, Subscriber};
 use wildcard::Wildcards;
 
 const BUCKETS: usize = 4096;
