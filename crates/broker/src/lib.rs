@@ -46,9 +46,9 @@ mod target;
 pub use store::{QueueStore, QueueSummary};
 
 pub use api::*;
-pub use broker::Broker;
 pub(crate) use broker::BrokerInner;
-pub use durable::{DurabilityRules, Restored, Stores};
+pub use broker::{Broker, Restored};
+pub use durable::{DurabilityRules, Stores};
 pub use events::{Event, EventKind, EventOrGap, EventPlace, EventReader};
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};

@@ -1,20 +1,30 @@
 //! The broker as its users see it: a message, a subscription or a connection goes from one part to the next here.
 
+mod answers;
 mod parts;
 mod replay;
+mod restore;
 
 use std::sync::Arc;
 
-use gateway_core::{ClientId, DropReason, Message, SharedMessage, Timestamp, limits::Limits};
-use store::StoreError;
+use gateway_core::{
+    ClientId, DropReason, Durability, GroupId, JournalPage, Message, QueueId, SharedMessage, Timestamp,
+    limits::Limits,
+};
+use store::{Expiry, PartitionedLog, StoreError};
 use tokio::sync::broadcast;
 
 use crate::{
-    Account, BrokerConfig, Event, EventPlace, EventReader, QuotaHolder, QuotaHolders, RetainError,
-    RetainedPage,
+    Account, BrokerConfig, Event, EventPlace, EventReader, GroupFilter, MemoryKind, QuotaHolder,
+    QuotaHolders, RetainError, RetainedPage, Stores, Turn,
+    durable::{Durable, Stalled},
+    log::LogTarget,
 };
 
+use answers::QueueExpiry;
+
 pub(crate) use parts::BrokerInner;
+pub use restore::Restored;
 
 /// The routing core; cheap to clone, callable from any thread.
 #[derive(Clone)]
@@ -115,5 +125,110 @@ impl Broker {
         now: Timestamp,
     ) -> Result<RetainedPage, StoreError> {
         self.inner.retained.list(filter, after, limit, bytes, now).await
+    }
+
+    /// The stores in use, if what sessions hold outlives the process.
+    pub fn stores(&self) -> Option<&Stores> {
+        self.inner.durable.as_ref().map(Durable::stores)
+    }
+
+    /// Returns the promise that the acknowledgement of a message to `topic` makes, if `listener` sets this one for its clients'
+    /// messages.
+    pub fn durability(&self, topic: &str, listener: Option<Durability>) -> Durability {
+        self.inner.durability.of(topic, listener)
+    }
+
+    /// Reads a session's queue from place `from` on: about `bytes` of it, but at least one message. Cancel safe.
+    pub async fn read_queue(
+        &self,
+        client_id: &ClientId,
+        queue: QueueId,
+        from: u64,
+        bytes: usize,
+    ) -> Result<JournalPage, StoreError> {
+        let durable = self.inner.durable.as_ref();
+        let durable = durable.ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
+        durable.read_session(client_id, queue, from, bytes).await
+    }
+
+    /// Answers the store's questions about messages that expire on disk.
+    pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
+        Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
+    }
+
+    /// Offers again what the store refused.
+    pub(crate) fn retry_stalled(&self, now: Timestamp, turn: &mut Turn) {
+        let inner = &*self.inner;
+        let Some(durable) = &inner.durable else { return };
+        let Stalled { mut groups, unread, yielded } = durable.take_stalled();
+        for (yielded, from) in yielded {
+            inner.account.release(MemoryKind::Queued, yielded.message.cost());
+            // The message is still on disk where it was, but a session never rereads a message that it gave away.
+            self.redeliver(vec![yielded], from, now, turn);
+        }
+        for group in &unread {
+            if let Some(group) = inner.index.group(*group) {
+                group.load_failed(&inner.account);
+            }
+        }
+        groups.extend(unread);
+        for group in groups {
+            if let Some(group) = inner.index.group(group) {
+                group.nudge();
+            }
+        }
+    }
+
+    /// The log that messages for consumer groups are appended to, if there is one.
+    pub fn log(&self) -> Option<&Arc<dyn PartitionedLog>> {
+        self.inner.log.as_ref().map(|target| target.log())
+    }
+
+    /// From now on messages that match `filter` are appended for the group, in the place of what it had before. A message
+    /// that is published after this has returned is judged by the new filter, and all that was judged by the old one is
+    /// submitted to the log.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn keep_for(&self, group: GroupId, filter: Arc<GroupFilter>) {
+        self.log_target().keep_for(group, filter, self.inner.group_surroundings());
+    }
+
+    /// From now on nothing is appended for the group. False if nothing was before.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn keep_no_more_for(&self, group: GroupId) -> bool {
+        self.log_target().keep_no_more_for(group, self.inner.group_surroundings())
+    }
+
+    /// Sets whether the group is full and refuses: QoS 1 and 2 messages that it wants are refused before any receiver has them,
+    /// those of QoS 0 are not appended for it.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn set_full(&self, group: GroupId, full: bool) {
+        self.log_target().set_full(group, full);
+    }
+
+    /// Skips the group for now, or no longer: messages that it wants are not appended for it, and none is refused for that.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn set_skipped(&self, group: GroupId, skipped: bool) {
+        self.log_target().set_skipped(group, skipped);
+    }
+
+    /// Appends events for the groups that want them, as `encode` writes them; for ever. Without a group that wants events none
+    /// is made. An event is not waited for: what the log does not take, or comes faster than it is appended, is counted.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub async fn append_events(&self, encode: impl Fn(Event) -> Vec<u8> + Send) {
+        Arc::clone(self.log_target()).append_events(encode).await;
+    }
+
+    fn log_target(&self) -> &Arc<LogTarget> {
+        self.inner.log.as_ref().expect("groups are made only where there is a log")
     }
 }

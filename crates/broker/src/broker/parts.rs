@@ -2,7 +2,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, atomic::AtomicUsize},
+    sync::{Arc, Weak, atomic::AtomicUsize},
 };
 
 use ahash::RandomState;
@@ -14,15 +14,14 @@ use store::Recorder;
 
 use crate::{
     Account, BrokerConfig, DurabilityRules, JudgeWill, Session, Target,
-    durable::Durable,
+    durable::{Durable, Storage},
     events::Events,
-    log::LogTarget,
+    log::{GroupSurroundings, LogTarget},
     quota_holders::QuotaRegistry,
     reserved,
     retained::RetainedMessages,
     routing::Index,
     sessions::{ClientLock, SessionRegistry, SessionTimers, Shedding, Slots},
-    shared::DeliveryContext,
 };
 
 /// All parts of the broker.
@@ -105,7 +104,10 @@ impl BrokerInner {
             listener_strategies,
             latest,
             history,
-            durable: stores.map(|stores| Durable::new(stores, inner.clone())),
+            durable: stores.map(|stores| {
+                let answers = Weak::<Self>::clone(inner);
+                Durable::new(stores, non_broker, answers)
+            }),
             durability,
             judge_will,
             index: Index::new(hasher.clone()),
@@ -134,13 +136,14 @@ impl BrokerInner {
         self.registry.lock(client_id, &self.slots)
     }
 
-    /// Collects the references that deliveries of shared groups need.
-    pub(crate) fn delivery_context<'a>(
-        &'a self,
-        dirty: &'a mut Vec<Arc<dyn Target>>,
-        now: Timestamp,
-    ) -> DeliveryContext<'a> {
-        DeliveryContext { dirty, account: &self.account, durable: self.durable.as_ref(), now, visited: 0 }
+    /// The account and the stores, for parts that keep something.
+    pub(crate) fn storage(&self) -> Storage<'_> {
+        Storage { account: &self.account, durable: self.durable.as_ref() }
+    }
+
+    /// The parts that a change of the consumer groups concerns.
+    pub(crate) fn group_surroundings(&self) -> GroupSurroundings<'_> {
+        GroupSurroundings { index: &self.index, account: &self.account, events: &self.events }
     }
 
     /// Drops retained messages from memory that have been there for long and are on disk.

@@ -1,10 +1,10 @@
-//! State that outlives the process: the stores and their contents ([`Durable`]), restoring it at the start ([`restore`]), reads
-//! of groups' queues ([`paging`]) and messages that go from one queue to another ([`moves`]). [`Durable`] has a list of moves
-//! that the store refused, so that it and [`moves`] use each other.
+//! State that outlives the process: the stores and their contents ([`Durable`]), reads of queues ([`paging`]) and messages that
+//! go from one queue to another ([`moves`]). [`Durable`] has a list of moves that the store refused, so that it and [`moves`] use
+//! each other.
 
 mod moves;
+mod owners;
 mod paging;
-mod restore;
 
 use std::sync::{
     Arc, Weak,
@@ -12,22 +12,19 @@ use std::sync::{
 };
 
 use ahash::RandomState;
-use gateway_core::{
-    ClientId, Commit, CommitRefused, Durability, JournalPage, OriginKind, QoS, QueueId, QueueOp, StoredEntry,
-    matches, metrics::count,
-};
+use gateway_core::{Commit, CommitRefused, Durability, QueueId, QueueOp, SharedMessage, Yielded, matches};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use store::{Expiry, Loaded, QueueStore, RetainedStore, SessionOp, SessionStore, StoreError, StoredSession};
+use store::{Loaded, QueueStore, RetainedStore, SessionOp, SessionStore, StoreError, StoredSession};
 use tokio::runtime::Handle;
 
-use self::moves::Stalled;
-use crate::{Broker, BrokerInner, Session, SessionCore, sessions::Owners};
+use self::owners::Owners;
+use crate::memory::Account;
 
-pub use restore::Restored;
+pub(crate) use moves::Stalled;
 
 /// Messages read from one queue at once.
-pub(crate) const READ_MESSAGES: usize = 512;
+const READ_MESSAGES: usize = 512;
 
 /// The stores of what outlives the process.
 #[derive(Clone)]
@@ -59,7 +56,7 @@ impl DurabilityRules {
     }
 }
 
-/// The stores, and who has which queue.
+/// The stores, and the owners of the queues.
 pub(crate) struct Durable {
     stores: Stores,
     last: AtomicU64,
@@ -68,9 +65,37 @@ pub(crate) struct Durable {
     /// Shared groups by their queues.
     groups: Mutex<HashMap<QueueId, u32, RandomState>>,
     /// Moves that the store refused.
-    pub(crate) stalled: Mutex<Stalled>,
-    /// Receiver of the store's later answers.
-    pub(crate) inner: Weak<BrokerInner>,
+    stalled: Mutex<Stalled>,
+    /// Messages of devices are not delivered.
+    non_broker: bool,
+    answers: Weak<dyn StoreAnswers>,
+}
+
+/// Receiver of the store's later answers: it knows the groups, which this module does not.
+pub(crate) trait StoreAnswers: Send + Sync {
+    /// A page of a group's queue was read, or could not be.
+    fn take_read(&self, group: u32, queue: QueueId, read: Result<Loaded, StoreError>);
+
+    /// A message could not be moved from a group's queue, where it has this place, to that of a member.
+    fn take_refused(&self, group: u32, message: Arc<SharedMessage>, place: u64);
+
+    /// A message that a member gave back could not be moved out of its queue `from`.
+    fn take_refused_yielded(&self, yielded: Yielded, from: QueueId);
+}
+
+/// Memory and disk, where parts of the broker keep what they hold.
+#[derive(Clone, Copy)]
+pub(crate) struct Storage<'a> {
+    pub(crate) account: &'a Account,
+    /// `None` if nothing outlives the process.
+    pub(crate) durable: Option<&'a Durable>,
+}
+
+impl<'a> Storage<'a> {
+    /// The stores, if they keep the session of this queue.
+    pub(crate) fn durable_for(&self, queue: QueueId) -> Option<&'a Durable> {
+        self.durable.filter(|_| queue != QueueId::NONE)
+    }
 }
 
 impl Stores {
@@ -100,14 +125,15 @@ impl Stores {
 }
 
 impl Durable {
-    pub(crate) fn new(stores: Stores, inner: Weak<BrokerInner>) -> Self {
+    pub(crate) fn new(stores: Stores, non_broker: bool, answers: Weak<dyn StoreAnswers>) -> Self {
         Self {
             stores,
             last: AtomicU64::new(0),
             owners: Mutex::default(),
             groups: Mutex::default(),
             stalled: Mutex::default(),
-            inner,
+            non_broker,
+            answers,
         }
     }
 
@@ -128,14 +154,34 @@ impl Durable {
         QueueId(self.last.fetch_add(1, Relaxed) + 1)
     }
 
+    /// The stores themselves.
+    pub(crate) fn stores(&self) -> &Stores {
+        &self.stores
+    }
+
+    /// No queue up to this one is given to anybody again.
+    pub(crate) fn set_last_queue(&self, last: u64) {
+        self.last.store(last, Relaxed);
+    }
+
     /// Notes the slot of the session that owns the queue.
-    pub(crate) fn note_slot(&self, core: &SessionCore) {
-        self.owners.lock().insert(core);
+    pub(crate) fn note_slot(&self, queue: QueueId, slot: u32) {
+        self.owners.lock().insert(queue, slot);
+    }
+
+    /// Slots of the sessions of which one may own the queue.
+    pub(crate) fn slots_of(&self, queue: QueueId) -> Vec<u32> {
+        self.owners.lock().candidates(queue)
     }
 
     /// Notes the group that owns the queue.
     pub(crate) fn note_group(&self, queue: QueueId, group: u32) {
         self.groups.lock().insert(queue, group);
+    }
+
+    /// The group that owns the queue.
+    pub(crate) fn group_of(&self, queue: QueueId) -> Option<u32> {
+        self.groups.lock().get(&queue).copied()
     }
 
     /// A shared group is gone, and so is its queue.
@@ -151,113 +197,9 @@ impl Durable {
     }
 
     /// Removes an ended session's record and queue from disk.
-    pub(crate) fn remove_session(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
-        self.owners.lock().remove(core);
-        self.sessions().submit(SessionOp::Remove(core.queue(), commit.map(Commit::part)));
-        self.queues().submit(QueueOp::Purge { queue: core.queue() });
-    }
-}
-
-/// State that outlives the process.
-impl Broker {
-    /// The stores in use, if what sessions hold outlives the process.
-    pub fn stores(&self) -> Option<&Stores> {
-        self.inner.durable.as_ref().map(|durable| &durable.stores)
-    }
-
-    /// Returns the promise that the acknowledgement of a message to `topic` makes, if `listener` sets this one for its clients'
-    /// messages.
-    pub fn durability(&self, topic: &str, listener: Option<Durability>) -> Durability {
-        self.inner.durability.of(topic, listener)
-    }
-
-    /// Reads a session's queue from place `from` on: about `bytes` of it, but at least one message. Cancel safe.
-    pub async fn read_queue(
-        &self,
-        client_id: &ClientId,
-        queue: QueueId,
-        from: u64,
-        bytes: usize,
-    ) -> Result<JournalPage, StoreError> {
-        let durable = self.inner.durable.as_ref();
-        let durable = durable.ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
-        let Loaded { entries, next, end, damaged } =
-            durable.queues().load(queue, from, READ_MESSAGES, bytes).await?;
-        if damaged > 0 {
-            tracing::error!(%client_id, queue = queue.0, damaged, "messages of this session are damaged and were skipped");
-        }
-        let entries = self.inner.allowed(durable, queue, entries);
-        let entries = entries.into_iter().map(|entry| self.inner.read_back(entry)).collect();
-        Ok(JournalPage { entries, next, end })
-    }
-
-    /// Answers the store's questions about messages that expire on disk. Holds the broker weakly, since the broker's
-    /// stores hold this.
-    pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
-        Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
-    }
-}
-
-struct QueueExpiry(Weak<BrokerInner>);
-
-impl Expiry for QueueExpiry {
-    fn keeps(&self, queue: QueueId, seq: u64, qos: QoS) -> bool {
-        let inner = self.0.upgrade();
-        inner.and_then(|inner| inner.session_of(queue)).is_some_and(|session| session.may_have_sent(seq, qos))
-    }
-
-    fn expired(&self, queue: QueueId, messages: usize, bytes: u64) {
-        let Some(inner) = self.0.upgrade() else { return };
-        if let Some(session) = inner.session_of(queue) {
-            return session.note_expired(messages, bytes);
-        }
-        let Some(durable) = &inner.durable else { return };
-        let group = durable.groups.lock().get(&queue).copied();
-        if let Some(group) = group.and_then(|group| inner.index.group(group)) {
-            group.note_expired(messages, bytes);
-        }
-    }
-}
-
-impl BrokerInner {
-    /// The stores, if they keep this session.
-    pub(crate) fn durable_for(&self, core: &SessionCore) -> Option<&Durable> {
-        self.durable.as_ref().filter(|_| core.queue() != QueueId::NONE)
-    }
-
-    /// The session of a durable queue.
-    pub(crate) fn session_of(&self, queue: QueueId) -> Option<Arc<dyn Session>> {
-        let slots = self.durable.as_ref()?.owners.lock().candidates(queue);
-        let mut sessions = slots.into_iter().filter_map(|slot| self.slots.session(slot));
-        sessions.find(|session| session.core().queue() == queue)
-    }
-
-    /// Keeps what may be delivered of what was read from a queue and removes the rest: in non-broker mode, what devices
-    /// had sent.
-    pub(crate) fn allowed(
-        &self,
-        durable: &Durable,
-        queue: QueueId,
-        mut entries: Vec<StoredEntry>,
-    ) -> Vec<StoredEntry> {
-        if self.non_broker {
-            entries.retain(|entry| {
-                let blocked =
-                    entry.message.as_ref().is_some_and(|message| message.kind == OriginKind::Device);
-                if blocked {
-                    count(|c| c.non_broker_blocked.add(1));
-                    durable.queues().submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
-                }
-                !blocked
-            });
-        }
-        entries
-    }
-
-    fn read_back(&self, entry: StoredEntry) -> StoredEntry<u32> {
-        entry.with_group(|group| {
-            let durable = self.durable.as_ref().filter(|_| group != QueueId::NONE);
-            durable.and_then(|durable| durable.groups.lock().get(&group).copied()).unwrap_or(0)
-        })
+    pub(crate) fn remove_session(&self, queue: QueueId, slot: u32, commit: Option<&Arc<Commit>>) {
+        self.owners.lock().remove(queue, slot);
+        self.sessions().submit(SessionOp::Remove(queue, commit.map(Commit::part)));
+        self.queues().submit(QueueOp::Purge { queue });
     }
 }

@@ -3,20 +3,20 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use gateway_core::{Commit, CommitRefused, QueueId, Timestamp, Yielded};
+use gateway_core::{Commit, CommitRefused, QueueId, Yielded};
 use store::StoreHealth;
 
-use super::Durable;
-use crate::{Broker, BrokerInner, MemoryKind, Turn};
+use super::{Durable, StoreAnswers};
+use crate::memory::{Account, MemoryKind};
 
 /// Moves that the store refused, for the next tick. The list is bounded: groups are limited in number, and messages that members
 /// gave back were in memory already and count against the budget.
 #[derive(Default)]
 pub(crate) struct Stalled {
-    groups: BTreeSet<u32>,
+    pub(crate) groups: BTreeSet<u32>,
     /// Groups whose queue could not be read.
-    unread: BTreeSet<u32>,
-    yielded: Vec<(Yielded, QueueId)>,
+    pub(crate) unread: BTreeSet<u32>,
+    pub(crate) yielded: Vec<(Yielded, QueueId)>,
 }
 
 impl Durable {
@@ -25,15 +25,14 @@ impl Durable {
     pub(crate) fn watch(
         &self,
         commit: &Arc<Commit>,
-        offer_again: impl FnOnce(&BrokerInner, &Self) + Send + 'static,
+        offer_again: impl FnOnce(&dyn StoreAnswers) + Send + 'static,
     ) {
-        let inner = self.inner.clone();
+        let answers = self.answers.clone();
         commit.then(move |result| {
             if result == Err(CommitRefused)
-                && let Some(inner) = inner.upgrade()
-                && let Some(durable) = &inner.durable
+                && let Some(answers) = answers.upgrade()
             {
-                offer_again(&inner, durable);
+                offer_again(&*answers);
             }
         });
         commit.done();
@@ -50,10 +49,10 @@ impl Durable {
     }
 
     /// Keeps a message that a member gave back and that could not be moved out of its durable queue `from`, if it was in one.
-    pub(crate) fn stall_yielded(&self, inner: &BrokerInner, mut yielded: Yielded, from: QueueId) {
+    pub(crate) fn stall_yielded(&self, account: &Account, mut yielded: Yielded, from: QueueId) {
         // The receipt already knows what became of it.
         yielded.message = yielded.message.without_receipt();
-        inner.account.force(MemoryKind::Queued, yielded.message.cost());
+        account.force(MemoryKind::Queued, yielded.message.cost());
         self.stalled.lock().yielded.push((yielded, from));
     }
 
@@ -61,37 +60,15 @@ impl Durable {
     pub(crate) fn stall_reading(&self, group: u32) {
         self.stalled.lock().unread.insert(group);
     }
-}
 
-impl Broker {
-    /// Offers again what the store refused.
-    pub(crate) fn retry_stalled(&self, now: Timestamp, turn: &mut Turn) {
-        let inner = &*self.inner;
-        let Some(durable) = &inner.durable else { return };
-        let Stalled { mut groups, unread, yielded } = {
-            let mut stalled = durable.stalled.lock();
-            let wait = !stalled.yielded.is_empty() && durable.is_stalled();
-            let mut taken = std::mem::take(&mut *stalled);
-            if wait {
-                std::mem::swap(&mut stalled.yielded, &mut taken.yielded);
-            }
-            taken
-        };
-        for (yielded, from) in yielded {
-            inner.account.release(MemoryKind::Queued, yielded.message.cost());
-            // The message is still on disk where it was, but a session never rereads a message that it gave away.
-            self.redeliver(vec![yielded], from, now, turn);
+    /// Takes what is to be offered again now. Messages stay while the store is sure to refuse them.
+    pub(crate) fn take_stalled(&self) -> Stalled {
+        let mut stalled = self.stalled.lock();
+        let wait = !stalled.yielded.is_empty() && self.is_stalled();
+        let mut taken = std::mem::take(&mut *stalled);
+        if wait {
+            std::mem::swap(&mut stalled.yielded, &mut taken.yielded);
         }
-        for group in &unread {
-            if let Some(group) = inner.index.group(*group) {
-                group.load_failed(&inner.account);
-            }
-        }
-        groups.extend(unread);
-        for group in groups {
-            if let Some(group) = inner.index.group(group) {
-                group.nudge();
-            }
-        }
+        taken
     }
 }

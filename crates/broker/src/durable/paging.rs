@@ -1,16 +1,12 @@
-//! Reads from disk that serve no particular task: pages of a shared group's queue. A task of their own hands the store's answer
-//! to the group, so that it does not matter which task asked, or whether it is still there.
+//! Reads of queues. Pages of a shared group's queue are read for no particular task: a task of their own hands the store's answer
+//! on, so that it does not matter which task asked, or whether it is still there.
 
 use std::sync::Weak;
 
-use gateway_core::{JournalPage, QueueId};
+use gateway_core::{ClientId, JournalPage, OriginKind, QueueId, QueueOp, StoredEntry, metrics::count};
 use store::{Loaded, StoreError};
 
 use super::{Durable, READ_MESSAGES};
-use crate::{
-    BrokerInner,
-    shared::{GroupPage, QueuedMessage},
-};
 
 impl Durable {
     /// Runs a short future in the background. It may be dropped unfinished when the process ends.
@@ -18,47 +14,57 @@ impl Durable {
         self.stores.runtime.spawn(future);
     }
 
-    /// Reads a group's queue from place `from` on, and gives it what was read.
+    /// Reads a group's queue from place `from` on, and has the group given what was read.
     pub(crate) fn read_group(&self, group: u32, queue: QueueId, from: u64) {
         let answer = self.queues().load(queue, from, READ_MESSAGES, JournalPage::BYTES);
-        let inner = Weak::clone(&self.inner);
+        let answers = Weak::clone(&self.answers);
         self.run(async move {
             let result = answer.await;
-            if let Some(inner) = inner.upgrade() {
-                inner.read(group, queue, result);
+            if let Some(answers) = answers.upgrade() {
+                answers.take_read(group, queue, result);
             }
         });
     }
-}
 
-impl BrokerInner {
-    fn read(&self, group: u32, queue: QueueId, result: Result<Loaded, StoreError>) {
-        let Some((durable, found)) = self.durable.as_ref().zip(self.index.group(group)) else { return };
-        match result {
-            Ok(loaded) => {
-                let page = self.group_page(durable, queue, found.full_name(), loaded);
-                found.loaded(page, &self.account);
-            }
-            Err(error) => {
-                gateway_core::warn_limited!(group = found.full_name(), %error, "queue cannot be read, trying again");
-                durable.stall_reading(group);
-            }
+    /// Reads a session's queue from place `from` on: about `bytes` of it, but at least one message. Cancel safe.
+    pub(crate) async fn read_session(
+        &self,
+        client_id: &ClientId,
+        queue: QueueId,
+        from: u64,
+        bytes: usize,
+    ) -> Result<JournalPage, StoreError> {
+        let Loaded { entries, next, end, damaged } =
+            self.queues().load(queue, from, READ_MESSAGES, bytes).await?;
+        if damaged > 0 {
+            tracing::error!(%client_id, queue = queue.0, damaged, "messages of this session are damaged and were skipped");
         }
+        let entries = self.allowed(queue, entries);
+        let entries = entries.into_iter().map(|entry| self.read_back(entry)).collect();
+        Ok(JournalPage { entries, next, end })
     }
 
-    fn group_page(&self, durable: &Durable, queue: QueueId, name: &str, loaded: Loaded) -> GroupPage {
-        let Loaded { entries, next, end, damaged } = loaded;
-        if damaged > 0 {
-            tracing::error!(
-                group = name,
-                queue = queue.0,
-                damaged,
-                "messages of this group are damaged and were skipped"
-            );
+    /// Keeps what may be delivered of what was read from a queue and removes the rest: in non-broker mode, what devices
+    /// had sent.
+    pub(crate) fn allowed(&self, queue: QueueId, mut entries: Vec<StoredEntry>) -> Vec<StoredEntry> {
+        if self.non_broker {
+            entries.retain(|entry| {
+                let blocked =
+                    entry.message.as_ref().is_some_and(|message| message.kind == OriginKind::Device);
+                if blocked {
+                    count(|c| c.non_broker_blocked.add(1));
+                    self.queues().submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
+                }
+                !blocked
+            });
         }
-        let entries = self.allowed(durable, queue, entries);
-        let waiting = |message, place| QueuedMessage { message, place };
-        let messages = entries.into_iter().filter_map(|entry| Some(waiting(entry.message?, entry.seq)));
-        GroupPage { messages: messages.collect(), next, end }
+        entries
+    }
+
+    fn read_back(&self, entry: StoredEntry) -> StoredEntry<u32> {
+        entry.with_group(|group| {
+            let group = Some(group).filter(|group| *group != QueueId::NONE);
+            group.and_then(|group| self.group_of(group)).unwrap_or(0)
+        })
     }
 }

@@ -9,7 +9,7 @@
 //! that an old match cannot give a group what it does not want; under the table's lock only that of the sets is taken, and
 //! those of the log.
 
-mod events;
+mod group_events;
 mod selector;
 
 use std::{
@@ -30,11 +30,15 @@ use parking_lot::{Mutex, RwLock};
 use store::{LogFull, PartitionedLog, StoreHealth};
 
 use crate::{
-    Broker, BrokerInner, Delivered, GroupLog, MemoryKind, Target, Turn,
+    Delivered, GroupLog, Target, Turn,
+    events::Events,
+    memory::{Account, MemoryKind},
+    routing::Index,
+    sessions::Slots,
     subscriber::{Options, Subscriber},
 };
 
-pub use events::{EventKinds, is_event, is_event_message};
+pub use group_events::{EventKinds, is_event, is_event_message};
 pub use selector::{InScope, Selector};
 
 /// Sets of more than one group that are remembered.
@@ -142,7 +146,7 @@ pub(crate) struct LogTarget {
     groups: AtomicUsize,
     /// Groups that are full.
     full: AtomicUsize,
-    feed: events::Feed,
+    feed: group_events::Feed,
 }
 
 impl fmt::Debug for LogTarget {
@@ -213,7 +217,7 @@ impl LogTarget {
             sets: RwLock::default(),
             groups: AtomicUsize::new(0),
             full: AtomicUsize::new(0),
-            feed: events::Feed::default(),
+            feed: group_events::Feed::default(),
         }
     }
 
@@ -261,6 +265,11 @@ impl LogTarget {
         set
     }
 
+    /// The log itself.
+    pub(crate) fn log(&self) -> &Arc<dyn PartitionedLog> {
+        &self.log
+    }
+
     /// Tells whether the message would be taken, whoever wants it: nearly always.
     fn is_calm(&self, message: &Message<'_>) -> bool {
         self.groups.load(Relaxed) == 0
@@ -288,7 +297,7 @@ impl LogTarget {
 
     /// Appends the message for all groups that want it.
     fn append(&self, message: &Message<'_>, numbers: &[u32]) -> Outcome {
-        // Until it is submitted: what an old filter has let in must not be behind a change of it, see [`Broker::keep_for`].
+        // Until it is submitted: what an old filter has let in must not be behind a change of it, see [`LogTarget::keep_for`].
         let table = self.table.read();
         let groups = match self.wanted(&table, message, numbers) {
             LogDestination::Nobody => return Outcome::Ignored,
@@ -336,57 +345,61 @@ impl Target for LogTarget {
     }
 }
 
-impl BrokerInner {
+/// Refusal of messages.
+impl LogTarget {
     /// Refuses a message that a consumer group wants and cannot have: then nobody gets it.
     #[inline]
-    pub(crate) fn admit_to_log(&self, message: &Message<'_>, turn: &mut Turn) -> Result<(), NoRoom> {
-        match &self.log {
-            Some(log) if !log.is_calm(message) => self.admit_to_busy_log(log, message, turn),
-            _ => Ok(()),
-        }
+    pub(crate) fn admit_matched(
+        &self,
+        message: &Message<'_>,
+        index: &Index,
+        slots: &Slots,
+        turn: &mut Turn,
+    ) -> Result<(), NoRoom> {
+        if self.is_calm(message) { Ok(()) } else { self.admit_when_busy(message, index, slots, turn) }
     }
 
     #[cold]
-    fn admit_to_busy_log(
+    fn admit_when_busy(
         &self,
-        log: &LogTarget,
         message: &Message<'_>,
+        index: &Index,
+        slots: &Slots,
         turn: &mut Turn,
     ) -> Result<(), NoRoom> {
         let Turn { matches, effort, .. } = turn;
-        let list = matches.find(&self.index, &self.slots, message.topic, effort);
-        let matched = list.targets.iter().find(|matched| matched.slot == log.slot);
+        let list = matches.find(index, slots, message.topic, effort);
+        let matched = list.targets.iter().find(|matched| matched.slot == self.slot);
         let merged = matched.and_then(|matched| matched.for_sender(message.origin.slot));
-        merged.map_or(Ok(()), |merged| log.admit(message, list.ids(&merged)))
+        merged.map_or(Ok(()), |merged| self.admit(message, list.ids(&merged)))
     }
 }
 
-/// Consumer groups.
-impl Broker {
-    /// The log that messages for consumer groups are appended to, if there is one.
-    pub fn log(&self) -> Option<&Arc<dyn PartitionedLog>> {
-        self.inner.log.as_ref().map(|target| &target.log)
-    }
+/// Parts of the broker that a change of the groups concerns.
+#[derive(Clone, Copy)]
+pub(crate) struct GroupSurroundings<'a> {
+    pub(crate) index: &'a Index,
+    pub(crate) account: &'a Account,
+    pub(crate) events: &'a Events,
+}
 
+/// Changes of the groups.
+impl LogTarget {
     /// From now on messages that match `filter` are appended for the group, in the place of what it had before. A message
     /// that is published after this has returned is judged by the new filter, and all that was judged by the old one is
     /// submitted to the log.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub fn keep_for(&self, group: GroupId, filter: Arc<GroupFilter>) {
-        let target = self.log_target();
-        let mut registered = target.registered.lock();
+    pub(crate) fn keep_for(&self, group: GroupId, filter: Arc<GroupFilter>, parts: GroupSurroundings<'_>) {
+        let mut registered = self.registered.lock();
         // In the index first: a number without groups means nothing yet.
         let numbers: Vec<u32> =
-            filter.topics.iter().map(|topic| self.number(target, &mut registered, topic)).collect();
+            filter.topics.iter().map(|topic| self.number(&mut registered, topic, parts.index)).collect();
         {
-            let mut table = target.table.write();
+            let mut table = self.table.write();
             let former = table.groups.get(&group);
             let full = former.is_some_and(|former| former.full.load(Relaxed));
             let skipped = former.is_some_and(|former| former.skipped.load(Relaxed));
-            if former.is_none() && target.groups.fetch_add(1, Relaxed) == 0 {
-                self.inner.account.force(MemoryKind::Log, target.memory);
+            if former.is_none() && self.groups.fetch_add(1, Relaxed) == 0 {
+                parts.account.force(MemoryKind::Log, self.memory);
             }
             let alone = Arc::new([group]);
             let (full, skipped) = (AtomicBool::new(full), AtomicBool::new(skipped));
@@ -404,95 +417,79 @@ impl Broker {
                 }
             }
         }
-        self.drop_unused(target, &mut registered);
-        target.follow_events(self);
+        self.drop_unused(&mut registered, parts.index);
+        self.follow_events(parts.events);
     }
 
     /// From now on nothing is appended for the group. False if nothing was before.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub fn keep_no_more_for(&self, group: GroupId) -> bool {
-        let target = self.log_target();
-        let mut registered = target.registered.lock();
+    pub(crate) fn keep_no_more_for(&self, group: GroupId, parts: GroupSurroundings<'_>) -> bool {
+        let mut registered = self.registered.lock();
         let former = {
-            let mut table = target.table.write();
+            let mut table = self.table.write();
             table.forget_former();
             for list in table.filters.values_mut() {
                 list.retain(|wants| wants.kept.id != group);
             }
             table.groups.remove(&group)
         };
-        self.drop_unused(target, &mut registered);
-        target.sets.write().retain(|set| !set.contains(&group));
-        target.follow_events(self);
+        self.drop_unused(&mut registered, parts.index);
+        self.sets.write().retain(|set| !set.contains(&group));
+        self.follow_events(parts.events);
         let Some(former) = former else { return false };
-        if target.groups.fetch_sub(1, Relaxed) == 1 {
-            self.inner.account.release(MemoryKind::Log, target.memory);
+        if self.groups.fetch_sub(1, Relaxed) == 1 {
+            parts.account.release(MemoryKind::Log, self.memory);
         }
         if former.full.load(Relaxed) {
-            target.full.fetch_sub(1, Relaxed);
+            self.full.fetch_sub(1, Relaxed);
         }
         true
     }
 
     /// Sets whether the group is full and refuses: QoS 1 and 2 messages that it wants are refused before any receiver has them,
     /// those of QoS 0 are not appended for it.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub fn set_full(&self, group: GroupId, full: bool) {
-        let target = self.log_target();
-        let _one_at_a_time = target.registered.lock();
-        let table = target.table.read();
+    pub(crate) fn set_full(&self, group: GroupId, full: bool) {
+        let _one_at_a_time = self.registered.lock();
+        let table = self.table.read();
         let Some(kept) = table.groups.get(&group) else { return };
         let was_full = kept.full.swap(full, Relaxed);
         if full && !was_full {
-            target.full.fetch_add(1, Relaxed);
+            self.full.fetch_add(1, Relaxed);
         } else if was_full && !full {
-            target.full.fetch_sub(1, Relaxed);
+            self.full.fetch_sub(1, Relaxed);
         }
     }
 
     /// Skips the group for now, or no longer: messages that it wants are not appended for it, and none is refused for that.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub fn set_skipped(&self, group: GroupId, skipped: bool) {
-        let target = self.log_target();
-        let _one_at_a_time = target.registered.lock();
-        if let Some(kept) = target.table.read().groups.get(&group) {
+    pub(crate) fn set_skipped(&self, group: GroupId, skipped: bool) {
+        let _one_at_a_time = self.registered.lock();
+        if let Some(kept) = self.table.read().groups.get(&group) {
             kept.skipped.store(skipped, Relaxed);
         }
     }
 
-    fn log_target(&self) -> &Arc<LogTarget> {
-        self.inner.log.as_ref().expect("groups are made only where there is a log")
-    }
-
     /// The number of a filter, which is put into the index if it is not there.
-    fn number(&self, target: &LogTarget, registered: &mut Registered, filter: &str) -> u32 {
+    fn number(&self, registered: &mut Registered, filter: &str, index: &Index) -> u32 {
         if let Some((number, _)) = registered.filters.get(filter) {
             return *number;
         }
         registered.last += 1;
         let number = registered.last;
-        let entry = Subscriber { slot: target.slot, id: number, options: Options::stream() };
-        let added = self.inner.index.subscribe(filter, entry, true);
+        let entry = Subscriber { slot: self.slot, id: number, options: Options::stream() };
+        let added = index.subscribe(filter, entry, true);
         registered.filters.insert(filter.to_owned(), (number, added.map(|added| added.reference)));
         number
     }
 
     /// Takes filters that no group has now out of the index.
-    fn drop_unused(&self, target: &LogTarget, registered: &mut Registered) {
-        let table = target.table.read();
+    fn drop_unused(&self, registered: &mut Registered, index: &Index) {
+        let table = self.table.read();
         let is_used = |number: &u32| {
             table.filters.get(number).is_some_and(|list| list.iter().any(|wants| !wants.former))
         };
         let unused = registered.filters.extract_if(.., |_, (number, _)| !is_used(number));
         let references: Vec<u32> = unused.filter_map(|(_, (_, reference))| reference).collect();
         drop(table);
-        let gone = self.inner.index.remove_some(&references, target.slot);
+        let gone = index.remove_some(&references, self.slot);
         debug_assert!(gone.is_empty(), "the log is in no shared group");
     }
 }

@@ -8,8 +8,8 @@ use store::StoreHealth;
 use tracing::field::display;
 
 use crate::{
-    Broker, Delivered, DirectOutcome, Offline, Published, QuotaHolders, RetainError, Routing, Shortage, Turn,
-    drops::drop_message,
+    Broker, BrokerInner, Delivered, DirectOutcome, Offline, Published, QuotaHolders, RetainError, Routing,
+    Shortage, Turn, drops::drop_message, shared::DeliveryContext,
 };
 
 /// Publishing.
@@ -67,7 +67,8 @@ impl Broker {
         if message.qos != QoS::AtMostOnce
             && let Some(refusal) = self.refusal(message, |broker| {
                 broker.admit_to_store(message, turn)?;
-                broker.inner.admit_to_log(message, turn)
+                let BrokerInner { log, index, slots, .. } = &*broker.inner;
+                log.as_ref().map_or(Ok(()), |log| log.admit_matched(message, index, slots, turn))
             })
         {
             return Err(refusal);
@@ -198,7 +199,7 @@ impl Broker {
             // in both.
             borrowed.unit = moved.is_some();
             let unit = moved.map(|(_, durable)| Unit::new(&borrowed, durable.queues()));
-            let mut context = self.inner.delivery_context(&mut turn.dirty, now);
+            let mut context = DeliveryContext::new(self.inner.storage(), &mut turn.dirty, now);
             let outcome = group.deliver(&borrowed, &mut context);
             let seq = place.unwrap_or_default();
             let close = |unit| QueueOp::Remove { queue: from, seq, unit: Some(unit) };
@@ -217,9 +218,7 @@ impl Broker {
             let commit = borrowed.issued().cloned();
             drop(borrowed);
             if let (Some(durable), Some(commit)) = (durable, commit) {
-                durable.watch(&commit, move |inner, durable| {
-                    durable.stall_yielded(inner, yielded, from);
-                });
+                durable.watch(&commit, move |answers| answers.take_refused_yielded(yielded, from));
             }
         }
     }

@@ -8,7 +8,10 @@ use gateway_core::{
 };
 
 use super::index::{MatchList, Matched};
-use crate::{Broker, Delivered, Published, Target, Turn, shared::SharedGroup};
+use crate::{
+    Broker, Delivered, Published, Target, Turn,
+    shared::{DeliveryContext, SharedGroup},
+};
 
 /// Up to this many receivers are served in one go, since to continue later costs a copy of the message.
 const MANY: usize = 1024;
@@ -187,7 +190,7 @@ impl Broker {
         dirty: &mut Vec<Arc<dyn Target>>,
         effort: &mut Effort,
     ) {
-        let mut context = self.inner.delivery_context(dirty, message.now);
+        let mut context = DeliveryContext::new(self.inner.storage(), dirty, message.now);
         published.add(group.deliver(message, &mut context));
         effort.spend(Effort::DELIVERY);
         effort.spend_each(Effort::MEMBER, context.visited);

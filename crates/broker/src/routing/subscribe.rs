@@ -80,13 +80,13 @@ impl Broker {
             if is_shared {
                 left = inner.index.groups_of(&[reference]);
             }
-            if let (Some(durable), Some(commit)) = (inner.durable_for(core), commit) {
+            if let (Some(durable), Some(commit)) = (inner.storage().durable_for(core.queue()), commit) {
                 let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), commit.part());
                 durable.sessions().submit(op);
             }
         }
         if let Some(group) = gone {
-            group.close(&inner.account, inner.durable.as_ref());
+            group.close(inner.storage());
         }
         self.park(&left);
         self.inner.events.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
@@ -145,7 +145,8 @@ impl Broker {
             if !existed {
                 state.subscriptions.push(reference, shape, charge);
             }
-            if let (Some(durable), Some(commit)) = (inner.durable_for(core), request.commit) {
+            if let (Some(durable), Some(commit)) = (inner.storage().durable_for(core.queue()), request.commit)
+            {
                 // Before the subscription is removed, so that no message is acknowledged in a queue that nobody will
                 // read.
                 for group in inner.index.groups_of(&[reference]) {

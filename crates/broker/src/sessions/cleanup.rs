@@ -162,7 +162,7 @@ impl SessionCleanup {
         let part = left.len().min(turn.effort.affords(Effort::FILTER));
         turn.effort.spend_each(Effort::FILTER, part);
         for group in inner.index.remove_some(&left[..part], core.slot()) {
-            group.close(&inner.account, inner.durable.as_ref());
+            group.close(inner.storage());
         }
         clearing.removed += part;
         if clearing.removed < references.len() {

@@ -13,8 +13,10 @@ use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 use super::core::{References, SessionState, cost};
 use crate::{
     Broker, CloseReason, Closed, EventKind, MemoryKind, OpenRequest, OpenedSession, QuotaExceeded, Session,
-    SessionCleanup, SessionCore, Target, Turn, Will, durable::Durable, quota_holders::SessionQuotaUse,
-    shared::SharedGroup,
+    SessionCleanup, SessionCore, Target, Turn, Will,
+    durable::Durable,
+    quota_holders::SessionQuotaUse,
+    shared::{DeliveryContext, SharedGroup},
 };
 
 /// Timers run per tick at most.
@@ -215,7 +217,7 @@ impl Broker {
         let limit = (self.inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
         let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
         for group in groups {
-            let mut context = self.inner.delivery_context(&mut turn.dirty, now);
+            let mut context = DeliveryContext::new(self.inner.storage(), &mut turn.dirty, now);
             left |= group.drain_to(core.slot(), limit, &mut context);
         }
         left
@@ -319,7 +321,8 @@ impl Broker {
                     || state.will().is_some()
                     || state.leaving().is_some()
                     || state.expiry != request.expiry;
-                let commit = (changes && inner.durable_for(old.core()).is_some()).then(Commit::new);
+                let commit =
+                    (changes && inner.storage().durable_for(old.core().queue()).is_some()).then(Commit::new);
                 let due = state.will_at().is_some_and(|at| at <= request.now)
                     || was_online && state.will().is_some_and(|will| will.delay == 0);
                 inner.account.force(MemoryKind::Sessions, cost(&client_id, request.info.username.as_deref()));
@@ -359,7 +362,7 @@ impl Broker {
         let commit = (durable.is_some() || discards).then(Commit::new);
         let session = make(SessionCore::new(request, membership, slot, queue));
         if let Some(durable) = durable {
-            durable.note_slot(session.core());
+            durable.note_slot(queue, slot);
             inner.keep(session.core(), &mut session.core().state.lock(), commit.as_ref());
         }
         inner.account.force(MemoryKind::Sessions, session.core().state.lock().cost(&client_id));

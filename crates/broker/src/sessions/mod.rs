@@ -1,7 +1,7 @@
 //! Sessions from their first connection to their end.
 //!
 //! [`lifecycle`] opens, closes and ends them; [`core`] is what routing keeps of each. They are found by client id
-//! ([`registry`]), by number ([`slots`]), by deadline ([`timers`]) and by durable queue ([`owners`]). What remains to
+//! ([`registry`]), by number ([`slots`]) and by deadline ([`timers`]). What remains to
 //! be done after their end is a [`SessionCleanup`]; [`wills`] publishes wills. [`devices`] shows them to
 //! operators.
 //!
@@ -13,7 +13,6 @@ mod core;
 mod devices;
 mod leaving;
 mod lifecycle;
-mod owners;
 mod registry;
 mod shed;
 mod slots;
@@ -23,7 +22,6 @@ mod wills;
 pub use self::{cleanup::SessionCleanup, core::SessionCore};
 pub(crate) use self::{
     core::SessionState,
-    owners::Owners,
     registry::{ClientLock, SessionRegistry},
     shed::Shedding,
     slots::{SlotTable, Slots},

@@ -89,8 +89,8 @@ impl Broker {
         let Some(waiting) = state.will_is_safe() else { return };
         if !state.ended {
             self.inner.keep(core, &mut state, waiting.as_ref());
-        } else if let Some(durable) = self.inner.durable_for(core) {
-            durable.remove_session(core, waiting.as_ref());
+        } else if let Some(durable) = self.inner.storage().durable_for(core.queue()) {
+            durable.remove_session(core.queue(), core.slot(), waiting.as_ref());
         }
         drop(state);
         if let Some(waiting) = waiting {
@@ -100,10 +100,10 @@ impl Broker {
 
     /// Removes a session that has ended from disk, after its wills are safe.
     pub(crate) fn remove_after_wills(&self, core: &SessionCore, commit: Option<&Arc<Commit>>) {
-        let Some(durable) = self.inner.durable_for(core) else { return };
+        let Some(durable) = self.inner.storage().durable_for(core.queue()) else { return };
         let mut state = core.state.lock();
         let Some(leaving) = state.leaving() else {
-            return durable.remove_session(core, commit);
+            return durable.remove_session(core.queue(), core.slot(), commit);
         };
         if let Some(commit) = commit {
             leaving.wait(commit);
@@ -159,7 +159,7 @@ impl BrokerInner {
     /// order. While a will is being published the record keeps that will, and a commit that waits for the new state
     /// waits until the will is safe.
     pub(crate) fn keep(&self, core: &SessionCore, state: &mut SessionState, commit: Option<&Arc<Commit>>) {
-        let Some(durable) = self.durable_for(core) else { return };
+        let Some(durable) = self.storage().durable_for(core.queue()) else { return };
         match (commit, state.leaving()) {
             (Some(commit), Some(leaving)) => leaving.wait(commit),
             _ => durable.put_session(state.stored(core), commit),

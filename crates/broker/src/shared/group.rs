@@ -17,7 +17,13 @@ use parking_lot::{Mutex, RwLock};
 use store::SessionOp;
 
 use super::queue::{Most, SharedQueue};
-use crate::{Delivered, Target, drops::count_drop, durable::Durable, memory::Account, subscriber::Options};
+use crate::{
+    Delivered, Target,
+    drops::count_drop,
+    durable::{Durable, Storage},
+    memory::Account,
+    subscriber::Options,
+};
 
 /// Most queued messages delivered before one new message.
 pub(super) const DRAIN_PER_MESSAGE: usize = 64;
@@ -66,6 +72,12 @@ pub(crate) struct DeliveryContext<'a> {
     pub(crate) now: Timestamp,
     /// Members visited.
     pub(crate) visited: usize,
+}
+
+impl<'a> DeliveryContext<'a> {
+    pub(crate) fn new(storage: Storage<'a>, dirty: &'a mut Vec<Arc<dyn Target>>, now: Timestamp) -> Self {
+        Self { dirty, account: storage.account, durable: storage.durable, now, visited: 0 }
+    }
 }
 
 impl SharedGroup {

@@ -12,5 +12,4 @@ pub(crate) use self::{
     group::{DeliveryContext, SharedGroup, SharedMember},
     groups::SharedGroups,
     queue::{Most, QueuedMessage},
-    waiting::GroupPage,
 };

@@ -4,7 +4,7 @@
 use std::sync::{Arc, atomic::Ordering};
 
 use gateway_core::{DropReason, Message, Outcome, QoS, QueueEntry, QueueId, QueueOp, Unit, metrics::count};
-use store::QueueSummary;
+use store::{Loaded, QueueSummary, StoreError};
 
 use super::{
     DeliveryContext, QueuedMessage, SharedGroup, SharedMember,
@@ -13,18 +13,18 @@ use super::{
 };
 use crate::{
     drops::count_drop,
-    durable::Durable,
+    durable::{Durable, Storage},
     memory::{Account, MemoryKind},
 };
 
 /// Messages read from a group's queue.
-pub(crate) struct GroupPage {
+struct GroupPage {
     /// In order.
-    pub(crate) messages: Vec<QueuedMessage>,
+    messages: Vec<QueuedMessage>,
     /// Start of the next page.
-    pub(crate) next: u64,
+    next: u64,
     /// This was the last page.
-    pub(crate) end: bool,
+    end: bool,
 }
 
 impl SharedGroup {
@@ -53,7 +53,7 @@ impl SharedGroup {
     }
 
     /// Ends the group: what still waits is dropped, and counted as such.
-    pub(crate) fn close(&self, account: &Account, durable: Option<&Durable>) {
+    pub(crate) fn close(&self, Storage { account, durable }: Storage<'_>) {
         let (messages, bytes) = self.change(SharedQueue::close);
         account.release(MemoryKind::Queued, bytes);
         count(|c| c.dropped_session_ended.add(messages as u64));
@@ -63,8 +63,41 @@ impl SharedGroup {
         }
     }
 
+    /// Takes what was read of its queue, which is `queue`.
+    pub(crate) fn read(
+        &self,
+        queue: QueueId,
+        read: Result<Loaded, StoreError>,
+        durable: &Durable,
+        account: &Account,
+    ) {
+        match read {
+            Ok(loaded) => self.loaded(self.page(queue, loaded, durable), account),
+            Err(error) => {
+                gateway_core::warn_limited!(group = self.full_name(), %error, "queue cannot be read, trying again");
+                durable.stall_reading(self.id);
+            }
+        }
+    }
+
+    fn page(&self, queue: QueueId, loaded: Loaded, durable: &Durable) -> GroupPage {
+        let Loaded { entries, next, end, damaged } = loaded;
+        if damaged > 0 {
+            tracing::error!(
+                group = self.full_name(),
+                queue = queue.0,
+                damaged,
+                "messages of this group are damaged and were skipped"
+            );
+        }
+        let waiting = |message, place| QueuedMessage { message, place };
+        let entries = durable.allowed(queue, entries).into_iter();
+        let messages = entries.filter_map(|entry| Some(waiting(entry.message?, entry.seq)));
+        GroupPage { messages: messages.collect(), next, end }
+    }
+
     /// Takes a page that was read of its queue.
-    pub(crate) fn loaded(&self, page: GroupPage, account: &Account) {
+    fn loaded(&self, page: GroupPage, account: &Account) {
         let members = Arc::clone(&*self.members.read());
         if is_any_online(&members) {
             let GroupPage { messages, next, end } = page;
@@ -286,14 +319,8 @@ impl SharedGroup {
                     drop(borrowed);
                     if let (Some(durable), Some(commit)) = (context.durable, commit) {
                         let id = self.id;
-                        durable.watch(&commit, move |inner, durable| match inner.index.group(id) {
-                            Some(group) => {
-                                group.put_back(waiting, &inner.account);
-                                durable.stall(id);
-                            }
-                            // Its queue went with it.
-                            None => count_drop(DropReason::SessionEnded),
-                        });
+                        let QueuedMessage { message, place } = waiting;
+                        durable.watch(&commit, move |answers| answers.take_refused(id, message, place));
                     }
                 }
                 None | Some(Outcome::Dropped(_)) => {

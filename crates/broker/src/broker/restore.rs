@@ -5,10 +5,9 @@ use std::sync::{Arc, atomic::Ordering::Relaxed};
 use gateway_core::{ClientId, OriginKind, QueueId, QueueOp, SharedMessage, Timestamp, metrics::count};
 use store::{QueueSummary, Restore, SessionOp, StoreError, StoredSession, StoredSubscription};
 
-use super::Durable;
 use crate::{
     Broker, MemoryKind, QuotaHolders, Session, SessionCleanup, SessionCore, SubscribeRequest, Target, Turn,
-    quota_holders::SessionQuotaUse,
+    durable::Durable, quota_holders::SessionQuotaUse,
 };
 
 /// Due time of a restored session that a later session of its client has replaced: before all sessions that wait for a time.
@@ -61,7 +60,7 @@ impl Broker {
         durable.sessions().restore(&mut restoring)?;
         restoring.orphans.extend(restoring.queues.clone().map(|summary| summary.queue));
         let Restoring { orphans, groups, last, mut restored, .. } = restoring;
-        durable.last.store(last, Relaxed);
+        durable.set_last_queue(last);
         for (queue, full_name) in groups {
             if let Some(group) = self.inner.index.group_named(&full_name) {
                 let summary = queues.binary_search_by_key(&queue, |summary| summary.queue).ok();
@@ -81,7 +80,7 @@ impl Broker {
         }
         // If the sessions are lost, their queues are kept in case somebody puts the file back.
         let orphans = if sessions_lost { Vec::new() } else { orphans };
-        for queue in orphans.into_iter().filter(|queue| !durable.groups.lock().contains_key(queue)) {
+        for queue in orphans.into_iter().filter(|queue| durable.group_of(*queue).is_none()) {
             durable.queues().submit(QueueOp::Purge { queue });
         }
         self.restore_retained(durable, now, &mut restored)?;
@@ -219,7 +218,7 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
                 .force(MemoryKind::Sessions, session.core().state.lock().cost(session.core().client_id()));
             inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
             lock.replace(None, &session);
-            self.durable.note_slot(session.core());
+            self.durable.note_slot(queue, slot);
             session
         };
         inner.sessions.fetch_add(1, Relaxed);

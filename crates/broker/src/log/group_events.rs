@@ -10,7 +10,7 @@ use tokio::sync::{
 };
 
 use super::{GroupFilter, GroupIndex, LogTarget};
-use crate::{Broker, Event, EventKind};
+use crate::{Event, EventKind, events::Events};
 
 /// Prefix of the topics under which events are appended: the rest of the topic is the kind.
 const TOPIC: &str = "$events/";
@@ -102,11 +102,11 @@ struct FeedState {
 
 impl LogTarget {
     /// Groups that want events have come or gone.
-    pub(super) fn follow_events(&self, broker: &Broker) {
+    pub(super) fn follow_events(&self, events: &Events) {
         let wanted = self.wants_events();
         let mut state = self.feed.state.lock();
         if wanted && state.receiver.is_none() && !state.is_read {
-            state.receiver = Some(broker.events());
+            state.receiver = Some(events.subscribe());
             self.feed.begun.notify_one();
         } else if !wanted {
             state.receiver = None;
@@ -129,32 +129,28 @@ impl GroupIndex {
     }
 }
 
-impl Broker {
+impl LogTarget {
     /// Appends events for the groups that want them, as `encode` writes them; for ever. Without a group that wants events none
     /// is made. An event is not waited for: what the log does not take, or comes faster than it is appended, is counted.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub async fn append_events(&self, encode: impl Fn(Event) -> Vec<u8> + Send) {
-        let target = Arc::clone(self.log_target());
+    pub(crate) async fn append_events(self: Arc<Self>, encode: impl Fn(Event) -> Vec<u8> + Send) {
         loop {
-            target.feed.begun.notified().await;
+            self.feed.begun.notified().await;
             let receiver = {
-                let mut state = target.feed.state.lock();
+                let mut state = self.feed.state.lock();
                 state.is_read = state.receiver.is_some();
                 state.receiver.take()
             };
             let Some(mut receiver) = receiver else { continue };
             loop {
                 match receiver.recv().await {
-                    Ok(event) => target.append_event(event, &encode),
+                    Ok(event) => self.append_event(event, &encode),
                     Err(RecvError::Lagged(missed)) => count(|c| c.groups_dropped_events.add(missed)),
                     Err(RecvError::Closed) => return,
                 }
-                if !target.wants_events() {
-                    let mut state = target.feed.state.lock();
+                if !self.wants_events() {
+                    let mut state = self.feed.state.lock();
                     // One may have come meanwhile, and found that this one reads.
-                    if !target.wants_events() {
+                    if !self.wants_events() {
                         state.is_read = false;
                         break;
                     }
