@@ -26,15 +26,14 @@
 //! one of timers or index; slots last.
 
 mod api;
-mod broker;
 mod drops;
 mod durable;
 mod events;
+mod facade;
 mod half_hash;
 mod log;
 mod memory;
 mod quota_holders;
-mod reserved;
 mod retained;
 mod routing;
 mod sessions;
@@ -46,15 +45,14 @@ mod target;
 pub use store::{QueueStore, QueueSummary};
 
 pub use api::*;
-pub(crate) use broker::BrokerInner;
-pub use broker::{Broker, Restored};
 pub use durable::{DurabilityRules, Stores};
 pub use events::{Event, EventKind, EventOrGap, EventPlace, EventReader};
+pub(crate) use facade::BrokerInner;
+pub use facade::{Broker, Reserved, ReservedOutcome, Restored};
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
 pub(crate) use quota_holders::QuotaHolderKind;
 pub use quota_holders::{Counted, QuotaExceeded, QuotaHolder, QuotaHolders};
-pub use reserved::{Reserved, ReservedOutcome};
 pub use retained::{RetainedCursor, RetainedPage};
 pub(crate) use routing::MatchCache;
 pub use routing::{Routing, Spread, StreamHandle};

@@ -11,7 +11,7 @@ impl Broker {
     /// Returns whether `filter`, shared or not, lies in the namespace of `client_id`, or in its reserved topics. In broker mode
     /// only a filter made for reserved topics of others is refused.
     pub(crate) fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
-        let reserved = self.inner.reserved.as_ref().map(|parts| &parts.topics);
+        let reserved = self.inner.reserved_topics();
         if reserved.is_some_and(|reserved| reserved.reaches_foreign(client_id, filter)) {
             return false;
         }

@@ -47,8 +47,9 @@ impl Broker {
         quota_holders: Option<QuotaHolders>,
         turn: &mut Turn,
     ) -> Routing {
-        if let Some(taken) = self.take_reserved(message, turn) {
-            return taken;
+        let reserved = self.inner.reserved.as_ref();
+        if let Some(taken) = reserved.and_then(|parts| parts.take(message, self, turn)) {
+            return Routing::Done(taken);
         }
         match self.admit(message, quota_holders, turn) {
             Ok(withheld) => self.route_some(message, withheld, turn),

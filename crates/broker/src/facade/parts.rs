@@ -7,18 +7,18 @@ use std::{
 
 use ahash::RandomState;
 use gateway_core::{
-    Timestamp,
+    ReservedTopics, Timestamp,
     limits::{Limits, SharedStrategy},
 };
 use store::Recorder;
 
+use super::reserved::ReservedParts;
 use crate::{
     Account, BrokerConfig, DurabilityRules, JudgeWill, Session, Target,
     durable::{Durable, Storage},
     events::Events,
     log::{GroupSurroundings, LogTarget},
     quota_holders::QuotaRegistry,
-    reserved,
     retained::RetainedMessages,
     routing::Index,
     sessions::{ClientLock, SessionRegistry, SessionTimers, Shedding, Slots},
@@ -41,7 +41,7 @@ pub(crate) struct BrokerInner {
     /// The receiver of what consumer groups want.
     pub(crate) log: Option<Arc<LogTarget>>,
     /// Parts of the gateway that own topics.
-    pub(crate) reserved: Option<reserved::Parts>,
+    pub(crate) reserved: Option<ReservedParts>,
     pub(crate) slots: Slots,
     pub(crate) registry: SessionRegistry,
     pub(crate) shedding: Shedding,
@@ -98,7 +98,7 @@ impl BrokerInner {
             slots.set(slot, Arc::clone(&target) as Arc<dyn Target>);
             target
         });
-        Arc::new_cyclic(|inner| BrokerInner {
+        Arc::new_cyclic(|inner| Self {
             non_broker,
             namespace,
             listener_strategies,
@@ -112,7 +112,7 @@ impl BrokerInner {
             judge_will,
             index: Index::new(hasher.clone()),
             log,
-            reserved: reserved::Parts::new(reserved),
+            reserved: ReservedParts::new(reserved),
             slots,
             registry: SessionRegistry::new(hasher.clone()),
             shedding: Shedding::default(),
@@ -139,6 +139,11 @@ impl BrokerInner {
     /// The account and the stores, for parts that keep something.
     pub(crate) fn storage(&self) -> Storage<'_> {
         Storage { account: &self.account, durable: self.durable.as_ref() }
+    }
+
+    /// Topics that parts of the gateway own.
+    pub(crate) fn reserved_topics(&self) -> Option<&ReservedTopics> {
+        self.reserved.as_ref().map(ReservedParts::topics)
     }
 
     /// The parts that a change of the consumer groups concerns.

@@ -13,7 +13,8 @@ use std::sync::Arc;
 
 use gateway_core::{ClientId, Message, OriginKind, ReservedTopics, below_own_name, metrics::count};
 
-use crate::{Broker, Published, Routing, Shortage, Turn};
+use super::Broker;
+use crate::{Published, Shortage, Turn};
 
 /// A part of the gateway that owns topics to which devices publish.
 pub trait Reserved: Send + Sync {
@@ -46,67 +47,53 @@ pub enum ReservedOutcome {
 }
 
 /// The parts, in the order of their topics.
-pub(crate) struct Parts {
-    pub(crate) topics: ReservedTopics,
+pub(crate) struct ReservedParts {
+    topics: ReservedTopics,
     parts: Box<[Arc<dyn Reserved>]>,
 }
 
-impl Parts {
+impl ReservedParts {
     /// `None` where there is no part.
-    pub(crate) fn new(parts: Vec<Arc<dyn Reserved>>) -> Option<Self> {
+    pub(super) fn new(parts: Vec<Arc<dyn Reserved>>) -> Option<Self> {
         let topics = ReservedTopics::new(parts.iter().map(|part| part.prefix()));
         (!parts.is_empty()).then(|| Self { topics, parts: parts.into() })
     }
 
+    /// The topics of all parts.
+    pub(super) fn topics(&self) -> &ReservedTopics {
+        &self.topics
+    }
+
+    /// Tells the parts that a device has a connection.
     pub(crate) fn connected(&self, device: &ClientId) {
         for part in &self.parts {
             part.connected(device);
         }
     }
-}
-
-/// Reserved topics.
-impl Broker {
-    /// Returns whether a device may not publish to this topic, whatever its rules say, since it is reserved for another.
-    #[inline]
-    pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
-        self.inner.reserved.as_ref().is_some_and(|parts| parts.topics.is_foreign(client_id, topic))
-    }
 
     /// Gives a device's message to the part that has its topic; `None` if none has.
     #[inline(always)]
-    pub(crate) fn take_reserved(&self, message: &Message<'_>, turn: &mut Turn) -> Option<Routing> {
-        let parts = self.inner.reserved.as_ref()?;
-        if message.origin.kind != OriginKind::Device || !parts.topics.may_have(message.topic) {
+    pub(crate) fn take(&self, message: &Message<'_>, broker: &Broker, turn: &mut Turn) -> Option<Published> {
+        if message.origin.kind != OriginKind::Device || !self.topics.may_have(message.topic) {
             return None;
         }
-        self.take_by_prefix(parts, message, turn).map(Routing::Done)
+        self.take_by_prefix(message, broker, turn)
     }
 
     #[cold]
-    fn take_by_prefix(&self, parts: &Parts, message: &Message<'_>, turn: &mut Turn) -> Option<Published> {
-        let (part, behind) = parts.topics.find(message.topic)?;
-        Some(self.taken_by(&*parts.parts[part], message, behind, turn))
-    }
-
-    fn taken_by(
-        &self,
-        part: &dyn Reserved,
-        message: &Message<'_>,
-        behind: &str,
-        turn: &mut Turn,
-    ) -> Published {
+    fn take_by_prefix(&self, message: &Message<'_>, broker: &Broker, turn: &mut Turn) -> Option<Published> {
+        let (part, behind) = self.topics.find(message.topic)?;
         let client_id = message.origin.client_id.map_or("", ClientId::as_str);
         let Some(rest) = below_own_name(client_id, behind) else {
             // A PUBLISH is refused before; this is a will.
             count(|c| c.reserved_foreign.add(1));
-            return Published::default();
+            return Some(Published::default());
         };
-        match part.take(message, rest, self, turn) {
+        Some(match self.parts[part].take(message, rest, broker, turn) {
             ReservedOutcome::Taken => Published { matched: 1, sent: 1, ..Published::default() },
             ReservedOutcome::Refused(shortage) => {
                 Published { refused: Some(shortage), ..Published::default() }
             }
-        }
+        })
     }
 }

@@ -3,6 +3,7 @@
 mod answers;
 mod parts;
 mod replay;
+mod reserved;
 mod restore;
 
 use std::sync::Arc;
@@ -24,6 +25,7 @@ use crate::{
 use answers::QueueExpiry;
 
 pub(crate) use parts::BrokerInner;
+pub use reserved::{Reserved, ReservedOutcome};
 pub use restore::Restored;
 
 /// The routing core; cheap to clone, callable from any thread.
@@ -230,5 +232,11 @@ impl Broker {
 
     fn log_target(&self) -> &Arc<LogTarget> {
         self.inner.log.as_ref().expect("groups are made only where there is a log")
+    }
+
+    /// Returns whether a device may not publish to this topic, whatever its rules say, since it is reserved for another.
+    #[inline]
+    pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
+        self.inner.reserved_topics().is_some_and(|topics| topics.is_foreign(client_id, topic))
     }
 }
