@@ -48,7 +48,7 @@ pub use api::*;
 pub use durable::{DurabilityRules, Stores};
 pub use events::{Event, EventKind, EventOrGap, EventPlace, EventReader};
 pub(crate) use facade::BrokerInner;
-pub use facade::{Broker, Reserved, ReservedOutcome, Restored};
+pub use facade::{Broker, Reserved, ReservedOutcome, Restored, SessionCleanup};
 pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
 pub(crate) use quota_holders::QuotaHolderKind;
@@ -56,7 +56,7 @@ pub use quota_holders::{Counted, QuotaExceeded, QuotaHolder, QuotaHolders};
 pub use retained::{RetainedCursor, RetainedPage};
 pub(crate) use routing::MatchCache;
 pub use routing::{Routing, Spread, StreamHandle};
-pub use sessions::{SessionCleanup, SessionCore};
+pub use sessions::SessionCore;
 pub use target::*;
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ impl BrokerInner {
     /// The session of a durable queue.
     fn session_of(&self, queue: QueueId) -> Option<Arc<dyn Session>> {
         let slots = self.durable.as_ref()?.slots_of(queue);
-        let mut sessions = slots.into_iter().filter_map(|slot| self.slots.session(slot));
+        let mut sessions = slots.into_iter().filter_map(|slot| self.sessions.slots.session(slot));
         sessions.find(|session| session.core().queue() == queue)
     }
 }

@@ -1,32 +1,47 @@
 //! The broker as its users see it: a message, a subscription or a connection goes from one part to the next here.
 
 mod answers;
+mod cleanup;
 mod parts;
 mod replay;
 mod reserved;
 mod restore;
 
-use std::sync::Arc;
+use std::{
+    any::Any,
+    sync::{Arc, atomic::Ordering::Relaxed},
+};
 
 use gateway_core::{
-    ClientId, DropReason, Durability, GroupId, JournalPage, Message, QueueId, SharedMessage, Timestamp,
-    limits::Limits,
+    ClientId, DropReason, Durability, GroupId, JournalPage, Message, QoS, QueueId, SharedMessage, Timestamp,
+    limits::Limits, metrics::count,
 };
 use store::{Expiry, PartitionedLog, StoreError};
 use tokio::sync::broadcast;
 
 use crate::{
-    Account, BrokerConfig, Event, EventPlace, EventReader, GroupFilter, MemoryKind, QuotaHolder,
-    QuotaHolders, RetainError, RetainedPage, Stores, Turn,
+    Account, BrokerConfig, CloseReason, Closed, DeviceFilter, DeviceInfo, DevicePage, Event, EventKind,
+    EventPlace, EventReader, Gauges, GroupFilter, MemoryKind, OpenRequest, OpenedSession, QueueInfo,
+    QuotaExceeded, QuotaHolder, QuotaHolders, RetainError, RetainedPage, Session, SessionCore, Stores, Turn,
     durable::{Durable, Stalled},
     log::LogTarget,
+    sessions::{SessionOpening, SessionTotals},
+    shared::DeliveryContext,
 };
 
 use answers::QueueExpiry;
+use cleanup::keep_after;
 
+pub use cleanup::SessionCleanup;
 pub(crate) use parts::BrokerInner;
 pub use reserved::{Reserved, ReservedOutcome};
 pub use restore::Restored;
+
+/// Timers run per tick at most.
+const TIMERS_PER_TICK: usize = 10_000;
+
+/// Most messages of one group's queue that a member gets in one call.
+const DRAIN_PER_CALL: usize = 256;
 
 /// The routing core; cheap to clone, callable from any thread.
 #[derive(Clone)]
@@ -238,5 +253,281 @@ impl Broker {
     #[inline]
     pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
         self.inner.reserved_topics().is_some_and(|topics| topics.is_foreign(client_id, topic))
+    }
+
+    /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
+    /// `make` builds the session object for a new session; it runs under a registry lock and must not call the
+    /// broker. Asynchronous for clustered registries.
+    ///
+    /// The old connection's will is published if its delay is 0 or the session ends with it, and dropped if
+    /// the session is resumed within the delay [MQTT-3.1.3-9].
+    ///
+    /// # Errors
+    /// A quota of the device's quota holders does not allow it. Nothing has changed then, and it is counted.
+    pub async fn open(
+        &self,
+        request: OpenRequest,
+        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
+        turn: &mut Turn,
+    ) -> Result<OpenedSession, QuotaExceeded> {
+        let BrokerInner { sessions, events, .. } = &*self.inner;
+        let now = request.now;
+        let _change = sessions.change();
+        let (opening, former) = sessions.open(request, make, self.inner.storage())?;
+        let SessionOpening { session, present, commit, epoch } = opening;
+        let took_over = former.connection.is_some();
+        let mut cleanup = SessionCleanup::new(self, now);
+        if let Some(epoch) = former.connection {
+            let old = former.ended.as_ref().map_or(&session, |ended| &ended.session);
+            old.close(epoch, CloseReason::TakenOver);
+            count(|c| c.takeovers.add(1));
+            events.emit_with(now, old.core(), || EventKind::TakenOver);
+        }
+        if let Some(will) = former.will {
+            cleanup.publish(&session, will);
+        }
+        if let Some(ended) = former.ended {
+            cleanup.clear(ended, "clean_start", commit.as_ref());
+        }
+        let cleanup = cleanup.begin(turn);
+        if let Some(commit) = &commit {
+            commit.done();
+        }
+        events.emit_with(now, session.core(), || {
+            let info = Box::new(session.core().state.lock().info());
+            EventKind::Connected { info, session_present: present }
+        });
+        Ok(OpenedSession { session, present, commit, cleanup, took_over, epoch })
+    }
+
+    /// Returns whether the session of this client id exists or the memory account has room for it.
+    pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
+        self.inner.sessions.has_room_for(client_id, username, &self.inner.account)
+    }
+
+    /// Returns whether a session of this client id that outlives its connection can be opened now: it exists on disk, or the
+    /// store accepts another one.
+    pub fn can_keep(&self, client_id: &str) -> bool {
+        let Some(durable) = &self.inner.durable else { return true };
+        self.inner.sessions.is_kept(client_id) || durable.sessions().accepts()
+    }
+
+    /// Called after a session got its new connection: gives it messages from its groups' queues, but no more than is
+    /// sure to fit into an empty mailbox, whose overflow would drop messages or end the connection. Returns true if
+    /// more is waiting: the caller must call again when there is room, since nobody else will.
+    pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
+        let inner = &*self.inner;
+        let core = session.core();
+        if let Some(parts) = &inner.reserved {
+            parts.connected(core.client_id());
+        }
+        let limit = (inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
+        let mut left = false;
+        for group in inner.index.groups_of_session(core) {
+            let mut context = DeliveryContext::new(inner.storage(), &mut turn.dirty, now);
+            left |= group.drain_to(core.slot(), limit, &mut context);
+        }
+        left
+    }
+
+    /// A connection has authenticated again: replaces its identity, and, where wills are judged, the author of its will by
+    /// what `author` makes of the former one. False if another has taken the session over.
+    pub fn reauthenticated(
+        &self,
+        core: &SessionCore,
+        epoch: u32,
+        identity: Option<Arc<dyn Any + Send + Sync>>,
+        author: impl FnOnce(&str) -> String,
+    ) -> bool {
+        core.reauthenticate(epoch, identity, author, self.inner.storage())
+    }
+
+    /// The connection of `epoch` has ended; ignored if there is a later one. Publishes or schedules the will, and ends
+    /// the session if its expiry is 0. The session must no longer be online as a target. Returns what is left to do, if
+    /// that is too much for one turn.
+    pub fn closed(
+        &self,
+        session: &Arc<dyn Session>,
+        epoch: u32,
+        closed: Closed,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) -> Option<Box<SessionCleanup>> {
+        let BrokerInner { sessions, events, .. } = &*self.inner;
+        let _change = sessions.change();
+        // The record may say that there is no connection only once the queue says what was sent.
+        let noted = session.note_sent();
+        let (will, ended) =
+            sessions.close(session, epoch, closed, now, noted.is_none(), self.inner.storage())?;
+        if let Some(noted) = noted {
+            keep_after(self, session, &noted);
+        }
+        events.emit_with(now, session.core(), || EventKind::Disconnected { reason: closed.reason });
+        let mut cleanup = SessionCleanup::new(self, now);
+        match ended {
+            Some(ended) => cleanup.clear(ended, "expired", None),
+            None => self.went_offline(session, now, &mut cleanup, turn),
+        }
+        if let Some(will) = will {
+            cleanup.publish(session, will);
+        }
+        cleanup.begin(turn)
+    }
+
+    /// A session goes on without a connection: its groups get back what was not sent, and another session may have to end.
+    fn went_offline(
+        &self,
+        session: &Arc<dyn Session>,
+        now: Timestamp,
+        cleanup: &mut SessionCleanup,
+        turn: &mut Turn,
+    ) {
+        let BrokerInner { index, sessions, account, limits, .. } = &*self.inner;
+        let core = session.core();
+        self.redeliver(session.yield_shared(), core.queue(), now, turn);
+        for group in index.groups_of_session(core) {
+            group.park(account);
+        }
+        if let Some(ended) = sessions.end_surplus(session, limits.max_offline_sessions, account) {
+            cleanup.clear(ended, "expired", None);
+        }
+    }
+
+    /// Ends a device's connection and, with `discard`, its session. Returns what is left to do, perhaps nothing; `None` if
+    /// there is no such session.
+    pub fn disconnect(
+        &self,
+        client_id: &str,
+        code: u8,
+        discard: bool,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) -> Option<Box<SessionCleanup>> {
+        let BrokerInner { sessions, account, .. } = &*self.inner;
+        let _change = sessions.change();
+        let (session, epoch, ended) = sessions.disconnect(client_id, discard, account)?;
+        session.close(epoch, CloseReason::Administrative(code));
+        let mut cleanup = SessionCleanup::new(self, now);
+        if let Some(ended) = ended {
+            cleanup.clear(ended, "administrative", None);
+        }
+        cleanup.go_on(turn);
+        Some(Box::new(cleanup))
+    }
+
+    /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second. Returns what is left of
+    /// what sessions waited for, if that is too much for one turn.
+    pub fn tick(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
+        let mut cleanup = SessionCleanup::new(self, now);
+        cleanup.due(now, TIMERS_PER_TICK);
+        let left = cleanup.begin(turn);
+        self.inner.retained.sweep(now);
+        self.inner.evict_retained(now);
+        self.inner.sessions.shed(&self.inner.account);
+        self.retry_stalled(now, turn);
+        self.inner.events.tick(now);
+        left
+    }
+
+    /// Publishes every will that sessions still hold, with and without a connection. For graceful shutdown,
+    /// after the last connection was asked to end; wills leave their sessions, so none is published twice. Returns what is
+    /// left, if that is too much for one turn.
+    pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
+        let mut wills = SessionCleanup::new(self, now);
+        self.inner.sessions.take_wills(|session, will| wills.publish(session, will));
+        wills.begin(turn)
+    }
+
+    /// Returns whether no session has a connection and everything that follows from ends so far is done, above all their wills.
+    pub fn is_quiet(&self) -> bool {
+        self.inner.sessions.is_quiet()
+    }
+
+    /// Lets go of all sessions, in memory only. They hold the broker as it holds them, and with it stores and the lock on
+    /// their directory. For the very end, when nothing more is routed and the stores are flushed.
+    pub fn release_sessions(&self) {
+        self.inner.sessions.timers.clear();
+        for group in self.inner.index.groups() {
+            group.release_members();
+        }
+        self.inner.sessions.slots.clear();
+    }
+
+    /// The session of a device.
+    pub fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+        self.inner.sessions.find(client_id)
+    }
+
+    /// One device.
+    pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {
+        self.inner.sessions.device(client_id)
+    }
+
+    /// Full filter and granted QoS of at most `most` subscriptions of a device, in no particular order; `None` if it
+    /// has no session. Costs as much as it lists.
+    pub fn subscriptions(&self, client_id: &str, most: usize) -> Option<Vec<(String, QoS)>> {
+        let session = self.session(client_id)?;
+        Some(self.inner.index.list_of_session(session.core(), most))
+    }
+
+    /// At most `limit` devices from `start`, 0 at first. A page visits at most 8,192 slots, and tells `which.info` of at most 2,048
+    /// devices, so that it may be short, or even empty, before the end.
+    ///
+    /// The order is that of the sessions' slots: it has no meaning, but is fixed as long as a session lives. A session
+    /// that lives from the first page to the last is shown exactly once. One that begins meanwhile may be missing; a
+    /// device whose session ends and begins again meanwhile may be missing or shown twice.
+    pub fn devices(&self, start: u32, limit: usize, which: &DeviceFilter<'_>) -> DevicePage {
+        self.inner.sessions.devices(start, limit, which)
+    }
+
+    /// Every session with a connection, and the connection's epoch, so that shutdown can close them at its pace.
+    pub fn online_sessions(&self) -> Vec<(Arc<dyn Session>, u32)> {
+        self.inner.sessions.online_sessions()
+    }
+
+    /// Calls `visit` for the sessions with a connection and the connection's epoch, under no lock and in steps: at most 256
+    /// from `start`, 1 at first. Returns where to go on, `None` at the end. A session that is opened after the walk began
+    /// may be missing.
+    pub fn online_step(&self, start: u32, visit: impl FnMut(Arc<dyn Session>, u32)) -> Option<u32> {
+        self.inner.sessions.online_step(start, visit)
+    }
+
+    /// Calls `visit` with the client id of each session, under no lock and in steps: at most 256 from `start`, 1 at first.
+    /// Returns where to go on, `None` at the end. A session that is opened after the walk began may be missing.
+    pub fn ids_step(&self, start: u32, visit: impl FnMut(&str)) -> Option<u32> {
+        self.inner.sessions.ids_step(start, visit)
+    }
+
+    /// Calls `visit` with the client id, the state and the queue of each session, as [`Self::ids_step`] does with ids; the queue
+    /// is only looked at if it is asked for.
+    pub fn queues_step(
+        &self,
+        start: u32,
+        visit: impl FnMut(&str, bool, &dyn Fn() -> QueueInfo),
+    ) -> Option<u32> {
+        self.inner.sessions.queues_step(start, visit)
+    }
+
+    /// Sums up the queues of all sessions. Visits every session.
+    pub fn queues(&self) -> QueueInfo {
+        self.inner.sessions.queues()
+    }
+
+    /// Gauges for metrics and `$SYS`.
+    pub fn gauges(&self) -> Gauges {
+        let BrokerInner { index, sessions, retained, account, streams, .. } = &*self.inner;
+        let (subscriptions, shared_groups) = index.counts();
+        let SessionTotals { sessions, online, online_peak } = sessions.totals();
+        Gauges {
+            online,
+            sessions,
+            online_peak,
+            subscriptions,
+            shared_groups,
+            retained: retained.len(),
+            retained_bytes: retained.bytes(),
+            queued_bytes: account.held(MemoryKind::Queued) + account.held(MemoryKind::GrpcStreams),
+            streams: streams.load(Relaxed),
+        }
     }
 }

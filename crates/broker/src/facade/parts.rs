@@ -14,14 +14,14 @@ use store::Recorder;
 
 use super::reserved::ReservedParts;
 use crate::{
-    Account, BrokerConfig, DurabilityRules, JudgeWill, Session, Target,
+    Account, BrokerConfig, DurabilityRules, JudgeWill, Target,
     durable::{Durable, Storage},
     events::Events,
     log::{GroupSurroundings, LogTarget},
     quota_holders::QuotaRegistry,
     retained::RetainedMessages,
     routing::Index,
-    sessions::{ClientLock, SessionRegistry, SessionTimers, Shedding, Slots},
+    sessions::{Sessions, Slots},
 };
 
 /// All parts of the broker.
@@ -42,19 +42,11 @@ pub(crate) struct BrokerInner {
     pub(crate) log: Option<Arc<LogTarget>>,
     /// Parts of the gateway that own topics.
     pub(crate) reserved: Option<ReservedParts>,
-    pub(crate) slots: Slots,
-    pub(crate) registry: SessionRegistry,
-    pub(crate) shedding: Shedding,
-    pub(crate) timers: SessionTimers,
     pub(crate) retained: RetainedMessages,
     pub(crate) account: Arc<Account>,
     pub(crate) quota_holders: QuotaRegistry,
     pub(crate) events: Events,
-    pub(crate) online: AtomicUsize,
-    pub(crate) online_peak: AtomicUsize,
-    /// Changes of sessions under way, see [`Broker::is_quiet`].
-    pub(crate) changes: AtomicUsize,
-    pub(crate) sessions: AtomicUsize,
+    pub(crate) sessions: Sessions,
     pub(crate) streams: AtomicUsize,
 }
 
@@ -113,27 +105,15 @@ impl BrokerInner {
             index: Index::new(hasher.clone()),
             log,
             reserved: ReservedParts::new(reserved),
-            slots,
-            registry: SessionRegistry::new(hasher.clone()),
-            shedding: Shedding::default(),
-            timers: SessionTimers::default(),
+            sessions: Sessions::new(hasher.clone(), slots),
             retained,
             events: Events::new(&account),
             account,
             quota_holders,
-            online: AtomicUsize::new(0),
-            online_peak: AtomicUsize::new(0),
-            changes: AtomicUsize::new(0),
-            sessions: AtomicUsize::new(0),
             streams: AtomicUsize::new(0),
             limits,
             hasher,
         })
-    }
-
-    /// Locks a client id in the registry.
-    pub(crate) fn lock_client(&self, client_id: &str) -> ClientLock<'_> {
-        self.registry.lock(client_id, &self.slots)
     }
 
     /// The account and the stores, for parts that keep something.
@@ -166,10 +146,5 @@ impl BrokerInner {
                 inner.retained.evict(topics, loaded);
             }
         });
-    }
-
-    /// The session of a client id.
-    pub(crate) fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
-        self.lock_client(client_id).find(client_id)
     }
 }

@@ -1,13 +1,13 @@
 //! The start from what earlier processes left on disk.
 
-use std::sync::{Arc, atomic::Ordering::Relaxed};
+use std::sync::Arc;
 
-use gateway_core::{ClientId, OriginKind, QueueId, QueueOp, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{OriginKind, QueueId, QueueOp, SharedMessage, Timestamp, metrics::count};
 use store::{QueueSummary, Restore, SessionOp, StoreError, StoredSession, StoredSubscription};
 
 use crate::{
-    Broker, MemoryKind, QuotaHolders, Session, SessionCleanup, SessionCore, SubscribeRequest, Target, Turn,
-    durable::Durable, quota_holders::SessionQuotaUse,
+    Broker, QuotaHolders, Session, SessionCleanup, SessionCore, SubscribeRequest, Turn, durable::Durable,
+    quota_holders::SessionQuotaUse,
 };
 
 /// Due time of a restored session that a later session of its client has replaced: before all sessions that wait for a time.
@@ -129,7 +129,7 @@ impl Broker {
     /// Returns the quota holders for which a restored message counts: those of its publisher's session.
     fn owners(&self, message: &SharedMessage) -> QuotaHolders {
         let publisher = message.client_id.as_ref().filter(|_| self.inner.quota_holders.counts_retained());
-        let session = publisher.and_then(|client_id| self.inner.session(client_id.as_str()));
+        let session = publisher.and_then(|client_id| self.inner.sessions.find(client_id.as_str()));
         session.map(|session| session.core().state.lock().quota_holders()).unwrap_or_default()
     }
 }
@@ -149,20 +149,6 @@ struct Restoring<'a, M> {
 }
 
 impl<M> Restoring<'_, M> {
-    /// The client id has a later session: an earlier one is still on disk only because its will was not safe yet. It is
-    /// due before everything else, see [`Broker::end_superseded`].
-    fn end_earlier(&self, client_id: &ClientId) {
-        let inner = &*self.broker.inner;
-        let mut lock = inner.lock_client(client_id.as_str());
-        let Some(earlier) = lock.find(client_id.as_str()) else { return };
-        lock.remove(&earlier);
-        let mut state = earlier.core().state.lock();
-        inner.timers.update(&earlier, &mut state, |state| {
-            state.expiry = 0;
-            state.since = SUPERSEDED;
-        });
-    }
-
     /// The summary of a queue. Queues and summaries come in the same order.
     fn summary(&mut self, queue: QueueId) -> Option<&QueueSummary> {
         while self.queues.as_slice().first()?.queue <= queue {
@@ -184,7 +170,9 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
         let inner = &*self.broker.inner;
         let mut summary = self.summary(queue).cloned();
         let was_offline = stored.since.is_some();
-        self.end_earlier(&stored.client_id);
+        // The client id has a later session: an earlier one is still on disk only because its will was not safe yet. It is
+        // due before everything else, see [`Broker::end_superseded`].
+        inner.sessions.supersede(&stored.client_id, SUPERSEDED);
         let over = stored.expiry == 0
             || stored.expiry != u32::MAX
                 && stored.since.is_some_and(|since| since.plus_secs(stored.expiry) <= now);
@@ -195,10 +183,8 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             self.durable.queues().submit(QueueOp::Purge { queue });
             return;
         }
-        let session = {
-            let client_id = stored.client_id.clone();
-            let mut lock = inner.lock_client(client_id.as_str());
-            let slot = inner.slots.reserve();
+        let client_id = stored.client_id.clone();
+        let session = inner.sessions.restore(&client_id, inner.storage(), |slot| {
             let membership = {
                 let user = stored.username.as_deref().filter(|_| stored.proved);
                 let tenant = stored.tenant.as_deref().unwrap_or(&stored.listener);
@@ -213,16 +199,8 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
                 session.restore(summary);
                 self.restored.messages += summary.messages;
             }
-            inner
-                .account
-                .force(MemoryKind::Sessions, session.core().state.lock().cost(session.core().client_id()));
-            inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
-            lock.replace(None, &session);
-            self.durable.note_slot(queue, slot);
             session
-        };
-        inner.sessions.fetch_add(1, Relaxed);
-        inner.timers.schedule(&session, &session.core().state.lock());
+        });
         self.restored.sessions += 1;
         for StoredSubscription { filter, qos, no_local, retain_as_published, id } in subscriptions {
             let request = SubscribeRequest {

@@ -68,8 +68,8 @@ impl Broker {
         if message.qos != QoS::AtMostOnce
             && let Some(refusal) = self.refusal(message, |broker| {
                 broker.admit_to_store(message, turn)?;
-                let BrokerInner { log, index, slots, .. } = &*broker.inner;
-                log.as_ref().map_or(Ok(()), |log| log.admit_matched(message, index, slots, turn))
+                let BrokerInner { log, index, sessions, .. } = &*broker.inner;
+                log.as_ref().map_or(Ok(()), |log| log.admit_matched(message, index, &sessions.slots, turn))
             })
         {
             return Err(refusal);
@@ -123,7 +123,7 @@ impl Broker {
         let slot = message.origin.slot;
         let session = match slot {
             0 => None,
-            slot => self.inner.slots.session(slot),
+            slot => self.inner.sessions.slots.session(slot),
         };
         session.map(|session| session.core().state.lock().quota_holders()).unwrap_or_default()
     }
@@ -136,7 +136,7 @@ impl Broker {
         offline: Offline,
         turn: &mut Turn,
     ) -> DirectOutcome {
-        let Some(session) = self.inner.session(device) else { return DirectOutcome::UnknownDevice };
+        let Some(session) = self.inner.sessions.find(device) else { return DirectOutcome::UnknownDevice };
         if offline == Offline::Fail && !session.is_online() {
             return DirectOutcome::DeviceOffline;
         }
@@ -170,7 +170,7 @@ impl Broker {
 
     /// Tells whoever waits for messages to a device that have expired in memory: they are dropped when it is their turn.
     pub fn tell_expired(&self, device: &str) {
-        if let Some(session) = self.inner.session(device) {
+        if let Some(session) = self.inner.sessions.find(device) {
             session.tell_expired();
         }
     }
@@ -261,7 +261,7 @@ impl Broker {
             return Ok(());
         }
         let Turn { matches, effort, .. } = turn;
-        let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
+        let list = matches.find(&self.inner.index, &self.inner.sessions.slots, message.topic, effort);
         let concerned = list.targets.iter().any(|matched| matched.target.is_durable())
             || list.groups.iter().any(|group| group.is_durable());
         // Asked last: while the disk fails only a few messages are let through to try it, and those must really be

@@ -56,7 +56,7 @@ impl Broker {
     pub(crate) fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
         // With more than one node, this is the one place to ask which others want the message.
-        let list = matches.find(&self.inner.index, &self.inner.slots, message.topic, effort);
+        let list = matches.find(&self.inner.index, &self.inner.sessions.slots, message.topic, effort);
         if list.len() > MANY {
             return self.begin(message, only_streams, turn);
         }
@@ -68,7 +68,8 @@ impl Broker {
     #[cold]
     fn begin(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
         let Turn { dirty, matches, effort } = turn;
-        let list = Arc::clone(matches.find(&self.inner.index, &self.inner.slots, message.topic, effort));
+        let list =
+            Arc::clone(matches.find(&self.inner.index, &self.inner.sessions.slots, message.topic, effort));
         let mut way = SpreadProgress { only_streams, ..SpreadProgress::default() };
         self.hand_out_some(&list, message, &mut way, dirty, effort);
         if way.served == list.len() {

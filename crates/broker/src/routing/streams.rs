@@ -27,7 +27,7 @@ impl StreamHandle {
         let inner = &self.broker.inner;
         // A stream is in no shared group.
         inner.index.remove_all(&self.references, self.slot);
-        inner.slots.free(self.slot);
+        inner.sessions.slots.free(self.slot);
         inner.streams.fetch_sub(1, Ordering::Relaxed);
     }
 }
@@ -43,8 +43,8 @@ impl Broker {
     /// Registers a gRPC stream for MQTT filters (already valid; `#` includes no `$` topics). Never shared.
     pub fn attach_stream(&self, target: Arc<dyn Target>, filters: &[String]) -> StreamHandle {
         let inner = &self.inner;
-        let slot = inner.slots.reserve();
-        inner.slots.set(slot, target);
+        let slot = inner.sessions.slots.reserve();
+        inner.sessions.slots.set(slot, target);
         inner.streams.fetch_add(1, Ordering::Relaxed);
         let entry = Subscriber { slot, id: 0, options: Options::stream() };
         let added = filters.iter().filter_map(|filter| inner.index.subscribe(filter, entry, true));

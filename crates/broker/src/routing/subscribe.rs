@@ -88,7 +88,9 @@ impl Broker {
         if let Some(group) = gone {
             group.close(inner.storage());
         }
-        self.park(&left);
+        for group in left {
+            group.park(&inner.account);
+        }
         self.inner.events.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
         true
     }

@@ -1,41 +1,29 @@
-//! Sessions as operators see them, and the broker's sizes.
+//! Sessions as operators see them.
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use gateway_core::QoS;
-
-use super::slots::TURN;
-use crate::{Broker, DeviceFilter, DeviceInfo, DevicePage, Gauges, MemoryKind, QueueInfo, Session};
+use super::{lifecycle::Sessions, slots::TURN};
+use crate::{DeviceFilter, DeviceInfo, DevicePage, QueueInfo, Session};
 
 /// Slots that one page of devices visits.
 const PAGE_SLOTS: u32 = 8 * 1024;
 /// Devices that one page describes, whether it has them or not.
 const PAGE_DESCRIBED: u32 = 2 * 1024;
 
+/// Numbers of sessions.
+pub(crate) struct SessionTotals {
+    pub(crate) sessions: usize,
+    /// With a connection.
+    pub(crate) online: usize,
+    pub(crate) online_peak: usize,
+}
+
 /// Sessions as operators see them.
-impl Broker {
-    /// The session of a device.
-    pub fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
-        self.inner.session(client_id)
-    }
-
+impl Sessions {
     /// One device.
-    pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {
-        let session = self.inner.session(client_id)?;
-        Some(self.describe(&session))
-    }
-
-    /// Full filter and granted QoS of at most `most` subscriptions of a device, in no particular order; `None` if it
-    /// has no session. Costs as much as it lists.
-    pub fn subscriptions(&self, client_id: &str, most: usize) -> Option<Vec<(String, QoS)>> {
-        let session = self.inner.session(client_id)?;
-        let core = session.core();
-        let listed = {
-            let state = core.state.lock();
-            let references = state.subscriptions.as_slice();
-            self.inner.index.list(&references[..references.len().min(most)], core.slot())
-        };
-        Some(listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect())
+    pub(crate) fn device(&self, client_id: &str) -> Option<DeviceInfo> {
+        let session = self.find(client_id)?;
+        Some(describe(&session))
     }
 
     /// At most `limit` devices from `start`, 0 at first. A page visits at most 8,192 slots, and tells `which.info` of at most 2,048
@@ -44,13 +32,13 @@ impl Broker {
     /// The order is that of the sessions' slots: it has no meaning, but is fixed as long as a session lives. A session
     /// that lives from the first page to the last is shown exactly once. One that begins meanwhile may be missing; a
     /// device whose session ends and begins again meanwhile may be missing or shown twice.
-    pub fn devices(&self, start: u32, limit: usize, which: &DeviceFilter<'_>) -> DevicePage {
+    pub(crate) fn devices(&self, start: u32, limit: usize, which: &DeviceFilter<'_>) -> DevicePage {
         let mut page = DevicePage::default();
         let mut from = start.max(1);
         let (mut looked_at, mut described) = (0, 0);
         while looked_at < PAGE_SLOTS {
             let (sessions, end) = {
-                let slots = self.inner.slots.read();
+                let slots = self.slots.read();
                 (slots.sessions(from, TURN), slots.end())
             };
             for (slot, session) in sessions {
@@ -70,7 +58,7 @@ impl Broker {
                     continue;
                 }
                 described += 1;
-                let info = self.describe(&session);
+                let info = describe(&session);
                 if which.info.is_none_or(|is_wanted| is_wanted(&info)) {
                     page.devices.push((slot + 1, info));
                 }
@@ -86,9 +74,9 @@ impl Broker {
     }
 
     /// Every session with a connection, and the connection's epoch, so that shutdown can close them at its pace.
-    pub fn online_sessions(&self) -> Vec<(Arc<dyn Session>, u32)> {
-        let mut online = Vec::with_capacity(self.inner.online.load(Relaxed));
-        self.inner.slots.for_each_session(|session| {
+    pub(crate) fn online_sessions(&self) -> Vec<(Arc<dyn Session>, u32)> {
+        let mut online = Vec::with_capacity(self.counts.online.load(Relaxed));
+        self.slots.for_each_session(|session| {
             let connected = {
                 let state = session.core().state.lock();
                 state.online.then_some(state.epoch)
@@ -101,9 +89,13 @@ impl Broker {
     /// Calls `visit` for the sessions with a connection and the connection's epoch, under no lock and in steps: at most 256
     /// from `start`, 1 at first. Returns where to go on, `None` at the end. A session that is opened after the walk began
     /// may be missing.
-    pub fn online_step(&self, start: u32, mut visit: impl FnMut(Arc<dyn Session>, u32)) -> Option<u32> {
+    pub(crate) fn online_step(
+        &self,
+        start: u32,
+        mut visit: impl FnMut(Arc<dyn Session>, u32),
+    ) -> Option<u32> {
         let (sessions, end) = {
-            let slots = self.inner.slots.read();
+            let slots = self.slots.read();
             (slots.sessions(start, TURN), slots.end())
         };
         for (_, session) in sessions {
@@ -121,9 +113,9 @@ impl Broker {
 
     /// Calls `visit` with the client id of each session, under no lock and in steps: at most 256 from `start`, 1 at first.
     /// Returns where to go on, `None` at the end. A session that is opened after the walk began may be missing.
-    pub fn ids_step(&self, start: u32, mut visit: impl FnMut(&str)) -> Option<u32> {
+    pub(crate) fn ids_step(&self, start: u32, mut visit: impl FnMut(&str)) -> Option<u32> {
         let (sessions, end) = {
-            let slots = self.inner.slots.read();
+            let slots = self.slots.read();
             (slots.sessions(start, TURN), slots.end())
         };
         for (_, session) in sessions {
@@ -138,13 +130,13 @@ impl Broker {
 
     /// Calls `visit` with the client id, the state and the queue of each session, as [`Self::ids_step`] does with ids; the queue
     /// is only looked at if it is asked for.
-    pub fn queues_step(
+    pub(crate) fn queues_step(
         &self,
         start: u32,
         mut visit: impl FnMut(&str, bool, &dyn Fn() -> QueueInfo),
     ) -> Option<u32> {
         let (sessions, end) = {
-            let slots = self.inner.slots.read();
+            let slots = self.slots.read();
             (slots.sessions(start, TURN), slots.end())
         };
         for (_, session) in sessions {
@@ -161,28 +153,19 @@ impl Broker {
         (next < end).then_some(next)
     }
 
-    /// Gauges for metrics and `$SYS`.
-    pub fn gauges(&self) -> Gauges {
-        let inner = &*self.inner;
-        let (subscriptions, shared_groups) = inner.index.counts();
-        Gauges {
-            online: inner.online.load(Relaxed),
-            sessions: inner.sessions.load(Relaxed),
-            online_peak: inner.online_peak.load(Relaxed),
-            subscriptions,
-            shared_groups,
-            retained: inner.retained.len(),
-            retained_bytes: inner.retained.bytes(),
-            queued_bytes: inner.account.held(MemoryKind::Queued)
-                + inner.account.held(MemoryKind::GrpcStreams),
-            streams: inner.streams.load(Relaxed),
+    /// Numbers of sessions now.
+    pub(crate) fn totals(&self) -> SessionTotals {
+        SessionTotals {
+            sessions: self.counts.all.load(Relaxed),
+            online: self.counts.online.load(Relaxed),
+            online_peak: self.counts.online_peak.load(Relaxed),
         }
     }
 
     /// Sums up the queues of all sessions. Visits every session.
-    pub fn queues(&self) -> QueueInfo {
+    pub(crate) fn queues(&self) -> QueueInfo {
         let mut sum = QueueInfo::default();
-        self.inner.slots.for_each_session(|session| {
+        self.slots.for_each_session(|session| {
             let queue = session.queue();
             sum.inflight += queue.inflight;
             sum.pending += queue.pending;
@@ -191,20 +174,20 @@ impl Broker {
         });
         sum
     }
+}
 
-    fn describe(&self, session: &Arc<dyn Session>) -> DeviceInfo {
-        let core = session.core();
-        let queue = session.queue();
-        let state = core.state.lock();
-        DeviceInfo {
-            client_id: core.client_id().clone(),
-            online: state.online,
-            connection: state.info(),
-            restored: state.epoch == 0,
-            since: state.since,
-            expiry: state.expiry,
-            subscription_count: state.subscriptions.len(),
-            queue,
-        }
+fn describe(session: &Arc<dyn Session>) -> DeviceInfo {
+    let core = session.core();
+    let queue = session.queue();
+    let state = core.state.lock();
+    DeviceInfo {
+        client_id: core.client_id().clone(),
+        online: state.online,
+        connection: state.info(),
+        restored: state.epoch == 0,
+        since: state.since,
+        expiry: state.expiry,
+        subscription_count: state.subscriptions.len(),
+        queue,
     }
 }

@@ -9,21 +9,41 @@ use std::sync::{
 };
 
 use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
+use parking_lot::MutexGuard;
 
-use super::core::{References, SessionState, cost};
+use super::{
+    core::{References, SessionState, cost},
+    registry::{ClientLock, SessionRegistry},
+    shed::Shedding,
+    slots::Slots,
+    timers::SessionTimers,
+};
 use crate::{
-    Broker, CloseReason, Closed, EventKind, MemoryKind, OpenRequest, OpenedSession, QuotaExceeded, Session,
-    SessionCleanup, SessionCore, Target, Turn, Will,
-    durable::Durable,
+    Closed, MemoryKind, OpenRequest, QuotaExceeded, Session, SessionCore, Target, Will,
+    durable::{Durable, Storage},
+    memory::Account,
     quota_holders::SessionQuotaUse,
-    shared::{DeliveryContext, SharedGroup},
 };
 
-/// Timers run per tick at most.
-const TIMERS_PER_TICK: usize = 10_000;
+/// All sessions: found by client id, slot and deadline, and counted.
+pub(crate) struct Sessions {
+    pub(crate) slots: Slots,
+    pub(super) registry: SessionRegistry,
+    pub(crate) timers: SessionTimers,
+    pub(super) shedding: Shedding,
+    pub(super) counts: SessionCounts,
+}
 
-/// Most messages of one group's queue that a member gets in one call.
-const DRAIN_PER_CALL: usize = 256;
+/// Numbers of sessions.
+#[derive(Default)]
+pub(super) struct SessionCounts {
+    pub(super) all: AtomicUsize,
+    /// With a connection.
+    pub(super) online: AtomicUsize,
+    pub(super) online_peak: AtomicUsize,
+    /// Changes under way, see [`Sessions::is_quiet`].
+    changes: AtomicUsize,
+}
 
 /// A session that was marked as ended and removed from the registry, not yet cleared away.
 pub(crate) struct EndedSession {
@@ -32,241 +52,247 @@ pub(crate) struct EndedSession {
     pub(crate) will: Option<Will>,
 }
 
-/// Remains of the session or connection that an open replaces.
-#[derive(Default)]
-struct ReplacedSession {
-    /// A connection to end.
-    connection: Option<u32>,
-    /// A will that is due although the session goes on.
-    will: Option<Will>,
-    ended: Option<EndedSession>,
+/// Result of [`Sessions::open`].
+pub(crate) struct SessionOpening {
+    pub(crate) session: Arc<dyn Session>,
+    /// State was resumed.
+    pub(crate) present: bool,
+    pub(crate) commit: Option<Arc<Commit>>,
+    pub(crate) epoch: u32,
 }
 
-/// Held while an end is under way, for [`Broker::is_quiet`].
-struct ChangeGuard<'a>(&'a AtomicUsize);
+/// Remains of the session or connection that an open replaces.
+#[derive(Default)]
+pub(crate) struct ReplacedSession {
+    /// A connection to end.
+    pub(crate) connection: Option<u32>,
+    /// A will that is due although the session goes on.
+    pub(crate) will: Option<Will>,
+    pub(crate) ended: Option<EndedSession>,
+}
+
+/// Held while an end is under way, for [`Sessions::is_quiet`].
+pub(crate) struct ChangeGuard<'a>(&'a Sessions);
 
 impl Drop for ChangeGuard<'_> {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Release);
+        self.0.end_change();
     }
 }
 
-/// The life of a session.
-impl Broker {
-    /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
-    /// `make` builds the session object for a new session; it runs under a registry lock and must not call the
-    /// broker. Asynchronous for clustered registries.
-    ///
-    /// The old connection's will is published if its delay is 0 or the session ends with it, and dropped if
-    /// the session is resumed within the delay [MQTT-3.1.3-9].
-    ///
-    /// # Errors
-    /// A quota of the device's quota holders does not allow it. Nothing has changed then, and it is counted.
-    pub async fn open(
-        &self,
-        request: OpenRequest,
-        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
-        turn: &mut Turn,
-    ) -> Result<OpenedSession, QuotaExceeded> {
-        let now = request.now;
-        let _change = self.change();
-        let (mut opened, former) = self.open_locked(request, make)?;
-        opened.took_over = former.connection.is_some();
-        let OpenedSession { session, present, commit, .. } = &opened;
-        let mut cleanup = SessionCleanup::new(self, now);
-        if let Some(epoch) = former.connection {
-            let old = former.ended.as_ref().map_or(session, |ended| &ended.session);
-            old.close(epoch, CloseReason::TakenOver);
-            count(|c| c.takeovers.add(1));
-            self.inner.events.emit_with(now, old.core(), || EventKind::TakenOver);
+impl SessionCounts {
+    fn add_online(&self) {
+        let online = self.online.fetch_add(1, Relaxed) + 1;
+        self.online_peak.fetch_max(online, Relaxed);
+    }
+}
+
+impl Sessions {
+    /// No sessions, which are found by this hash.
+    pub(crate) fn new(hasher: ahash::RandomState, slots: Slots) -> Self {
+        Self {
+            slots,
+            registry: SessionRegistry::new(hasher),
+            timers: SessionTimers::default(),
+            shedding: Shedding::default(),
+            counts: SessionCounts::default(),
         }
-        if let Some(will) = former.will {
-            cleanup.publish(session, will);
-        }
-        if let Some(ended) = former.ended {
-            cleanup.clear(ended, "clean_start", commit.as_ref());
-        }
-        let cleanup = cleanup.begin(turn);
-        if let Some(commit) = commit {
-            commit.done();
-        }
-        self.inner.events.emit_with(now, session.core(), || {
-            let info = Box::new(session.core().state.lock().info());
-            EventKind::Connected { info, session_present: *present }
-        });
-        opened.cleanup = cleanup;
-        Ok(opened)
+    }
+
+    /// Locks a client id.
+    fn lock(&self, client_id: &str) -> ClientLock<'_> {
+        self.registry.lock(client_id, &self.slots)
+    }
+
+    /// The session of a client id.
+    pub(crate) fn find(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+        self.lock(client_id).find(client_id)
     }
 
     /// Returns whether the session of this client id exists or the memory account has room for it.
-    pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
-        let fits = self.inner.account.takes(MemoryKind::Sessions, cost(client_id, username))
-            || self.inner.session(client_id.as_str()).is_some();
+    pub(crate) fn has_room_for(
+        &self,
+        client_id: &ClientId,
+        username: Option<&str>,
+        account: &Account,
+    ) -> bool {
+        let fits = account.takes(MemoryKind::Sessions, cost(client_id, username))
+            || self.find(client_id.as_str()).is_some();
         count(|c| c.memory_sessions.add(u64::from(!fits)));
         fits
     }
 
-    /// Returns whether a session of this client id that outlives its connection can be opened now: it exists on disk, or the
-    /// store accepts another one.
-    pub fn can_keep(&self, client_id: &str) -> bool {
-        let Some(durable) = &self.inner.durable else { return true };
-        let found = self.inner.lock_client(client_id).find(client_id);
-        found.is_some_and(|session| session.core().queue() != QueueId::NONE) || durable.sessions().accepts()
+    /// Returns whether a session of this client id exists on disk.
+    pub(crate) fn is_kept(&self, client_id: &str) -> bool {
+        self.find(client_id).is_some_and(|session| session.core().queue() != QueueId::NONE)
     }
 
-    /// The connection of `epoch` has ended; ignored if there is a later one. Publishes or schedules the will, and ends
-    /// the session if its expiry is 0. The session must no longer be online as a target. Returns what is left to do, if
-    /// that is too much for one turn.
-    pub fn closed(
+    /// Resumes, replaces or creates the session of a client id, under the registry's lock.
+    pub(crate) fn open(
+        &self,
+        request: OpenRequest,
+        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
+        storage: Storage<'_>,
+    ) -> Result<(SessionOpening, ReplacedSession), QuotaExceeded> {
+        let client_id = request.client_id.clone();
+        let mut lock = self.lock(client_id.as_str());
+        let mut former = ReplacedSession::default();
+        let old = lock.find(client_id.as_str());
+        let membership = if let Some(old) = &old {
+            let mut state = old.core().state.lock();
+            former.connection = state.online.then_some(state.epoch);
+            let expired = state.expires_at().is_some_and(|at| at <= request.now);
+            // A session with expiry 0 ends with its connection [MQTT-3.1.2-6] [MQTT-3.1.2-23].
+            let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
+            let kept = if resumes { state.subscriptions.len() } else { 0 };
+            let membership = SessionQuotaUse::enter(&request.quota_holders, state.membership(), kept)?;
+            if resumes {
+                return Ok(self.resume(old, state, request, membership, former, storage));
+            }
+            former.ended = Some(self.mark_ended(old, &mut state, storage.account));
+            membership
+        } else {
+            SessionQuotaUse::enter(&request.quota_holders, None, 0)?
+        };
+        let discards =
+            former.ended.as_ref().is_some_and(|ended| ended.session.core().queue() != QueueId::NONE);
+        let opening = self.create(request, membership, discards, make, storage);
+        let session = &opening.session;
+        self.slots.set(session.core().slot(), Arc::clone(session) as Arc<dyn Target>);
+        lock.replace(old.as_ref(), session);
+        self.counts.all.fetch_add(1, Relaxed);
+        self.counts.add_online();
+        Ok((opening, former))
+    }
+
+    /// Gives a session to a new connection.
+    fn resume(
+        &self,
+        session: &Arc<dyn Session>,
+        mut state: MutexGuard<'_, SessionState>,
+        request: OpenRequest,
+        mut membership: Option<Box<SessionQuotaUse>>,
+        mut former: ReplacedSession,
+        storage: Storage<'_>,
+    ) -> (SessionOpening, ReplacedSession) {
+        let core = session.core();
+        let was_online = state.online;
+        // CONNACK confirms changes that must be on disk first: a changed will, another expiry, and after a takeover the
+        // session itself, which the earlier connection may still be waiting for.
+        let changes = was_online
+            || request.will.is_some()
+            || state.will().is_some()
+            || state.leaving().is_some()
+            || state.expiry != request.expiry;
+        let commit = (changes && storage.durable_for(core.queue()).is_some()).then(Commit::new);
+        let due = state.will_at().is_some_and(|at| at <= request.now)
+            || was_online && state.will().is_some_and(|will| will.delay == 0);
+        let client_id = core.client_id();
+        let new_cost = cost(client_id, request.info.username.as_deref());
+        storage.account.force(MemoryKind::Sessions, new_cost);
+        storage.account.release(MemoryKind::Sessions, state.cost(client_id));
+        former.will = self.timers.update(session, &mut state, |state| {
+            let will = due.then(|| state.give_will(core.queue())).flatten();
+            state.reconnect(request, membership.take());
+            will
+        });
+        let epoch = state.epoch;
+        state.keep(core, storage, commit.as_ref());
+        drop(state);
+        if !was_online {
+            self.counts.add_online();
+        }
+        (SessionOpening { session: Arc::clone(session), present: true, commit, epoch }, former)
+    }
+
+    /// Makes a session, which is not found yet. `discards` says that it replaces one that is on disk.
+    fn create(
+        &self,
+        request: OpenRequest,
+        membership: Option<Box<SessionQuotaUse>>,
+        discards: bool,
+        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
+        storage: Storage<'_>,
+    ) -> SessionOpening {
+        let slot = self.slots.reserve();
+        let durable = storage.durable.filter(|_| request.expiry > 0);
+        let queue = durable.map_or(QueueId::NONE, Durable::next_queue);
+        let commit = (durable.is_some() || discards).then(Commit::new);
+        let session = make(SessionCore::new(request, membership, slot, queue));
+        let core = session.core();
+        if let Some(durable) = durable {
+            durable.note_slot(queue, slot);
+            core.state.lock().keep(core, storage, commit.as_ref());
+        }
+        storage.account.force(MemoryKind::Sessions, core.state.lock().cost(core.client_id()));
+        SessionOpening { session, present: false, commit, epoch: 1 }
+    }
+
+    /// The connection of `epoch` has ended: the session goes on with a will that is due, or it ends. `None` if there is a later
+    /// connection. `is_noted` says that the queue on disk says already which messages were sent; else the record waits for
+    /// that.
+    pub(crate) fn close(
         &self,
         session: &Arc<dyn Session>,
         epoch: u32,
         closed: Closed,
         now: Timestamp,
-        turn: &mut Turn,
-    ) -> Option<Box<SessionCleanup>> {
-        let inner = &*self.inner;
+        is_noted: bool,
+        storage: Storage<'_>,
+    ) -> Option<(Option<Will>, Option<EndedSession>)> {
         let core = session.core();
-        let _change = self.change();
-        // The record may say that there is no connection only once the queue says what was sent.
-        let noted = session.note_sent();
-        let (will, ended) = {
-            let mut lock = inner.lock_client(core.client_id().as_str());
-            let mut state = core.state.lock();
-            if state.ended || state.epoch != epoch || !state.online {
-                return None;
+        let mut lock = self.lock(core.client_id().as_str());
+        let mut state = core.state.lock();
+        if state.ended || state.epoch != epoch || !state.online {
+            return None;
+        }
+        self.counts.online.fetch_sub(1, Release);
+        let due = self.timers.update(session, &mut state, |state| {
+            state.online = false;
+            state.since = now;
+            if let Some(membership) = state.membership() {
+                membership.disconnected();
             }
-            inner.online.fetch_sub(1, Release);
-            let due = inner.timers.update(session, &mut state, |state| {
-                state.online = false;
-                state.since = now;
-                if let Some(membership) = state.membership() {
-                    membership.disconnected();
-                }
-                state.expiry = closed.expiry.unwrap_or(state.expiry);
-                if !closed.publish_will {
-                    // [MQTT-3.1.2-10]
-                    state.forget_will();
-                }
-                state.expiry == 0 || state.will_at().is_some_and(|at| at <= now)
-            });
-            if state.expiry == 0 {
-                lock.remove(session);
-                (None, Some(self.mark_ended(session, &mut state)))
-            } else if due {
-                (inner.timers.update(session, &mut state, |state| state.give_will(core.queue())), None)
-            } else {
-                if noted.is_none() {
-                    inner.keep(core, &mut state, None);
-                }
-                (None, None)
+            state.expiry = closed.expiry.unwrap_or(state.expiry);
+            if !closed.publish_will {
+                // [MQTT-3.1.2-10]
+                state.forget_will();
             }
-        };
-        if let Some(noted) = noted {
-            self.keep_after(session, &noted);
+            state.expiry == 0 || state.will_at().is_some_and(|at| at <= now)
+        });
+        if state.expiry == 0 {
+            lock.remove(session);
+            return Some((None, Some(self.mark_ended(session, &mut state, storage.account))));
         }
-        self.inner.events.emit_with(now, core, || EventKind::Disconnected { reason: closed.reason });
-        let mut cleanup = SessionCleanup::new(self, now);
-        match ended {
-            Some(ended) => cleanup.clear(ended, "expired", None),
-            None => {
-                let left = session.yield_shared();
-                self.redeliver(left, core.queue(), now, turn);
-                let groups = inner.index.groups_of(core.state.lock().subscriptions.as_slice());
-                self.park(&groups);
-                self.limit_offline(session, &mut cleanup);
-            }
+        if due {
+            return Some((
+                self.timers.update(session, &mut state, |state| state.give_will(core.queue())),
+                None,
+            ));
         }
-        if let Some(will) = will {
-            cleanup.publish(session, will);
+        if is_noted {
+            state.keep(core, storage, None);
         }
-        cleanup.begin(turn)
+        Some((None, None))
     }
 
-    /// Returns whether no session has a connection and everything that follows from ends so far is done, above all their wills.
-    pub fn is_quiet(&self) -> bool {
-        // In this order: an end is counted as under way before its session stops being online.
-        self.inner.online.load(Acquire) == 0 && self.inner.changes.load(Acquire) == 0
-    }
-
-    /// Lets go of all sessions, in memory only. They hold the broker as it holds them, and with it stores and the lock on
-    /// their directory. For the very end, when nothing more is routed and the stores are flushed.
-    pub fn release_sessions(&self) {
-        self.inner.timers.clear();
-        for group in self.inner.index.groups() {
-            group.release_members();
-        }
-        self.inner.slots.clear();
-    }
-
-    /// Until the guard is dropped, a session or connection may be ending, with a will to publish.
-    fn change(&self) -> ChangeGuard<'_> {
-        self.inner.changes.fetch_add(1, Relaxed);
-        ChangeGuard(&self.inner.changes)
-    }
-
-    /// Called after a session got its new connection: gives it messages from its groups' queues, but no more than is
-    /// sure to fit into an empty mailbox, whose overflow would drop messages or end the connection. Returns true if
-    /// more is waiting: the caller must call again when there is room, since nobody else will.
-    pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
-        let mut left = false;
-        let core = session.core();
-        if let Some(parts) = &self.inner.reserved {
-            parts.connected(core.client_id());
-        }
-        let limit = (self.inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
-        let groups = self.inner.index.groups_of(core.state.lock().subscriptions.as_slice());
-        for group in groups {
-            let mut context = DeliveryContext::new(self.inner.storage(), &mut turn.dirty, now);
-            left |= group.drain_to(core.slot(), limit, &mut context);
-        }
-        left
-    }
-
-    /// Ends a device's connection and, with `discard`, its session. Returns what is left to do, perhaps nothing; `None` if
-    /// there is no such session.
-    pub fn disconnect(
+    /// The session of a client id and the epoch of its connection; with `discard`, the session ends.
+    pub(crate) fn disconnect(
         &self,
         client_id: &str,
-        code: u8,
         discard: bool,
-        now: Timestamp,
-        turn: &mut Turn,
-    ) -> Option<Box<SessionCleanup>> {
-        let _change = self.change();
-        let (session, epoch, ended) = {
-            let mut lock = self.inner.lock_client(client_id);
-            let session = lock.find(client_id)?;
-            let mut state = session.core().state.lock();
-            let epoch = state.epoch;
-            let ended = discard.then(|| {
-                lock.remove(&session);
-                self.mark_ended(&session, &mut state)
-            });
-            drop(state);
-            (session, epoch, ended)
-        };
-        session.close(epoch, CloseReason::Administrative(code));
-        let mut cleanup = SessionCleanup::new(self, now);
-        if let Some(ended) = ended {
-            cleanup.clear(ended, "administrative", None);
-        }
-        cleanup.go_on(turn);
-        Some(Box::new(cleanup))
-    }
-
-    /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second. Returns what is left of
-    /// what sessions waited for, if that is too much for one turn.
-    pub fn tick(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
-        let mut cleanup = SessionCleanup::new(self, now);
-        cleanup.due(now, TIMERS_PER_TICK);
-        let left = cleanup.begin(turn);
-        self.inner.retained.sweep(now);
-        self.inner.evict_retained(now);
-        self.inner.shedding.shed(&self.inner.slots, &self.inner.account);
-        self.retry_stalled(now, turn);
-        self.inner.events.tick(now);
-        left
+        account: &Account,
+    ) -> Option<(Arc<dyn Session>, u32, Option<EndedSession>)> {
+        let mut lock = self.lock(client_id);
+        let session = lock.find(client_id)?;
+        let mut state = session.core().state.lock();
+        let epoch = state.epoch;
+        let ended = discard.then(|| {
+            lock.remove(&session);
+            self.mark_ended(&session, &mut state, account)
+        });
+        drop(state);
+        Some((session, epoch, ended))
     }
 
     /// The deadline `at` of a session has come: takes its will or, if it expires, ends it. Nothing, if it was resumed
@@ -276,10 +302,10 @@ impl Broker {
         session: &Arc<dyn Session>,
         at: Timestamp,
         now: Timestamp,
+        account: &Account,
     ) -> (Option<Will>, Option<EndedSession>) {
-        let inner = &*self.inner;
         let core = session.core();
-        let mut lock = inner.lock_client(core.client_id().as_str());
+        let mut lock = self.lock(core.client_id().as_str());
         let mut state = core.state.lock();
         if state.deadline() != Some(at) {
             return (None, None);
@@ -287,151 +313,140 @@ impl Broker {
         if state.expires_at().is_some_and(|at| at <= now) {
             lock.remove(session);
             count(|c| c.sessions_expired.add(1));
-            return (None, Some(self.mark_ended(session, &mut state)));
+            return (None, Some(self.mark_ended(session, &mut state, account)));
         }
-        (inner.timers.update(session, &mut state, |state| state.give_will(core.queue())), None)
+        (self.timers.update(session, &mut state, |state| state.give_will(core.queue())), None)
     }
 
-    /// The part of an open that needs the registry's lock.
-    fn open_locked(
+    /// Ends the session nearest to its deadline if more than `most` have no connection, among them `session`.
+    pub(crate) fn end_surplus(
         &self,
-        request: OpenRequest,
-        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
-    ) -> Result<(OpenedSession, ReplacedSession), QuotaExceeded> {
-        let inner = &*self.inner;
-        let client_id = request.client_id.clone();
-        let mut lock = inner.lock_client(client_id.as_str());
-        let mut former = ReplacedSession::default();
-        let mut membership;
-        let old = lock.find(client_id.as_str());
-        if let Some(old) = &old {
-            let mut state = old.core().state.lock();
-            former.connection = state.online.then_some(state.epoch);
-            let expired = state.expires_at().is_some_and(|at| at <= request.now);
-            // A session with expiry 0 ends with its connection [MQTT-3.1.2-6] [MQTT-3.1.2-23].
-            let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
-            let kept = if resumes { state.subscriptions.len() } else { 0 };
-            membership = SessionQuotaUse::enter(&request.quota_holders, state.membership(), kept)?;
-            if resumes {
-                let was_online = state.online;
-                // CONNACK confirms changes that must be on disk first: a changed will, another expiry, and after a takeover the
-                // session itself, which the earlier connection may still be waiting for.
-                let changes = was_online
-                    || request.will.is_some()
-                    || state.will().is_some()
-                    || state.leaving().is_some()
-                    || state.expiry != request.expiry;
-                let commit =
-                    (changes && inner.storage().durable_for(old.core().queue()).is_some()).then(Commit::new);
-                let due = state.will_at().is_some_and(|at| at <= request.now)
-                    || was_online && state.will().is_some_and(|will| will.delay == 0);
-                inner.account.force(MemoryKind::Sessions, cost(&client_id, request.info.username.as_deref()));
-                inner.account.release(MemoryKind::Sessions, state.cost(&client_id));
-                former.will = inner.timers.update(old, &mut state, |state| {
-                    let will = due.then(|| state.give_will(old.core().queue())).flatten();
-                    state.reconnect(request, membership.take());
-                    will
-                });
-                let epoch = state.epoch;
-                inner.keep(old.core(), &mut state, commit.as_ref());
-                drop(state);
-                if !was_online {
-                    self.count_online();
-                }
-                return Ok((
-                    OpenedSession {
-                        session: Arc::clone(old),
-                        present: true,
-                        commit,
-                        cleanup: None,
-                        took_over: false,
-                        epoch,
-                    },
-                    former,
-                ));
+        session: &Arc<dyn Session>,
+        most: usize,
+        account: &Account,
+    ) -> Option<EndedSession> {
+        let SessionCounts { all, online, .. } = &self.counts;
+        let offline = all.load(Relaxed).saturating_sub(online.load(Relaxed));
+        if offline <= most {
+            return None;
+        }
+        // Sessions that never expire have no timer; if there are no others, the one that has just closed ends.
+        let victim = self.timers.first().unwrap_or_else(|| Arc::clone(session));
+        let ended = {
+            let core = victim.core();
+            let mut lock = self.lock(core.client_id().as_str());
+            let mut state = core.state.lock();
+            if state.online || state.ended {
+                return None;
             }
-            former.ended = Some(self.mark_ended(old, &mut state));
-        } else {
-            membership = SessionQuotaUse::enter(&request.quota_holders, None, 0)?;
-        }
-        let slot = inner.slots.reserve();
-        let durable = inner.durable.as_ref().filter(|_| request.expiry > 0);
-        let queue = durable.map_or(QueueId::NONE, Durable::next_queue);
-        let discards =
-            former.ended.as_ref().is_some_and(|ended| ended.session.core().queue() != QueueId::NONE);
-        let commit = (durable.is_some() || discards).then(Commit::new);
-        let session = make(SessionCore::new(request, membership, slot, queue));
-        if let Some(durable) = durable {
-            durable.note_slot(queue, slot);
-            inner.keep(session.core(), &mut session.core().state.lock(), commit.as_ref());
-        }
-        inner.account.force(MemoryKind::Sessions, session.core().state.lock().cost(&client_id));
-        inner.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
-        lock.replace(old.as_ref(), &session);
-        inner.sessions.fetch_add(1, Relaxed);
-        self.count_online();
-        Ok((
-            OpenedSession { session, present: false, commit, cleanup: None, took_over: false, epoch: 1 },
-            former,
-        ))
+            lock.remove(&victim);
+            self.mark_ended(&victim, &mut state, account)
+        };
+        count(|c| c.sessions_expired.add(1));
+        Some(ended)
     }
 
     /// Marks a session as ended under its locks; the caller removes it from the registry.
-    fn mark_ended(&self, session: &Arc<dyn Session>, state: &mut SessionState) -> EndedSession {
-        let inner = &*self.inner;
+    fn mark_ended(
+        &self,
+        session: &Arc<dyn Session>,
+        state: &mut SessionState,
+        account: &Account,
+    ) -> EndedSession {
         let was_online = state.online;
-        let will = inner.timers.update(session, state, |state| {
+        let will = self.timers.update(session, state, |state| {
             state.ended = true;
             state.online = false;
             state.leave_parties();
             state.give_will(session.core().queue())
         });
         if let Some(leaving) = state.leaving() {
-            // Until [`SessionCleanup`] gets to the removal.
+            // Until the session's removal comes to its turn.
             leaving.hold();
         }
         if was_online {
-            inner.online.fetch_sub(1, Release);
+            self.counts.online.fetch_sub(1, Release);
         }
-        inner.sessions.fetch_sub(1, Relaxed);
+        self.counts.all.fetch_sub(1, Relaxed);
         let subscriptions = std::mem::take(&mut state.subscriptions);
-        inner.account.release(MemoryKind::Filters, subscriptions.bytes() as usize);
-        inner.account.release(MemoryKind::Sessions, state.cost(session.core().client_id()));
+        account.release(MemoryKind::Filters, subscriptions.bytes() as usize);
+        account.release(MemoryKind::Sessions, state.cost(session.core().client_id()));
         EndedSession { session: Arc::clone(session), subscriptions, will }
     }
 
-    /// Ends the session nearest to its deadline if there are too many without a connection.
-    fn limit_offline(&self, session: &Arc<dyn Session>, cleanup: &mut SessionCleanup) {
-        let inner = &*self.inner;
-        let offline = inner.sessions.load(Relaxed).saturating_sub(inner.online.load(Relaxed));
-        if offline <= inner.limits.max_offline_sessions {
-            return;
-        }
-        // Sessions that never expire have no timer; if there are no others, the one that has just closed ends.
-        let victim = inner.timers.first().unwrap_or_else(|| Arc::clone(session));
-        let ended = {
-            let core = victim.core();
-            let mut lock = inner.lock_client(core.client_id().as_str());
-            let mut state = core.state.lock();
-            if state.online || state.ended {
-                return;
+    /// Takes the wills of all sessions, with and without a connection.
+    pub(crate) fn take_wills(&self, mut publish: impl FnMut(&Arc<dyn Session>, Will)) {
+        self.slots.for_each_session(|session| {
+            let will = {
+                let mut state = session.core().state.lock();
+                let queue = session.core().queue();
+                self.timers.update(&session, &mut state, |state| state.give_will(queue))
+            };
+            if let Some(will) = will {
+                publish(&session, will);
             }
-            lock.remove(&victim);
-            self.mark_ended(&victim, &mut state)
-        };
-        count(|c| c.sessions_expired.add(1));
-        cleanup.clear(ended, "expired", None);
+        });
     }
 
-    /// A member of these groups has gone.
-    pub(crate) fn park(&self, groups: &[Arc<SharedGroup>]) {
-        for group in groups {
-            group.park(&self.inner.account);
+    /// Adds a session of an earlier process, which `make` builds for the slot that it gets. It replaces no other.
+    pub(crate) fn restore(
+        &self,
+        client_id: &ClientId,
+        storage: Storage<'_>,
+        make: impl FnOnce(u32) -> Arc<dyn Session>,
+    ) -> Arc<dyn Session> {
+        let mut lock = self.lock(client_id.as_str());
+        let slot = self.slots.reserve();
+        let session = make(slot);
+        let core = session.core();
+        storage.account.force(MemoryKind::Sessions, core.state.lock().cost(core.client_id()));
+        self.slots.set(slot, Arc::clone(&session) as Arc<dyn Target>);
+        lock.replace(None, &session);
+        if let Some(durable) = storage.durable {
+            durable.note_slot(core.queue(), slot);
         }
+        drop(lock);
+        self.counts.all.fetch_add(1, Relaxed);
+        self.timers.schedule(&session, &core.state.lock());
+        session
     }
 
-    fn count_online(&self) {
-        let online = self.inner.online.fetch_add(1, Relaxed) + 1;
-        self.inner.online_peak.fetch_max(online, Relaxed);
+    /// A restored session has a later one of the same client id: no longer finds it, and has it expire at `due`.
+    pub(crate) fn supersede(&self, client_id: &ClientId, due: Timestamp) {
+        let mut lock = self.lock(client_id.as_str());
+        let Some(earlier) = lock.find(client_id.as_str()) else { return };
+        lock.remove(&earlier);
+        let mut state = earlier.core().state.lock();
+        self.timers.update(&earlier, &mut state, |state| {
+            state.expiry = 0;
+            state.since = due;
+        });
+    }
+
+    /// Asks the largest holders of memory to give some back, if memory is short.
+    pub(crate) fn shed(&self, account: &Account) {
+        self.shedding.shed(&self.slots, account);
+    }
+
+    /// Until the guard is dropped, a session or connection may be ending, with a will to publish.
+    pub(crate) fn change(&self) -> ChangeGuard<'_> {
+        self.begin_change();
+        ChangeGuard(self)
+    }
+
+    /// Begins a change; [`Self::end_change`] ends it.
+    pub(crate) fn begin_change(&self) {
+        self.counts.changes.fetch_add(1, Relaxed);
+    }
+
+    /// Ends a change.
+    pub(crate) fn end_change(&self) {
+        self.counts.changes.fetch_sub(1, Release);
+    }
+
+    /// Returns whether no session has a connection and no change is under way.
+    pub(crate) fn is_quiet(&self) -> bool {
+        // In this order: an end is counted as under way before its session stops being online.
+        self.counts.online.load(Acquire) == 0 && self.counts.changes.load(Acquire) == 0
     }
 }

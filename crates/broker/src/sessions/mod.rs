@@ -1,14 +1,9 @@
 //! Sessions from their first connection to their end.
 //!
-//! [`lifecycle`] opens, closes and ends them; [`core`] is what routing keeps of each. They are found by client id
-//! ([`registry`]), by number ([`slots`]) and by deadline ([`timers`]). What remains to
-//! be done after their end is a [`SessionCleanup`]; [`wills`] publishes wills. [`devices`] shows them to
-//! operators.
-//!
-//! [`lifecycle`], [`SessionCleanup`] and [`wills`] use each other: an end may publish wills, and a published will completes an
-//! end. The other files know none of these three.
+//! [`Sessions`] opens, closes and ends them ([`lifecycle`]); [`core`] is what routing keeps of each, [`wills`] what becomes of
+//! a will in its session's record. They are found by client id ([`registry`]), by number ([`slots`]) and by deadline
+//! ([`timers`]). [`devices`] shows them to operators, and [`shed`] has the largest give memory back.
 
-mod cleanup;
 mod core;
 mod devices;
 mod leaving;
@@ -19,11 +14,10 @@ mod slots;
 mod timers;
 mod wills;
 
-pub use self::{cleanup::SessionCleanup, core::SessionCore};
+pub use self::core::SessionCore;
 pub(crate) use self::{
     core::SessionState,
-    registry::{ClientLock, SessionRegistry},
-    shed::Shedding,
+    devices::SessionTotals,
+    lifecycle::{EndedSession, SessionOpening, Sessions},
     slots::{SlotTable, Slots},
-    timers::SessionTimers,
 };

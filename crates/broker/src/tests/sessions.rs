@@ -84,7 +84,7 @@ fn the_end_of_a_connection_publishes_the_will_at_its_time() {
         assert_eq!(seen, after, "{row:?}");
         let lives = expiry == u32::MAX;
         assert_eq!(bench.broker.device("d").is_some(), lives, "{row:?}");
-        assert_eq!(bench.broker.inner.timers.len(), 0, "{row:?}");
+        assert_eq!(bench.broker.inner.sessions.timers.len(), 0, "{row:?}");
     }
 }
 
@@ -362,7 +362,7 @@ fn two_threads_that_open_one_client_id_leave_one_owner() {
             let threads = [scope.spawn(open), scope.spawn(open)];
             threads.map(|thread| thread.join().unwrap())
         });
-        let owner = broker.inner.session(&id).unwrap();
+        let owner = broker.session(&id).unwrap();
         let owning = (owner.core().slot(), owner.core().state.lock().epoch);
         let (owners, losers): (Vec<_>, Vec<_>) =
             opened.into_iter().partition(|opened| (opened.session.core().slot(), opened.epoch) == owning);

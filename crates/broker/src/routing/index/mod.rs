@@ -21,9 +21,11 @@ use std::sync::{
 };
 
 use ahash::RandomState;
+use gateway_core::QoS;
 use parking_lot::RwLock;
 
 use crate::{
+    SessionCore,
     sessions::Slots,
     shared::{SharedGroup, SharedGroups, SharedMember},
     subscriber::{GROUP, Options, Subscriber},
@@ -221,6 +223,21 @@ impl Index {
         }
         let tables = self.tables.read();
         shared.filter_map(|id| tables.groups.get(id).cloned()).collect()
+    }
+
+    /// The groups of which a session is a member.
+    pub(crate) fn groups_of_session(&self, core: &SessionCore) -> Vec<Arc<SharedGroup>> {
+        self.groups_of(core.state.lock().subscriptions.as_slice())
+    }
+
+    /// Full filter and granted QoS of at most `most` subscriptions of a session, in no particular order.
+    pub(crate) fn list_of_session(&self, core: &SessionCore, most: usize) -> Vec<(String, QoS)> {
+        let listed = {
+            let state = core.state.lock();
+            let references = state.subscriptions.as_slice();
+            self.list(&references[..references.len().min(most)], core.slot())
+        };
+        listed.into_iter().map(|entry| (entry.filter, entry.options.qos())).collect()
     }
 
     /// Filters and options of a session's references.

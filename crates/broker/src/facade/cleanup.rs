@@ -2,18 +2,12 @@
 //! that neither a session with very many filters, nor a will with very many receivers, nor very many sessions that are due at
 //! once block their thread.
 
-use std::{
-    collections::VecDeque,
-    sync::{
-        Arc,
-        atomic::Ordering::{Relaxed, Release},
-    },
-};
+use std::{collections::VecDeque, sync::Arc};
 
-use gateway_core::{Commit, Effort, Timestamp};
+use gateway_core::{Commit, Effort, Timestamp, metrics::count};
 
-use super::lifecycle::EndedSession;
-use crate::{Broker, EventKind, Session, Spread, Turn, Will};
+use super::Broker;
+use crate::{EventKind, Routing, Session, Spread, Turn, Will, sessions::EndedSession};
 
 /// Work left to do after such an end. All of it is done in any case: on drop, the rest is done at once.
 pub struct SessionCleanup {
@@ -44,7 +38,7 @@ struct Clearing {
 
 impl SessionCleanup {
     pub(crate) fn new(broker: &Broker, now: Timestamp) -> Self {
-        broker.inner.changes.fetch_add(1, Relaxed);
+        broker.inner.sessions.begin_change();
         Self { broker: broker.clone(), steps: VecDeque::new(), now }
     }
 
@@ -125,12 +119,13 @@ impl SessionCleanup {
     fn run(&mut self, step: CleanupStep, turn: &mut Turn) -> Option<CleanupStep> {
         match step {
             CleanupStep::Due(by, most) => {
-                let (at, session) = self.broker.inner.timers.first_due(by)?;
+                let sessions = &self.broker.inner.sessions;
+                let (at, session) = sessions.timers.first_due(by)?;
                 turn.effort.spend(Effort::FILTER);
                 if most > 1 {
                     self.steps.push_front(CleanupStep::Due(by, most - 1));
                 }
-                let (will, ended) = self.broker.take_due(&session, at, self.now);
+                let (will, ended) = sessions.take_due(&session, at, self.now, &self.broker.inner.account);
                 if let Some(ended) = ended {
                     let clearing = self.clearing(ended, "expired", None);
                     self.steps.push_front(clearing);
@@ -139,17 +134,46 @@ impl SessionCleanup {
             }
             CleanupStep::Clear(clearing) => self.clear_some(clearing, turn),
             CleanupStep::Publish(session, will, slot) => {
-                let spread = self.broker.publish_will_some(&session, &will, slot, self.now, turn)?;
+                let spread = self.publish_will(&session, &will, slot, turn)?;
                 Some(CleanupStep::HandOut(session, spread))
             }
             CleanupStep::HandOut(session, mut spread) => {
                 if spread.go_on(turn).is_none() {
                     return Some(CleanupStep::HandOut(session, spread));
                 }
-                self.broker.conclude_will(&session, spread.commit().cloned());
+                conclude_will(&self.broker, &session, spread.commit().cloned());
                 None
             }
         }
+    }
+
+    /// Publishes a will that its session gave [MQTT-3.1.2-8]. `slot` is 0 once the session is over, since its slot may be
+    /// another's by then. A will that may not be published is forgotten. Returns the rest, if not all receivers have it yet.
+    fn publish_will(
+        &self,
+        session: &Arc<dyn Session>,
+        will: &Will,
+        slot: u32,
+        turn: &mut Turn,
+    ) -> Option<Box<Spread>> {
+        let inner = &*self.broker.inner;
+        // As long as it waits, what its client may do can change.
+        let judge = inner.judge_will.as_ref();
+        if judge.is_some_and(|judge| !judge(session.core().client_id(), will)) {
+            count(|c| c.wills_withheld.add(1));
+            conclude_will(&self.broker, session, None);
+            return None;
+        }
+        let message = Arc::new(will.message_of(session.core(), slot, self.now));
+        count(|c| c.wills_published.add(1));
+        let message = message.borrow();
+        let quota_holders =
+            inner.quota_holders.counts_retained().then(|| session.core().state.lock().quota_holders());
+        if let Routing::More(spread) = self.broker.publish_of(&message, quota_holders, turn) {
+            return Some(spread);
+        }
+        conclude_will(&self.broker, session, message.issued().cloned());
+        None
     }
 
     fn clear_some(&self, mut clearing: Clearing, turn: &mut Turn) -> Option<CleanupStep> {
@@ -170,16 +194,32 @@ impl SessionCleanup {
         }
         inner.index.note_ended();
         broker.redeliver(session.end(), core.queue(), self.now, turn);
-        broker.park(&inner.index.groups_of(references));
+        for group in inner.index.groups_of(references) {
+            group.park(&inner.account);
+        }
         // After what goes to other members was submitted.
-        broker.remove_after_wills(core, clearing.commit.as_ref());
+        core.remove_after_wills(inner.storage(), clearing.commit.as_ref());
         if let Some(commit) = clearing.commit {
             commit.done();
         }
-        inner.slots.free(core.slot());
+        inner.sessions.slots.free(core.slot());
         // The end of the session ends the will's delay [MQTT-3.1.3-9].
         clearing.ended.will.map(|will| CleanupStep::Publish(session, will, 0))
     }
+}
+
+/// All receivers have the will. `commit` is what must be on disk before it leaves its session's record, if anything.
+fn conclude_will(broker: &Broker, session: &Arc<dyn Session>, commit: Option<Arc<Commit>>) {
+    let Some(commit) = commit else { return session.core().will_is_safe(broker.inner.storage()) };
+    commit.done();
+    let (broker, session) = (broker.clone(), Arc::clone(session));
+    commit.then(move |_| session.core().will_is_safe(broker.inner.storage()));
+}
+
+/// Once the commit is done, writes the session's record in its state of that moment.
+pub(super) fn keep_after(broker: &Broker, session: &Arc<dyn Session>, commit: &Arc<Commit>) {
+    let (broker, session) = (broker.clone(), Arc::clone(session));
+    commit.then(move |_| session.core().keep_now(broker.inner.storage()));
 }
 
 impl Drop for SessionCleanup {
@@ -187,6 +227,6 @@ impl Drop for SessionCleanup {
         if !self.steps.is_empty() {
             self.finish_in(&mut Turn::default());
         }
-        self.broker.inner.changes.fetch_sub(1, Release);
+        self.broker.inner.sessions.end_change();
     }
 }
