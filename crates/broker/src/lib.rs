@@ -25,7 +25,6 @@
 //! (The accessor [`Session::core`] is no call in this sense.) Lock order: registry shard, session state, then
 //! one of timers or index; slots last.
 
-mod api;
 mod drops;
 mod durable;
 mod events;
@@ -40,24 +39,27 @@ mod sessions;
 mod shared;
 mod slab;
 mod subscriber;
-mod target;
 
 pub use store::{QueueStore, QueueSummary};
 
-pub use api::*;
 pub use durable::{DurabilityRules, Stores};
 pub use events::{Event, EventKind, EventOrGap, EventPlace, EventReader};
-pub(crate) use facade::BrokerInner;
-pub use facade::{Broker, Reserved, ReservedOutcome, Restored, SessionCleanup};
-pub use log::{EventKinds, GroupFilter, InScope, Selector, is_event, is_event_message};
+pub use facade::{
+    Broker, BrokerConfig, Gauges, JudgeWill, OpenedSession, Reserved, ReservedOutcome, Restored, Routing,
+    SessionCleanup, Spread, StreamHandle,
+};
+pub use log::{EventKinds, GroupFilter, GroupLog, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};
 pub(crate) use quota_holders::QuotaHolderKind;
 pub use quota_holders::{Counted, QuotaExceeded, QuotaHolder, QuotaHolders};
-pub use retained::{RetainedCursor, RetainedPage};
-pub(crate) use routing::MatchCache;
-pub use routing::{Routing, Spread, StreamHandle};
-pub use sessions::SessionCore;
-pub use target::*;
+pub use retained::{RetainError, RetainedCursor, RetainedPage};
+pub use routing::{
+    DirectOutcome, Offline, Published, Shortage, SubscribeError, SubscribeRequest, Subscribed, Turn,
+};
+pub use sessions::{
+    CloseReason, Closed, ConnectionInfo, Delivered, DeviceFilter, DeviceInfo, DevicePage, OpenRequest,
+    QueueInfo, Queued, ReplayWork, Session, SessionCore, Target, Will,
+};
 
 #[cfg(test)]
 mod tests;

@@ -12,7 +12,9 @@ use std::sync::{
 };
 
 use ahash::RandomState;
-use gateway_core::{Commit, CommitRefused, Durability, QueueId, QueueOp, SharedMessage, Yielded, matches};
+use gateway_core::{
+    Commit, CommitRefused, Durability, Message, QueueId, QueueOp, SharedMessage, Yielded, matches,
+};
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 use store::{Loaded, QueueStore, RetainedStore, SessionOp, SessionStore, StoreError, StoredSession};
@@ -147,6 +149,14 @@ impl Durable {
 
     pub(crate) fn retained(&self) -> &Arc<dyn RetainedStore> {
         &self.stores.retained
+    }
+
+    /// Asks the store to hurry now that a message is routed, if its sender waits for the disk. A unit hurries when it
+    /// is closed.
+    pub(crate) fn hurry(&self, message: &Message<'_>) {
+        if message.issued().is_some_and(|commit| !commit.is_unit()) {
+            self.queues().hurry();
+        }
     }
 
     /// A queue number that was never used.

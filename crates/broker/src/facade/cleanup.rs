@@ -7,7 +7,8 @@ use std::{collections::VecDeque, sync::Arc};
 use gateway_core::{Commit, Effort, Timestamp, metrics::count};
 
 use super::Broker;
-use crate::{EventKind, Routing, Session, Spread, Turn, Will, sessions::EndedSession};
+use super::{Routing, Spread};
+use crate::{EventKind, Session, Turn, Will, sessions::EndedSession};
 
 /// Work left to do after such an end. All of it is done in any case: on drop, the rest is done at once.
 pub struct SessionCleanup {
@@ -167,8 +168,7 @@ impl SessionCleanup {
         let message = Arc::new(will.message_of(session.core(), slot, self.now));
         count(|c| c.wills_published.add(1));
         let message = message.borrow();
-        let quota_holders =
-            inner.quota_holders.counts_retained().then(|| session.core().state.lock().quota_holders());
+        let quota_holders = inner.quota_holders.counts_retained().then(|| session.core().quota_holders());
         if let Routing::More(spread) = self.broker.publish_of(&message, quota_holders, turn) {
             return Some(spread);
         }
@@ -193,7 +193,7 @@ impl SessionCleanup {
             return Some(CleanupStep::Clear(clearing));
         }
         inner.index.note_ended();
-        broker.redeliver(session.end(), core.queue(), self.now, turn);
+        inner.redelivery(self.now).redeliver(session.end(), core.queue(), &mut turn.dirty);
         for group in inner.index.groups_of(references) {
             group.park(&inner.account);
         }

@@ -1,11 +1,14 @@
 //! The broker as its users see it: a message, a subscription or a connection goes from one part to the next here.
 
 mod answers;
+mod api;
 mod cleanup;
 mod parts;
 mod replay;
 mod reserved;
 mod restore;
+mod spread;
+mod streams;
 
 use std::{
     any::Any,
@@ -13,18 +16,20 @@ use std::{
 };
 
 use gateway_core::{
-    ClientId, DropReason, Durability, GroupId, JournalPage, Message, QoS, QueueId, SharedMessage, Timestamp,
-    limits::Limits, metrics::count,
+    ClientId, Commit, DropReason, Durability, Effort, GroupId, JournalPage, Message, OriginKind, QoS,
+    QueueId, SharedMessage, Timestamp, limits::Limits, metrics::count,
 };
 use store::{Expiry, PartitionedLog, StoreError};
 use tokio::sync::broadcast;
 
 use crate::{
-    Account, BrokerConfig, CloseReason, Closed, DeviceFilter, DeviceInfo, DevicePage, Event, EventKind,
-    EventPlace, EventReader, Gauges, GroupFilter, MemoryKind, OpenRequest, OpenedSession, QueueInfo,
-    QuotaExceeded, QuotaHolder, QuotaHolders, RetainError, RetainedPage, Session, SessionCore, Stores, Turn,
-    durable::{Durable, Stalled},
+    Account, CloseReason, Closed, DeviceFilter, DeviceInfo, DevicePage, DirectOutcome, Event, EventKind,
+    EventPlace, EventReader, GroupFilter, MemoryKind, Offline, OpenRequest, Published, QueueInfo,
+    QuotaExceeded, QuotaHolder, QuotaHolders, RetainError, RetainedPage, Session, SessionCore, Shortage,
+    Stores, SubscribeError, SubscribeRequest, Subscribed, Target, Turn,
+    durable::Durable,
     log::LogTarget,
+    routing::{SpreadProgress, deliver_direct, refusal},
     sessions::{SessionOpening, SessionTotals},
     shared::DeliveryContext,
 };
@@ -32,10 +37,16 @@ use crate::{
 use answers::QueueExpiry;
 use cleanup::keep_after;
 
+pub use api::{BrokerConfig, Gauges, JudgeWill, OpenedSession};
 pub use cleanup::SessionCleanup;
 pub(crate) use parts::BrokerInner;
 pub use reserved::{Reserved, ReservedOutcome};
 pub use restore::Restored;
+pub use spread::{Routing, Spread};
+pub use streams::StreamHandle;
+
+/// Up to this many receivers are served in one go, since to continue later costs a copy of the message.
+const MANY: usize = 1024;
 
 /// Timers run per tick at most.
 const TIMERS_PER_TICK: usize = 10_000;
@@ -171,29 +182,6 @@ impl Broker {
     /// Answers the store's questions about messages that expire on disk.
     pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
         Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
-    }
-
-    /// Offers again what the store refused.
-    pub(crate) fn retry_stalled(&self, now: Timestamp, turn: &mut Turn) {
-        let inner = &*self.inner;
-        let Some(durable) = &inner.durable else { return };
-        let Stalled { mut groups, unread, yielded } = durable.take_stalled();
-        for (yielded, from) in yielded {
-            inner.account.release(MemoryKind::Queued, yielded.message.cost());
-            // The message is still on disk where it was, but a session never rereads a message that it gave away.
-            self.redeliver(vec![yielded], from, now, turn);
-        }
-        for group in &unread {
-            if let Some(group) = inner.index.group(*group) {
-                group.load_failed(&inner.account);
-            }
-        }
-        groups.extend(unread);
-        for group in groups {
-            if let Some(group) = inner.index.group(group) {
-                group.nudge();
-            }
-        }
     }
 
     /// The log that messages for consumer groups are appended to, if there is one.
@@ -384,7 +372,7 @@ impl Broker {
     ) {
         let BrokerInner { index, sessions, account, limits, .. } = &*self.inner;
         let core = session.core();
-        self.redeliver(session.yield_shared(), core.queue(), now, turn);
+        self.inner.redelivery(now).redeliver(session.yield_shared(), core.queue(), &mut turn.dirty);
         for group in index.groups_of_session(core) {
             group.park(account);
         }
@@ -424,7 +412,7 @@ impl Broker {
         self.inner.retained.sweep(now);
         self.inner.evict_retained(now);
         self.inner.sessions.shed(&self.inner.account);
-        self.retry_stalled(now, turn);
+        self.inner.redelivery(now).retry(&mut turn.dirty);
         self.inner.events.tick(now);
         left
     }
@@ -529,5 +517,219 @@ impl Broker {
             queued_bytes: account.held(MemoryKind::Queued) + account.held(MemoryKind::GrpcStreams),
             streams: streams.load(Relaxed),
         }
+    }
+
+    /// Routes one message by MQTT rules: retained store, latest value and history (devices only), subscribers. What a device
+    /// says to a topic that a part of the gateway owns goes to that part alone ([`crate::Reserved`]).
+    ///
+    /// The caller has validated topic and properties. Refused as a whole only when a QoS 1 or 2 message finds the
+    /// memory budget used up; QoS 0 is left to each target. The result counts each delivery as its target took it; what
+    /// becomes of it later the target reports to the message's receipt.
+    pub fn publish(&self, message: &Message<'_>, turn: &mut Turn) -> Published {
+        match self.publish_some(message, turn) {
+            Routing::Done(published) => published,
+            Routing::More(mut spread) => loop {
+                turn.effort.renew();
+                if let Some(published) = spread.go_on(turn) {
+                    return published;
+                }
+            },
+        }
+    }
+
+    /// As [`Self::publish`], but serves only as many receivers as the turn's effort affords. The caller continues with
+    /// the rest after it has let the other tasks of its thread run.
+    pub fn publish_some(&self, message: &Message<'_>, turn: &mut Turn) -> Routing {
+        self.publish_of(message, None, turn)
+    }
+
+    /// As [`Self::publish_some`]; if retained, it counts for `quota_holders`. `None` are those of the session in whose name it
+    /// is.
+    #[inline(always)]
+    fn publish_of(
+        &self,
+        message: &Message<'_>,
+        quota_holders: Option<QuotaHolders>,
+        turn: &mut Turn,
+    ) -> Routing {
+        let reserved = self.inner.reserved.as_ref();
+        if let Some(taken) = reserved.and_then(|parts| parts.take(message, self, turn)) {
+            return Routing::Done(taken);
+        }
+        match self.admit(message, quota_holders, turn) {
+            Ok(withheld) => self.route_some(message, withheld, turn),
+            Err(refusal) => Routing::Done(Published { refused: Some(refusal), ..Published::default() }),
+        }
+    }
+
+    /// Everything before the receivers. Returns whether only streams get the message, or why it is refused.
+    #[inline(always)]
+    fn admit(
+        &self,
+        message: &Message<'_>,
+        quota_holders: Option<QuotaHolders>,
+        turn: &mut Turn,
+    ) -> Result<bool, Shortage> {
+        let inner = &*self.inner;
+        if message.qos != QoS::AtMostOnce
+            && let Some(refusal) = refusal(message, &inner.account, || inner.admit(message, turn))
+        {
+            return Err(refusal);
+        }
+        let from_device = message.origin.kind == OriginKind::Device;
+        let withheld = inner.non_broker && from_device;
+        if message.retain && !withheld {
+            turn.effort.spend(Effort::RETAINED);
+            let quota_holders = quota_holders.unwrap_or_else(|| inner.holders_of(message));
+            inner.retained.keep(message, &quota_holders);
+        }
+        if from_device && let Some(latest) = &inner.latest {
+            latest.record(message, &mut turn.effort);
+        }
+        if from_device && let Some(history) = &inner.history {
+            history.record(message, &mut turn.effort);
+        }
+        Ok(withheld)
+    }
+
+    /// Delivers the message to all receivers, or to as many as the effort affords.
+    #[inline(always)]
+    fn route_some(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
+        let inner = &*self.inner;
+        let Turn { dirty, matches, effort } = turn;
+        // With more than one node, this is the one place to ask which others want the message.
+        let list = matches.find(&inner.index, &inner.sessions.slots, message.topic, effort);
+        if list.len() > MANY {
+            return self.begin(message, only_streams, turn);
+        }
+        let published = inner.deliverer().hand_out(list, message, only_streams, dirty, effort);
+        Routing::Done(self.conclude(message, published))
+    }
+
+    /// As [`Self::route_some`], for very many receivers.
+    #[cold]
+    fn begin(&self, message: &Message<'_>, only_streams: bool, turn: &mut Turn) -> Routing {
+        let inner = &*self.inner;
+        let Turn { dirty, matches, effort } = turn;
+        let list = Arc::clone(matches.find(&inner.index, &inner.sessions.slots, message.topic, effort));
+        let mut progress = SpreadProgress { only_streams, ..SpreadProgress::default() };
+        inner.deliverer().hand_out_some(&list, message, &mut progress, dirty, effort);
+        if progress.served == list.len() {
+            return Routing::Done(self.conclude(message, progress.published));
+        }
+        Routing::More(Box::new(Spread::new(self, list, progress, message)))
+    }
+
+    /// Every receiver has the message.
+    #[inline(always)]
+    fn conclude(&self, message: &Message<'_>, published: Published) -> Published {
+        if let Some(durable) = &self.inner.durable {
+            durable.hurry(message);
+        }
+        if published.matched == 0 {
+            count(|c| c.no_match.add(1));
+        }
+        published
+    }
+
+    /// Hands one message to one device, subscribed or not. It never sets a retained message.
+    pub fn publish_to_device(
+        &self,
+        device: &str,
+        message: &Message<'_>,
+        offline: Offline,
+        turn: &mut Turn,
+    ) -> DirectOutcome {
+        let BrokerInner { sessions, durable, account, .. } = &*self.inner;
+        let Some(session) = sessions.find(device) else { return DirectOutcome::UnknownDevice };
+        if offline == Offline::Fail && !session.is_online() {
+            return DirectOutcome::DeviceOffline;
+        }
+        let admit = || {
+            let durable = durable.as_ref().filter(|_| session.is_durable());
+            durable.map_or(Ok(()), |durable| durable.queues().admit(message))
+        };
+        if message.qos != QoS::AtMostOnce
+            && let Some(refusal) = refusal(message, account, admit)
+        {
+            return DirectOutcome::Refused(refusal);
+        }
+        let outcome = deliver_direct(session, message, offline, &mut turn.dirty);
+        if let Some(durable) = durable {
+            durable.hurry(message);
+        }
+        outcome
+    }
+
+    /// Tells whoever waits for messages to a device that have expired in memory: they are dropped when it is their turn.
+    pub fn tell_expired(&self, device: &str) {
+        if let Some(session) = self.session(device) {
+            session.tell_expired();
+        }
+    }
+
+    /// Adds or replaces one subscription. Refusals are counted here.
+    pub fn subscribe(
+        &self,
+        session: &Arc<dyn Session>,
+        request: &SubscribeRequest<'_>,
+        now: Timestamp,
+    ) -> Result<Subscribed, SubscribeError> {
+        let result = self.try_subscribe(session, request, now, false);
+        if result.is_err() {
+            count(|c| c.subscribe_refused.add(1));
+        }
+        result
+    }
+
+    /// Restores a subscription of an earlier process: no event, no retained messages, nothing written.
+    fn resubscribe(
+        &self,
+        session: &Arc<dyn Session>,
+        request: &SubscribeRequest<'_>,
+    ) -> Result<(), SubscribeError> {
+        self.try_subscribe(session, request, Timestamp(0), true).map(drop)
+    }
+
+    fn try_subscribe(
+        &self,
+        session: &Arc<dyn Session>,
+        request: &SubscribeRequest<'_>,
+        now: Timestamp,
+        restored: bool,
+    ) -> Result<Subscribed, SubscribeError> {
+        let BrokerInner { rules, index, retained, events, .. } = &*self.inner;
+        let core = session.core();
+        let shared = rules.check(core.client_id().as_str(), request, self.inner.reserved_topics())?;
+        let added = rules.subscribe(index, self.inner.storage(), session, request, shared, restored)?;
+        let qos = added.qos;
+        events.emit_with(now, core, || EventKind::Subscribed { filter: request.filter.to_owned(), qos });
+        let replay = rules.replay(core, request, &added, retained, now);
+        let group = index.groups_of(&[added.reference]).pop();
+        let group_queue = group.as_ref().is_some_and(|group| group.has_queued());
+        let members = group.map_or(0, |group| group.len());
+        Ok(Subscribed { qos, existed: added.existed, replay, group_queue, members })
+    }
+
+    /// Removes one subscription; false if there was none (0x11). `commit` gets a part that is done when that is on disk.
+    pub fn unsubscribe(
+        &self,
+        session: &Arc<dyn Session>,
+        filter: &str,
+        now: Timestamp,
+        commit: Option<&Arc<Commit>>,
+    ) -> bool {
+        let BrokerInner { rules, index, events, .. } = &*self.inner;
+        let core = session.core();
+        let removed = rules.unsubscribe(index, self.inner.storage(), core, filter, commit);
+        if removed {
+            events.emit_with(now, core, || EventKind::Unsubscribed { filter: filter.to_owned() });
+        }
+        removed
+    }
+
+    /// Registers a gRPC stream for MQTT filters (already valid; `#` includes no `$` topics). Never shared.
+    pub fn attach_stream(&self, target: Arc<dyn Target>, filters: &[String]) -> StreamHandle {
+        StreamHandle::attach(self, target, filters)
     }
 }

@@ -1,26 +1,20 @@
 //! The parts of the broker, and how they are made.
 
-use std::{
-    collections::BTreeMap,
-    sync::{Arc, Weak, atomic::AtomicUsize},
-};
+use std::sync::{Arc, Weak, atomic::AtomicUsize};
 
 use ahash::RandomState;
-use gateway_core::{
-    ReservedTopics, Timestamp,
-    limits::{Limits, SharedStrategy},
-};
+use gateway_core::{Message, NoRoom, ReservedTopics, Timestamp, limits::Limits};
 use store::Recorder;
 
 use super::reserved::ReservedParts;
 use crate::{
-    Account, BrokerConfig, DurabilityRules, JudgeWill, Target,
+    Account, BrokerConfig, DurabilityRules, JudgeWill, QuotaHolders, Target, Turn,
     durable::{Durable, Storage},
     events::Events,
     log::{GroupSurroundings, LogTarget},
     quota_holders::QuotaRegistry,
     retained::RetainedMessages,
-    routing::Index,
+    routing::{Deliverer, Index, Redelivery, SubscriptionRules, admit_to_store},
     sessions::{Sessions, Slots},
 };
 
@@ -28,15 +22,12 @@ use crate::{
 pub(crate) struct BrokerInner {
     pub(crate) limits: Arc<Limits>,
     pub(crate) non_broker: bool,
-    pub(crate) namespace: String,
-    pub(crate) listener_strategies: BTreeMap<String, SharedStrategy>,
+    pub(crate) rules: SubscriptionRules,
     pub(crate) latest: Option<Arc<dyn Recorder>>,
     pub(crate) history: Option<Arc<dyn Recorder>>,
     pub(crate) durable: Option<Durable>,
     pub(crate) durability: DurabilityRules,
     pub(crate) judge_will: Option<Arc<JudgeWill>>,
-    /// Keyed at random, so that peers cannot construct collisions.
-    pub(crate) hasher: RandomState,
     pub(crate) index: Index,
     /// The receiver of what consumer groups want.
     pub(crate) log: Option<Arc<LogTarget>>,
@@ -68,7 +59,11 @@ impl BrokerInner {
             tenants,
         } = config;
         let quota_holders = QuotaRegistry::new(&limits.identity, &tenants);
+        // Keyed at random, so that peers cannot construct collisions.
         let hasher = RandomState::new();
+        let namespace = non_broker.then_some(namespace);
+        let rules =
+            SubscriptionRules::new(Arc::clone(&limits), namespace, listener_strategies, hasher.clone());
         let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
         // Set aside for what waits to be written: the stores bound it themselves.
         let for_disk = if stores.is_some() { limits.waiting_for_disk().0 } else { 0 };
@@ -92,8 +87,7 @@ impl BrokerInner {
         });
         Arc::new_cyclic(|inner| Self {
             non_broker,
-            namespace,
-            listener_strategies,
+            rules,
             latest,
             history,
             durable: stores.map(|stores| {
@@ -105,14 +99,13 @@ impl BrokerInner {
             index: Index::new(hasher.clone()),
             log,
             reserved: ReservedParts::new(reserved),
-            sessions: Sessions::new(hasher.clone(), slots),
+            sessions: Sessions::new(hasher, slots),
             retained,
             events: Events::new(&account),
             account,
             quota_holders,
             streams: AtomicUsize::new(0),
             limits,
-            hasher,
         })
     }
 
@@ -146,5 +139,34 @@ impl BrokerInner {
                 inner.retained.evict(topics, loaded);
             }
         });
+    }
+
+    /// The parts that deliveries need.
+    #[inline(always)]
+    pub(super) fn deliverer(&self) -> Deliverer<'_> {
+        Deliverer { limits: &self.limits, account: &self.account, durable: &self.durable }
+    }
+
+    /// The parts that messages given back by members of shared groups need.
+    pub(crate) fn redelivery(&self, now: Timestamp) -> Redelivery<'_> {
+        Redelivery { index: &self.index, storage: self.storage(), now }
+    }
+
+    /// Asks the stores and the log whether they take a message, if it matches one whose receiver keeps it there.
+    #[inline]
+    pub(super) fn admit(&self, message: &Message<'_>, turn: &mut Turn) -> Result<(), NoRoom> {
+        let slots = &self.sessions.slots;
+        if let Some(durable) = &self.durable {
+            admit_to_store(message, durable, &self.index, slots, turn)?;
+        }
+        self.log.as_ref().map_or(Ok(()), |log| log.admit_matched(message, &self.index, slots, turn))
+    }
+
+    /// The quota holders that a retained message counts for: those of the session in whose name it is.
+    pub(super) fn holders_of(&self, message: &Message<'_>) -> QuotaHolders {
+        match self.quota_holders.counts_retained() {
+            true => self.sessions.quota_holders_of(message.origin.slot),
+            false => QuotaHolders::default(),
+        }
     }
 }

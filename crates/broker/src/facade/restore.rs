@@ -130,7 +130,7 @@ impl Broker {
     fn owners(&self, message: &SharedMessage) -> QuotaHolders {
         let publisher = message.client_id.as_ref().filter(|_| self.inner.quota_holders.counts_retained());
         let session = publisher.and_then(|client_id| self.inner.sessions.find(client_id.as_str()));
-        session.map(|session| session.core().state.lock().quota_holders()).unwrap_or_default()
+        session.map(|session| session.core().quota_holders()).unwrap_or_default()
     }
 }
 

@@ -30,7 +30,7 @@ use parking_lot::{Mutex, RwLock};
 use store::{LogFull, PartitionedLog, StoreHealth};
 
 use crate::{
-    Delivered, GroupLog, Target, Turn,
+    Delivered, Target, Turn,
     events::Events,
     memory::{Account, MemoryKind},
     routing::Index,
@@ -70,6 +70,15 @@ impl GroupFilter {
         self.wants(message) && self.topics.iter().any(|filter| matches(filter, message.topic))
             || self.matches_event(message)
     }
+}
+
+/// The log of consumer groups.
+#[derive(Clone)]
+pub struct GroupLog {
+    /// The log.
+    pub log: Arc<dyn PartitionedLog>,
+    /// Bytes of memory that it may take, which are on the account as long as there is a group.
+    pub memory: usize,
 }
 
 /// A group as the log's receiver knows it.

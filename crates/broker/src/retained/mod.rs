@@ -18,12 +18,15 @@ use std::{
 };
 
 use ahash::RandomState;
-use gateway_core::{Message, OriginKind, SharedMessage, Timestamp, has_wildcard, matches};
+use gateway_core::{
+    Message, OriginKind, SharedMessage, Timestamp, has_wildcard, matches, metrics::count, warn_limited,
+};
 use parking_lot::{Mutex, RwLock};
 use store::{LoadedRetained, RetainedStore, StoreError};
+use tracing::field::display;
 
 use crate::{
-    QuotaHolders, RetainError,
+    QuotaHolders,
     memory::{Account, MemoryKind},
     quota_holders::RetainedQuotaUse,
 };
@@ -42,6 +45,19 @@ const EVICT_BYTES: usize = 16 << 20;
 const SCAN: usize = 1000;
 /// Topics checked for expiry per tick.
 const SWEEP: usize = 10_000;
+
+/// Retained message operations refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RetainError {
+    /// Count or bytes limit.
+    Quota,
+    /// The memory budget, or the share of it that retained messages may take, is used up.
+    Memory,
+    /// A quota of the publisher's identity or tenant; counted already.
+    QuotaHolder,
+    /// Switched off.
+    Unavailable,
+}
 
 /// The retained store.
 pub(crate) struct RetainedMessages {
@@ -194,6 +210,29 @@ impl RetainedMessages {
     #[cold]
     fn refuse(&self, at: Timestamp, key: &'static str) {
         *self.refused.lock() = Some((at, key));
+    }
+
+    /// Keeps a message that was published with RETAIN. One that is refused for a limit is counted and told.
+    pub(crate) fn keep(&self, message: &Message<'_>, quota_holders: &QuotaHolders) {
+        match self.set(message, quota_holders) {
+            Err(RetainError::Quota) => count(|c| c.retained_refused.add(1)),
+            Err(RetainError::Memory) => count(|c| c.retained_memory.add(1)),
+            Ok(_) | Err(RetainError::Unavailable | RetainError::QuotaHolder) => return,
+        }
+        self.tell_refused(message);
+    }
+
+    /// Tells that a message was delivered and not stored: its publisher is not, since it was accepted.
+    #[cold]
+    fn tell_refused(&self, message: &Message<'_>) {
+        let client_id = message.origin.client_id.map(display);
+        let limit = self.refused().map(|(_, key)| key);
+        warn_limited!(
+            client_id,
+            topic = message.topic,
+            limit,
+            "retained message is not stored, a limit is reached"
+        );
     }
 
     /// Changes the table and adjusts the account. The caller has checked that what the change adds may be taken.

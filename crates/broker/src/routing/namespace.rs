@@ -1,22 +1,25 @@
 //! Non-broker mode: a device subscribes only inside its own namespace.
 
-use gateway_core::parse_shared;
+use gateway_core::{ReservedTopics, parse_shared};
 
-use crate::Broker;
+use super::SubscriptionRules;
 
 const PLACE: &str = "{client_id}";
 
-/// Namespaces.
-impl Broker {
+impl SubscriptionRules {
     /// Returns whether `filter`, shared or not, lies in the namespace of `client_id`, or in its reserved topics. In broker mode
     /// only a filter made for reserved topics of others is refused.
-    pub(crate) fn namespace_allows(&self, client_id: &str, filter: &str) -> bool {
-        let reserved = self.inner.reserved_topics();
+    pub(crate) fn namespace_allows(
+        &self,
+        client_id: &str,
+        filter: &str,
+        reserved: Option<&ReservedTopics>,
+    ) -> bool {
         if reserved.is_some_and(|reserved| reserved.reaches_foreign(client_id, filter)) {
             return false;
         }
-        !self.inner.non_broker
-            || allows(&self.inner.namespace, client_id, filter)
+        let Some(namespace) = &self.namespace else { return true };
+        allows(namespace, client_id, filter)
             || reserved.is_some_and(|reserved| reserved.owns(client_id, filter))
     }
 }

@@ -17,9 +17,27 @@ use store::{StoredSession, StoredWill};
 
 use super::leaving::Leaving;
 use crate::{
-    Account, Charge, ConnectionInfo, MemoryKind, OpenRequest, QuotaHolderKind, QuotaHolders, Will,
+    Account, Charge, ConnectionInfo, MemoryKind, QuotaHolderKind, QuotaHolders, Will,
     quota_holders::SessionQuotaUse,
 };
+
+/// A CONNECT that passed validation and authentication.
+pub struct OpenRequest {
+    /// Client id, assigned if it was empty.
+    pub client_id: ClientId,
+    /// Discard an earlier session.
+    pub clean_start: bool,
+    /// Session expiry in seconds after the connection ends; `u32::MAX` never.
+    pub expiry: u32,
+    /// Will.
+    pub will: Option<Will>,
+    /// Connection details.
+    pub info: ConnectionInfo,
+    /// Quota holders whose quotas the session counts for: see [`crate::Broker::quota_holders`].
+    pub quota_holders: QuotaHolders,
+    /// Time.
+    pub now: Timestamp,
+}
 
 /// The broker's part of one session. It is embedded in the connection layer's session object, so that both are one
 /// allocation.
@@ -146,6 +164,11 @@ impl SessionCore {
     pub fn connection(&self, epoch: u32) -> Option<ConnectionInfo> {
         let state = self.state.lock();
         (state.epoch == epoch).then(|| state.info())
+    }
+
+    /// The quota holders whose quotas the session uses, or has used.
+    pub(crate) fn quota_holders(&self) -> QuotaHolders {
+        self.state.lock().quota_holders()
     }
 
     /// The session's slot; never 0, reused only after the session ended.

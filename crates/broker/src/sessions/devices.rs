@@ -2,13 +2,61 @@
 
 use std::sync::{Arc, atomic::Ordering::Relaxed};
 
+use gateway_core::{ClientId, Timestamp};
+
 use super::{lifecycle::Sessions, slots::TURN};
-use crate::{DeviceFilter, DeviceInfo, DevicePage, QueueInfo, Session};
+use crate::{ConnectionInfo, QueueInfo, Session};
 
 /// Slots that one page of devices visits.
 const PAGE_SLOTS: u32 = 8 * 1024;
 /// Devices that one page describes, whether it has them or not.
 const PAGE_DESCRIBED: u32 = 2 * 1024;
+
+/// A device as `Devices` shows it.
+#[derive(Debug, Clone)]
+pub struct DeviceInfo {
+    /// Client id.
+    pub client_id: ClientId,
+    /// Connected now.
+    pub online: bool,
+    /// Details of the current or last connection.
+    pub connection: ConnectionInfo,
+    /// True if the device has not connected in this process: only the stored facts about its last connection are known.
+    pub restored: bool,
+    /// Time at which the current state (connected or not) began.
+    pub since: Timestamp,
+    /// Session expiry in seconds.
+    pub expiry: u32,
+    /// Number of the session's subscriptions; [`crate::Broker::subscriptions`] lists them.
+    pub subscription_count: usize,
+    /// Queue figures.
+    pub queue: QueueInfo,
+}
+
+/// Selects the devices of a page.
+#[derive(Clone, Copy)]
+pub struct DeviceFilter<'a> {
+    /// Only those with a connection.
+    pub online_only: bool,
+    /// Only those with such a client id. Asked first, since it costs least.
+    pub name: &'a dyn Fn(&str) -> bool,
+    /// Only those of which that is so.
+    pub info: Option<&'a dyn Fn(&DeviceInfo) -> bool>,
+}
+
+impl DeviceFilter<'_> {
+    /// All of them.
+    pub const ALL: Self = Self { online_only: false, name: &|_| true, info: None };
+}
+
+/// One page of [`crate::Broker::devices`].
+#[derive(Debug, Default)]
+pub struct DevicePage {
+    /// The devices, each with the start of a page that continues after it.
+    pub devices: Vec<(u32, DeviceInfo)>,
+    /// Start of the next page; `None` at the end.
+    pub next: Option<u32>,
+}
 
 /// Numbers of sessions.
 pub(crate) struct SessionTotals {

@@ -12,14 +12,14 @@ use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
 use parking_lot::MutexGuard;
 
 use super::{
-    core::{References, SessionState, cost},
+    core::{OpenRequest, References, SessionState, cost},
     registry::{ClientLock, SessionRegistry},
     shed::Shedding,
     slots::Slots,
     timers::SessionTimers,
 };
 use crate::{
-    Closed, MemoryKind, OpenRequest, QuotaExceeded, Session, SessionCore, Target, Will,
+    MemoryKind, QuotaExceeded, QuotaHolders, Session, SessionCore, Target, Will,
     durable::{Durable, Storage},
     memory::Account,
     quota_holders::SessionQuotaUse,
@@ -43,6 +43,17 @@ pub(super) struct SessionCounts {
     pub(super) online_peak: AtomicUsize,
     /// Changes under way, see [`Sessions::is_quiet`].
     changes: AtomicUsize,
+}
+
+/// End of a connection, for [`crate::Broker::closed`].
+#[derive(Debug, Clone, Copy)]
+pub struct Closed {
+    /// Publish the will (false after DISCONNECT 0x00 [MQTT-3.14.4-3]).
+    pub publish_will: bool,
+    /// New session expiry from a v5 DISCONNECT.
+    pub expiry: Option<u32>,
+    /// Reason for the event and log.
+    pub reason: &'static str,
 }
 
 /// A session that was marked as ended and removed from the registry, not yet cleared away.
@@ -107,6 +118,16 @@ impl Sessions {
     /// The session of a client id.
     pub(crate) fn find(&self, client_id: &str) -> Option<Arc<dyn Session>> {
         self.lock(client_id).find(client_id)
+    }
+
+    /// The quota holders of the session in whose name a message is, which is the one of this slot.
+    #[cold]
+    pub(crate) fn quota_holders_of(&self, slot: u32) -> QuotaHolders {
+        let session = match slot {
+            0 => None,
+            slot => self.slots.session(slot),
+        };
+        session.map(|session| session.core().quota_holders()).unwrap_or_default()
     }
 
     /// Returns whether the session of this client id exists or the memory account has room for it.

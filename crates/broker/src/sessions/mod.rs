@@ -1,6 +1,6 @@
 //! Sessions from their first connection to their end.
 //!
-//! [`Sessions`] opens, closes and ends them ([`lifecycle`]); [`core`] is what routing keeps of each, [`wills`] what becomes of
+//! Routing knows them, and all other receivers, as [`Target`]s. [`Sessions`] opens, closes and ends them ([`lifecycle`]); [`core`] is what routing keeps of each, [`wills`] what becomes of
 //! a will in its session's record. They are found by client id ([`registry`]), by number ([`slots`]) and by deadline
 //! ([`timers`]). [`devices`] shows them to operators, and [`shed`] has the largest give memory back.
 
@@ -11,13 +11,19 @@ mod lifecycle;
 mod registry;
 mod shed;
 mod slots;
+mod target;
 mod timers;
 mod wills;
 
-pub use self::core::SessionCore;
 pub(crate) use self::{
     core::SessionState,
     devices::SessionTotals,
     lifecycle::{EndedSession, SessionOpening, Sessions},
     slots::{SlotTable, Slots},
+};
+pub use self::{
+    core::{OpenRequest, SessionCore},
+    devices::{DeviceFilter, DeviceInfo, DevicePage},
+    lifecycle::Closed,
+    target::*,
 };

@@ -224,7 +224,8 @@ fn what_a_member_gives_back_is_not_lost_if_the_store_refuses_it() {
     let from = scene.members[0].session.core().queue();
     let give_back = |scene: &mut Scene, payload, qos, place| {
         let yielded = Yielded { group, message: message(payload, qos), place };
-        scene.bench.broker.redeliver(vec![yielded], from, scene.bench.now, &mut scene.bench.turn);
+        let bench = &mut scene.bench;
+        bench.broker.inner.redelivery(bench.now).redeliver(vec![yielded], from, &mut bench.turn.dirty);
     };
     scene.disk.set_failing(true);
     give_back(&mut scene, "no place", QoS::AtLeastOnce, None);

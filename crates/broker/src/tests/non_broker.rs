@@ -49,7 +49,7 @@ fn filters_outside_the_namespace_are_refused() {
         assert_eq!(refused, Some(SubscribeError::NotAuthorized), "{filter}");
     }
     assert!(bench.broker.is_non_broker());
-    assert!(bench.broker.namespace_allows("d", "devices/d/+"));
-    assert!(!bench.broker.namespace_allows("d", "devices/e/+"));
-    assert!(Bench::new(Limits::default()).broker.namespace_allows("d", "anything/#"));
+    assert!(bench.broker.inner.rules.namespace_allows("d", "devices/d/+", None));
+    assert!(!bench.broker.inner.rules.namespace_allows("d", "devices/e/+", None));
+    assert!(Bench::new(Limits::default()).broker.inner.rules.namespace_allows("d", "anything/#", None));
 }

@@ -296,11 +296,10 @@ fn what_a_leaving_member_held_goes_to_another_or_to_the_queue() {
     assert_eq!(bench.broker.gauges().queued_bytes, 0);
     assert!(bench.broker.inner.index.group(group).is_none());
     assert_eq!(receipt.state(), ReceiptState::default(), "what is queued is not waited for");
-    bench.broker.redeliver(
+    bench.broker.inner.redelivery(bench.now).redeliver(
         vec![Yielded { group, message: message("5"), place: None }],
         QueueId::NONE,
-        bench.now,
-        &mut bench.turn,
+        &mut bench.turn.dirty,
     );
     assert_eq!(bench.broker.gauges().shared_groups, 0);
 }
@@ -314,6 +313,6 @@ fn a_new_group_never_gets_messages_of_an_old_one() {
     bench.subscribe(&devices[0], "$share/other/#");
     let message = Message::new("t", b"late", bench.now, Origin::BACKEND);
     let late = Yielded { group: old, message: Arc::clone(message.share()), place: None };
-    bench.broker.redeliver(vec![late], QueueId::NONE, bench.now, &mut bench.turn);
+    bench.broker.inner.redelivery(bench.now).redeliver(vec![late], QueueId::NONE, &mut bench.turn.dirty);
     assert!(devices[0].got().is_empty());
 }

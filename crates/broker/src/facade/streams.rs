@@ -19,6 +19,19 @@ pub struct StreamHandle {
 }
 
 impl StreamHandle {
+    /// Registers a stream for MQTT filters, which are valid.
+    pub(super) fn attach(broker: &Broker, target: Arc<dyn Target>, filters: &[String]) -> Self {
+        let inner = &broker.inner;
+        let slot = inner.sessions.slots.reserve();
+        inner.sessions.slots.set(slot, target);
+        inner.streams.fetch_add(1, Ordering::Relaxed);
+        let entry = Subscriber { slot, id: 0, options: Options::stream() };
+        let added = filters.iter().filter_map(|filter| inner.index.subscribe(filter, entry, true));
+        // A filter given twice is one subscription.
+        let references = added.filter(|added| !added.existed).map(|added| added.reference).collect();
+        Self { broker: broker.clone(), slot, references, detached: AtomicBool::new(false) }
+    }
+
     /// Removes the stream before the handle is dropped.
     pub fn detach(&self) {
         if self.detached.swap(true, Ordering::AcqRel) {
@@ -35,21 +48,5 @@ impl StreamHandle {
 impl Drop for StreamHandle {
     fn drop(&mut self) {
         self.detach();
-    }
-}
-
-/// Receivers that are not sessions.
-impl Broker {
-    /// Registers a gRPC stream for MQTT filters (already valid; `#` includes no `$` topics). Never shared.
-    pub fn attach_stream(&self, target: Arc<dyn Target>, filters: &[String]) -> StreamHandle {
-        let inner = &self.inner;
-        let slot = inner.sessions.slots.reserve();
-        inner.sessions.slots.set(slot, target);
-        inner.streams.fetch_add(1, Ordering::Relaxed);
-        let entry = Subscriber { slot, id: 0, options: Options::stream() };
-        let added = filters.iter().filter_map(|filter| inner.index.subscribe(filter, entry, true));
-        // A filter given twice is one subscription.
-        let references = added.filter(|added| !added.existed).map(|added| added.reference).collect();
-        StreamHandle { broker: self.clone(), slot, references, detached: AtomicBool::new(false) }
     }
 }
