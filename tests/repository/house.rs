@@ -6,7 +6,7 @@ use std::{
 };
 
 use super::{
-    layers::{gateway_sources, is_tests},
+    layers::{Source, gateway_sources, heads, identifier, is_tests, names},
     support::root,
 };
 
@@ -117,4 +117,80 @@ fn names_are_those_of_definitions() {
     assert_eq!(type_name("    pub(super) enum Kind {"), Some("Kind"));
     assert_eq!(type_name("type Alias = u8;"), Some("Alias"));
     assert_eq!((type_name("    type Item = u8;"), type_name("let enum_of = 1;")), (None, None));
+}
+
+/// Sources of the broker, tests left out.
+fn broker_sources() -> Vec<Source> {
+    let sources = gateway_sources().into_iter();
+    sources.filter(|source| source.path.starts_with(BROKER) && !is_tests(&source.path)).collect()
+}
+
+const BROKER: &str = "crates/broker/src/";
+
+/// The failure: one type that knows everything, whose methods are spread over all files.
+#[test]
+fn the_broker_is_a_facade_in_one_file() {
+    let is_impl =
+        |line: &str| line.starts_with("impl") && line.ends_with(" Broker {") && !line.contains(" for ");
+    let sources = broker_sources();
+    let files: Vec<_> = sources.iter().filter(|source| source.code.lines().any(is_impl)).collect();
+    let files: Vec<_> = files.iter().map(|source| &source.path).collect();
+    assert_eq!(files.len(), 1, "methods of the broker in {files:?}: a part owns its rules");
+}
+
+/// The failure: parts of the broker that can only be read and changed together.
+#[test]
+fn parts_of_the_broker_form_no_circle() {
+    let sources = broker_sources();
+    let root = sources.iter().find(|source| source.path == format!("{BROKER}lib.rs")).expect("the root");
+    let exports = exports(&root.code);
+    let mut edges = BTreeMap::<String, BTreeSet<String>>::new();
+    for source in &sources {
+        let module = identifier(&source.path[BROKER.len()..]);
+        let named = names(source).into_iter().map(|name| exports.get(&name).cloned().unwrap_or(name));
+        edges.entry(module.clone()).or_default().extend(named.filter(|name| *name != module));
+    }
+    assert!(edges["facade"].contains("routing"), "the edges are not found: {edges:?}");
+    assert!(edges["routing"].contains("sessions"), "the edges are not found: {edges:?}");
+    let circular = circular(edges);
+    assert!(circular.is_empty(), "each of these needs another of them: {circular:?}");
+}
+
+/// The modules from which the root of a crate exports names, by name.
+fn exports(code: &str) -> BTreeMap<String, String> {
+    let mut exports = BTreeMap::new();
+    for (at, _) in code.match_indices("use ") {
+        let module = identifier(&code[at + "use ".len()..]);
+        let rest = &code[at + "use ".len() + module.len()..];
+        let mut found = BTreeSet::new();
+        heads(rest.strip_prefix("::").unwrap_or_default(), &mut found);
+        exports.extend(found.into_iter().map(|name| (name, module.clone())));
+    }
+    exports
+}
+
+/// The modules that are left when those are taken away, one after the other, that name none of the rest.
+fn circular(mut edges: BTreeMap<String, BTreeSet<String>>) -> BTreeMap<String, BTreeSet<String>> {
+    loop {
+        let left: BTreeSet<String> = edges.keys().cloned().collect();
+        for named in edges.values_mut() {
+            named.retain(|name| left.contains(name));
+        }
+        edges.retain(|_, named| !named.is_empty());
+        if edges.len() == left.len() {
+            return edges;
+        }
+    }
+}
+
+#[test]
+fn circles_are_found_behind_exports() {
+    let found = exports("mod a;\npub use a::{One, Two};\npub(crate) use b::Three;\n");
+    let expected = [("One", "a"), ("Three", "b"), ("Two", "a")];
+    assert_eq!(found, expected.map(|(name, module)| (name.to_owned(), module.to_owned())).into());
+    let set = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let edges = [("a", set(&["b"])), ("b", set(&["c", "std"])), ("c", set(&["b"])), ("d", set(&["c"]))];
+    let edges = edges.map(|(name, named)| (name.to_owned(), named)).into();
+    assert_eq!(circular(edges).into_keys().collect::<BTreeSet<_>>(), set(&["a", "b", "c", "d"]));
+    assert!(circular([("a".to_owned(), set(&["b"])), ("b".to_owned(), set(&[]))].into()).is_empty());
 }

@@ -169,7 +169,7 @@ fn functions(text: &str) -> Vec<String> {
 
 /// The first segments of all `crate::…` paths, groups (`crate::{a, b::c}`) included, and of `super::` paths
 /// that climb to the crate's root.
-fn names(source: &Source) -> BTreeSet<String> {
+pub(crate) fn names(source: &Source) -> BTreeSet<String> {
     let mut found = BTreeSet::new();
     for (at, _) in source.code.match_indices("crate::") {
         let own = source.code[..at].chars().next_back();
@@ -178,7 +178,7 @@ fn names(source: &Source) -> BTreeSet<String> {
         }
         heads(&source.code[at + "crate::".len()..], &mut found);
     }
-    let parts: Vec<&str> = source.path.split('/').skip(1).collect();
+    let parts: Vec<&str> = source.path.split('/').skip_while(|part| *part != "src").skip(1).collect();
     let depth = parts.len() - usize::from(parts.last() == Some(&"mod.rs"));
     let climb = "super::".repeat(depth);
     for (at, _) in source.code.match_indices(&climb) {
@@ -189,7 +189,7 @@ fn names(source: &Source) -> BTreeSet<String> {
     found
 }
 
-fn heads(rest: &str, found: &mut BTreeSet<String>) {
+pub(crate) fn heads(rest: &str, found: &mut BTreeSet<String>) {
     let Some(group) = rest.strip_prefix('{') else {
         found.insert(identifier(rest));
         return;
@@ -211,7 +211,7 @@ fn heads(rest: &str, found: &mut BTreeSet<String>) {
     }
 }
 
-fn identifier(text: &str) -> String {
+pub(crate) fn identifier(text: &str) -> String {
     text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
 }
 

@@ -1,27 +1,28 @@
 //! Routing: who gets a message. Knows topics, subscriptions, retained messages, shared groups, wills and
 //! the registry of sessions; knows receivers only as [`Target`]. Knows no wire format, socket or database.
 //!
-//! Each folder is one concept and has its part of [`Broker`]'s methods:
+//! [`Broker`] is the facade: its methods, all in one file, are the way of a message, a subscription or a session through the
+//! parts. Each part is a module that owns its state and its rules, and takes what it needs of others as arguments. A part uses
+//! only parts that stand below it here:
 //!
 //! ```text
-//! routing    publish, subscribe, match, and hand a message to its receivers
-//! sessions   open, close and end sessions; find, list and describe them; publish wills
-//! shared     shared groups and what waits in them
-//! log        which consumer groups want a message, and its append to their log
-//! reserved   topics that a part of the gateway answers
-//! levels     how operators write those after the client id
-//! retained   the last message of each topic, and its replay to new subscriptions
-//! durable    what outlives the process: restore it, and move messages between queues on disk
+//! facade         the broker, what its users hold between two calls, and the topics that a part of the gateway answers
+//! log            which consumer groups want a message, and its append to their log
+//! routing        subscribe, match, and hand a message to its receivers
+//! events         what happens to devices, for watchers
+//! shared         shared groups and what waits in them
+//! sessions       open, close and end sessions; find, list and describe them; their wills; receivers as such
+//! retained       the last message of each topic, and its replay to new subscriptions
+//! durable        the stores of what outlives the process, the owners of queues on disk, and moves between these
 //! quota_holders  quotas that several connections share: those of identities and of tenants
-//! memory     the account of what peers make the process hold, and shedding when it is short
+//! memory         the account of what peers make the process hold
 //! ```
 //!
-//! The folders use each other through `BrokerInner`, which holds one part of each: a subscription concerns a session, a group,
-//! the index and the disk at once. Inside a folder, files import what they need from beside them, and only `mod.rs` says
-//! what others may use. `api` has the arguments and results of calls, `target` the receivers' side, `events` what
-//! happens to devices, `drops` what was dropped of theirs.
+//! Beside them stand small modules that know no part: `drops` counts what was dropped, `subscriber` is an entry of the index,
+//! `slab` and `half_hash` are tables. Inside a module, files import what they need from beside them, and only `mod.rs` says what
+//! others may use. The test `parts_of_the_broker_form_no_circle` keeps the order.
 //!
-//! Invariant: no lock of this module is held while a target is called, and a target never calls back in.
+//! Invariant: no lock of this crate is held while a target is called, and a target never calls back in.
 //! (The accessor [`Session::core`] is no call in this sense.) Lock order: registry shard, session state, then
 //! one of timers or index; slots last.
 

@@ -60,10 +60,29 @@ pub struct Broker {
     pub(crate) inner: Arc<BrokerInner>,
 }
 
+/// Start, and what concerns all calls.
 impl Broker {
     /// An empty broker.
     pub fn new(config: BrokerConfig) -> Self {
         Self { inner: BrokerInner::new(config) }
+    }
+
+    /// Restores what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
+    /// says that the sessions themselves were set aside as damaged. Blocks on the disk.
+    pub fn restore(
+        &self,
+        make: impl Fn(SessionCore) -> Arc<dyn Session>,
+        sessions_lost: bool,
+        now: Timestamp,
+    ) -> Result<Restored, StoreError> {
+        restore::restore(self, make, sessions_lost, now)
+    }
+
+    /// Ends the restored sessions that later ones had replaced before the process ended, and publishes their wills. Call
+    /// once whatever may receive a will is there, and before anybody connects: a client that comes back could otherwise
+    /// leave its next will before this one is published.
+    pub fn end_superseded(&self, now: Timestamp, turn: &mut Turn) {
+        restore::end_superseded(self, now, turn);
     }
 
     /// The memory account of the process.
@@ -90,435 +109,10 @@ impl Broker {
     pub fn is_non_broker(&self) -> bool {
         self.inner.non_broker
     }
+}
 
-    /// Events from now on; a slow receiver loses the oldest and is told (broadcast lag).
-    pub fn events(&self) -> broadcast::Receiver<Event> {
-        self.inner.events.subscribe()
-    }
-
-    /// Events from now on, or from `from` on, with as many of the last as are kept. `None` if nobody remembers that place: it
-    /// is of another process, or nobody has watched for some minutes since.
-    pub fn watch_events(&self, from: Option<EventPlace>) -> Option<EventReader> {
-        self.inner.events.watch(from)
-    }
-
-    /// Sends an event to watchers.
-    pub fn emit(&self, event: Event) {
-        self.inner.events.emit(event);
-    }
-
-    /// Notes messages dropped for a session, for the next tick's event. Does nothing unless somebody watches. A target
-    /// may call it: its lock is short and covers nothing else.
-    pub fn note_dropped(&self, client_id: &ClientId, reason: DropReason, messages: u64) {
-        self.inner.events.note_dropped(client_id, reason, messages);
-    }
-
-    /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
-    pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
-        self.inner.retained.set(message, &QuotaHolders::default())
-    }
-
-    /// Time of the last retained message that was refused for a limit, and the key of that limit; `None` if none was.
-    pub fn retained_refused(&self) -> Option<(Timestamp, &'static str)> {
-        self.inner.retained.refused()
-    }
-
-    /// A retained message, if set and not expired. Cancel safe.
-    pub async fn retained(
-        &self,
-        topic: &str,
-        now: Timestamp,
-    ) -> Result<Option<Arc<SharedMessage>>, StoreError> {
-        self.inner.retained.message(topic, now).await
-    }
-
-    /// Topics that match `filter` and have a retained message, after topic `after`, at most `limit`.
-    pub fn retained_topics(
-        &self,
-        filter: &str,
-        after: Option<&str>,
-        limit: usize,
-        now: Timestamp,
-    ) -> Vec<Arc<str>> {
-        self.inner.retained.topics(filter, after, limit, now)
-    }
-
-    /// Retained messages that match `filter`, after topic `after`, at most `limit` and about `bytes`. Cancel safe.
-    pub async fn list_retained(
-        &self,
-        filter: &str,
-        after: Option<&str>,
-        limit: usize,
-        bytes: usize,
-        now: Timestamp,
-    ) -> Result<RetainedPage, StoreError> {
-        self.inner.retained.list(filter, after, limit, bytes, now).await
-    }
-
-    /// The stores in use, if what sessions hold outlives the process.
-    pub fn stores(&self) -> Option<&Stores> {
-        self.inner.durable.as_ref().map(Durable::stores)
-    }
-
-    /// Returns the promise that the acknowledgement of a message to `topic` makes, if `listener` sets this one for its clients'
-    /// messages.
-    pub fn durability(&self, topic: &str, listener: Option<Durability>) -> Durability {
-        self.inner.durability.of(topic, listener)
-    }
-
-    /// Reads a session's queue from place `from` on: about `bytes` of it, but at least one message. Cancel safe.
-    pub async fn read_queue(
-        &self,
-        client_id: &ClientId,
-        queue: QueueId,
-        from: u64,
-        bytes: usize,
-    ) -> Result<JournalPage, StoreError> {
-        let durable = self.inner.durable.as_ref();
-        let durable = durable.ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
-        durable.read_session(client_id, queue, from, bytes).await
-    }
-
-    /// Answers the store's questions about messages that expire on disk.
-    pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
-        Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
-    }
-
-    /// The log that messages for consumer groups are appended to, if there is one.
-    pub fn log(&self) -> Option<&Arc<dyn PartitionedLog>> {
-        self.inner.log.as_ref().map(|target| target.log())
-    }
-
-    /// From now on messages that match `filter` are appended for the group, in the place of what it had before. A message
-    /// that is published after this has returned is judged by the new filter, and all that was judged by the old one is
-    /// submitted to the log.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub fn keep_for(&self, group: GroupId, filter: Arc<GroupFilter>) {
-        self.log_target().keep_for(group, filter, self.inner.group_surroundings());
-    }
-
-    /// From now on nothing is appended for the group. False if nothing was before.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub fn keep_no_more_for(&self, group: GroupId) -> bool {
-        self.log_target().keep_no_more_for(group, self.inner.group_surroundings())
-    }
-
-    /// Sets whether the group is full and refuses: QoS 1 and 2 messages that it wants are refused before any receiver has them,
-    /// those of QoS 0 are not appended for it.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub fn set_full(&self, group: GroupId, full: bool) {
-        self.log_target().set_full(group, full);
-    }
-
-    /// Skips the group for now, or no longer: messages that it wants are not appended for it, and none is refused for that.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub fn set_skipped(&self, group: GroupId, skipped: bool) {
-        self.log_target().set_skipped(group, skipped);
-    }
-
-    /// Appends events for the groups that want them, as `encode` writes them; for ever. Without a group that wants events none
-    /// is made. An event is not waited for: what the log does not take, or comes faster than it is appended, is counted.
-    ///
-    /// # Panics
-    /// Without a log.
-    pub async fn append_events(&self, encode: impl Fn(Event) -> Vec<u8> + Send) {
-        Arc::clone(self.log_target()).append_events(encode).await;
-    }
-
-    fn log_target(&self) -> &Arc<LogTarget> {
-        self.inner.log.as_ref().expect("groups are made only where there is a log")
-    }
-
-    /// Returns whether a device may not publish to this topic, whatever its rules say, since it is reserved for another.
-    #[inline]
-    pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
-        self.inner.reserved_topics().is_some_and(|topics| topics.is_foreign(client_id, topic))
-    }
-
-    /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
-    /// `make` builds the session object for a new session; it runs under a registry lock and must not call the
-    /// broker. Asynchronous for clustered registries.
-    ///
-    /// The old connection's will is published if its delay is 0 or the session ends with it, and dropped if
-    /// the session is resumed within the delay [MQTT-3.1.3-9].
-    ///
-    /// # Errors
-    /// A quota of the device's quota holders does not allow it. Nothing has changed then, and it is counted.
-    pub async fn open(
-        &self,
-        request: OpenRequest,
-        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
-        turn: &mut Turn,
-    ) -> Result<OpenedSession, QuotaExceeded> {
-        let BrokerInner { sessions, events, .. } = &*self.inner;
-        let now = request.now;
-        let _change = sessions.change();
-        let (opening, former) = sessions.open(request, make, self.inner.storage())?;
-        let SessionOpening { session, present, commit, epoch } = opening;
-        let took_over = former.connection.is_some();
-        let mut cleanup = SessionCleanup::new(self, now);
-        if let Some(epoch) = former.connection {
-            let old = former.ended.as_ref().map_or(&session, |ended| &ended.session);
-            old.close(epoch, CloseReason::TakenOver);
-            count(|c| c.takeovers.add(1));
-            events.emit_with(now, old.core(), || EventKind::TakenOver);
-        }
-        if let Some(will) = former.will {
-            cleanup.publish(&session, will);
-        }
-        if let Some(ended) = former.ended {
-            cleanup.clear(ended, "clean_start", commit.as_ref());
-        }
-        let cleanup = cleanup.begin(turn);
-        if let Some(commit) = &commit {
-            commit.done();
-        }
-        events.emit_with(now, session.core(), || {
-            let info = Box::new(session.core().state.lock().info());
-            EventKind::Connected { info, session_present: present }
-        });
-        Ok(OpenedSession { session, present, commit, cleanup, took_over, epoch })
-    }
-
-    /// Returns whether the session of this client id exists or the memory account has room for it.
-    pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
-        self.inner.sessions.has_room_for(client_id, username, &self.inner.account)
-    }
-
-    /// Returns whether a session of this client id that outlives its connection can be opened now: it exists on disk, or the
-    /// store accepts another one.
-    pub fn can_keep(&self, client_id: &str) -> bool {
-        let Some(durable) = &self.inner.durable else { return true };
-        self.inner.sessions.is_kept(client_id) || durable.sessions().accepts()
-    }
-
-    /// Called after a session got its new connection: gives it messages from its groups' queues, but no more than is
-    /// sure to fit into an empty mailbox, whose overflow would drop messages or end the connection. Returns true if
-    /// more is waiting: the caller must call again when there is room, since nobody else will.
-    pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
-        let inner = &*self.inner;
-        let core = session.core();
-        if let Some(parts) = &inner.reserved {
-            parts.connected(core.client_id());
-        }
-        let limit = (inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
-        let mut left = false;
-        for group in inner.index.groups_of_session(core) {
-            let mut context = DeliveryContext::new(inner.storage(), &mut turn.dirty, now);
-            left |= group.drain_to(core.slot(), limit, &mut context);
-        }
-        left
-    }
-
-    /// A connection has authenticated again: replaces its identity, and, where wills are judged, the author of its will by
-    /// what `author` makes of the former one. False if another has taken the session over.
-    pub fn reauthenticated(
-        &self,
-        core: &SessionCore,
-        epoch: u32,
-        identity: Option<Arc<dyn Any + Send + Sync>>,
-        author: impl FnOnce(&str) -> String,
-    ) -> bool {
-        core.reauthenticate(epoch, identity, author, self.inner.storage())
-    }
-
-    /// The connection of `epoch` has ended; ignored if there is a later one. Publishes or schedules the will, and ends
-    /// the session if its expiry is 0. The session must no longer be online as a target. Returns what is left to do, if
-    /// that is too much for one turn.
-    pub fn closed(
-        &self,
-        session: &Arc<dyn Session>,
-        epoch: u32,
-        closed: Closed,
-        now: Timestamp,
-        turn: &mut Turn,
-    ) -> Option<Box<SessionCleanup>> {
-        let BrokerInner { sessions, events, .. } = &*self.inner;
-        let _change = sessions.change();
-        // The record may say that there is no connection only once the queue says what was sent.
-        let noted = session.note_sent();
-        let (will, ended) =
-            sessions.close(session, epoch, closed, now, noted.is_none(), self.inner.storage())?;
-        if let Some(noted) = noted {
-            keep_after(self, session, &noted);
-        }
-        events.emit_with(now, session.core(), || EventKind::Disconnected { reason: closed.reason });
-        let mut cleanup = SessionCleanup::new(self, now);
-        match ended {
-            Some(ended) => cleanup.clear(ended, "expired", None),
-            None => self.went_offline(session, now, &mut cleanup, turn),
-        }
-        if let Some(will) = will {
-            cleanup.publish(session, will);
-        }
-        cleanup.begin(turn)
-    }
-
-    /// A session goes on without a connection: its groups get back what was not sent, and another session may have to end.
-    fn went_offline(
-        &self,
-        session: &Arc<dyn Session>,
-        now: Timestamp,
-        cleanup: &mut SessionCleanup,
-        turn: &mut Turn,
-    ) {
-        let BrokerInner { index, sessions, account, limits, .. } = &*self.inner;
-        let core = session.core();
-        self.inner.redelivery(now).redeliver(session.yield_shared(), core.queue(), &mut turn.dirty);
-        for group in index.groups_of_session(core) {
-            group.park(account);
-        }
-        if let Some(ended) = sessions.end_surplus(session, limits.max_offline_sessions, account) {
-            cleanup.clear(ended, "expired", None);
-        }
-    }
-
-    /// Ends a device's connection and, with `discard`, its session. Returns what is left to do, perhaps nothing; `None` if
-    /// there is no such session.
-    pub fn disconnect(
-        &self,
-        client_id: &str,
-        code: u8,
-        discard: bool,
-        now: Timestamp,
-        turn: &mut Turn,
-    ) -> Option<Box<SessionCleanup>> {
-        let BrokerInner { sessions, account, .. } = &*self.inner;
-        let _change = sessions.change();
-        let (session, epoch, ended) = sessions.disconnect(client_id, discard, account)?;
-        session.close(epoch, CloseReason::Administrative(code));
-        let mut cleanup = SessionCleanup::new(self, now);
-        if let Some(ended) = ended {
-            cleanup.clear(ended, "administrative", None);
-        }
-        cleanup.go_on(turn);
-        Some(Box::new(cleanup))
-    }
-
-    /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second. Returns what is left of
-    /// what sessions waited for, if that is too much for one turn.
-    pub fn tick(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
-        let mut cleanup = SessionCleanup::new(self, now);
-        cleanup.due(now, TIMERS_PER_TICK);
-        let left = cleanup.begin(turn);
-        self.inner.retained.sweep(now);
-        self.inner.evict_retained(now);
-        self.inner.sessions.shed(&self.inner.account);
-        self.inner.redelivery(now).retry(&mut turn.dirty);
-        self.inner.events.tick(now);
-        left
-    }
-
-    /// Publishes every will that sessions still hold, with and without a connection. For graceful shutdown,
-    /// after the last connection was asked to end; wills leave their sessions, so none is published twice. Returns what is
-    /// left, if that is too much for one turn.
-    pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
-        let mut wills = SessionCleanup::new(self, now);
-        self.inner.sessions.take_wills(|session, will| wills.publish(session, will));
-        wills.begin(turn)
-    }
-
-    /// Returns whether no session has a connection and everything that follows from ends so far is done, above all their wills.
-    pub fn is_quiet(&self) -> bool {
-        self.inner.sessions.is_quiet()
-    }
-
-    /// Lets go of all sessions, in memory only. They hold the broker as it holds them, and with it stores and the lock on
-    /// their directory. For the very end, when nothing more is routed and the stores are flushed.
-    pub fn release_sessions(&self) {
-        self.inner.sessions.timers.clear();
-        for group in self.inner.index.groups() {
-            group.release_members();
-        }
-        self.inner.sessions.slots.clear();
-    }
-
-    /// The session of a device.
-    pub fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
-        self.inner.sessions.find(client_id)
-    }
-
-    /// One device.
-    pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {
-        self.inner.sessions.device(client_id)
-    }
-
-    /// Full filter and granted QoS of at most `most` subscriptions of a device, in no particular order; `None` if it
-    /// has no session. Costs as much as it lists.
-    pub fn subscriptions(&self, client_id: &str, most: usize) -> Option<Vec<(String, QoS)>> {
-        let session = self.session(client_id)?;
-        Some(self.inner.index.list_of_session(session.core(), most))
-    }
-
-    /// At most `limit` devices from `start`, 0 at first. A page visits at most 8,192 slots, and tells `which.info` of at most 2,048
-    /// devices, so that it may be short, or even empty, before the end.
-    ///
-    /// The order is that of the sessions' slots: it has no meaning, but is fixed as long as a session lives. A session
-    /// that lives from the first page to the last is shown exactly once. One that begins meanwhile may be missing; a
-    /// device whose session ends and begins again meanwhile may be missing or shown twice.
-    pub fn devices(&self, start: u32, limit: usize, which: &DeviceFilter<'_>) -> DevicePage {
-        self.inner.sessions.devices(start, limit, which)
-    }
-
-    /// Every session with a connection, and the connection's epoch, so that shutdown can close them at its pace.
-    pub fn online_sessions(&self) -> Vec<(Arc<dyn Session>, u32)> {
-        self.inner.sessions.online_sessions()
-    }
-
-    /// Calls `visit` for the sessions with a connection and the connection's epoch, under no lock and in steps: at most 256
-    /// from `start`, 1 at first. Returns where to go on, `None` at the end. A session that is opened after the walk began
-    /// may be missing.
-    pub fn online_step(&self, start: u32, visit: impl FnMut(Arc<dyn Session>, u32)) -> Option<u32> {
-        self.inner.sessions.online_step(start, visit)
-    }
-
-    /// Calls `visit` with the client id of each session, under no lock and in steps: at most 256 from `start`, 1 at first.
-    /// Returns where to go on, `None` at the end. A session that is opened after the walk began may be missing.
-    pub fn ids_step(&self, start: u32, visit: impl FnMut(&str)) -> Option<u32> {
-        self.inner.sessions.ids_step(start, visit)
-    }
-
-    /// Calls `visit` with the client id, the state and the queue of each session, as [`Self::ids_step`] does with ids; the queue
-    /// is only looked at if it is asked for.
-    pub fn queues_step(
-        &self,
-        start: u32,
-        visit: impl FnMut(&str, bool, &dyn Fn() -> QueueInfo),
-    ) -> Option<u32> {
-        self.inner.sessions.queues_step(start, visit)
-    }
-
-    /// Sums up the queues of all sessions. Visits every session.
-    pub fn queues(&self) -> QueueInfo {
-        self.inner.sessions.queues()
-    }
-
-    /// Gauges for metrics and `$SYS`.
-    pub fn gauges(&self) -> Gauges {
-        let BrokerInner { index, sessions, retained, account, streams, .. } = &*self.inner;
-        let (subscriptions, shared_groups) = index.counts();
-        let SessionTotals { sessions, online, online_peak } = sessions.totals();
-        Gauges {
-            online,
-            sessions,
-            online_peak,
-            subscriptions,
-            shared_groups,
-            retained: retained.len(),
-            retained_bytes: retained.bytes(),
-            queued_bytes: account.held(MemoryKind::Queued) + account.held(MemoryKind::GrpcStreams),
-            streams: streams.load(Relaxed),
-        }
-    }
-
+/// A message on its way to its receivers.
+impl Broker {
     /// Routes one message by MQTT rules: retained store, latest value and history (devices only), subscribers. What a device
     /// says to a topic that a part of the gateway owns goes to that part alone ([`crate::Reserved`]).
     ///
@@ -668,6 +262,21 @@ impl Broker {
         }
     }
 
+    /// Returns whether a device may not publish to this topic, whatever its rules say, since it is reserved for another.
+    #[inline]
+    pub fn is_foreign(&self, client_id: &str, topic: &str) -> bool {
+        self.inner.reserved_topics().is_some_and(|topics| topics.is_foreign(client_id, topic))
+    }
+
+    /// Returns the promise that the acknowledgement of a message to `topic` makes, if `listener` sets this one for its clients'
+    /// messages.
+    pub fn durability(&self, topic: &str, listener: Option<Durability>) -> Durability {
+        self.inner.durability.of(topic, listener)
+    }
+}
+
+/// Subscriptions of sessions and streams.
+impl Broker {
     /// Adds or replaces one subscription. Refusals are counted here.
     pub fn subscribe(
         &self,
@@ -731,5 +340,439 @@ impl Broker {
     /// Registers a gRPC stream for MQTT filters (already valid; `#` includes no `$` topics). Never shared.
     pub fn attach_stream(&self, target: Arc<dyn Target>, filters: &[String]) -> StreamHandle {
         StreamHandle::attach(self, target, filters)
+    }
+}
+
+/// Life of a session, from its first connection to its end.
+impl Broker {
+    /// Returns whether the session of this client id exists or the memory account has room for it.
+    pub fn has_room_for(&self, client_id: &ClientId, username: Option<&str>) -> bool {
+        self.inner.sessions.has_room_for(client_id, username, &self.inner.account)
+    }
+
+    /// Returns whether a session of this client id that outlives its connection can be opened now: it exists on disk, or the
+    /// store accepts another one.
+    pub fn can_keep(&self, client_id: &str) -> bool {
+        let Some(durable) = &self.inner.durable else { return true };
+        self.inner.sessions.is_kept(client_id) || durable.sessions().accepts()
+    }
+
+    /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
+    /// `make` builds the session object for a new session; it runs under a registry lock and must not call the
+    /// broker. Asynchronous for clustered registries.
+    ///
+    /// The old connection's will is published if its delay is 0 or the session ends with it, and dropped if
+    /// the session is resumed within the delay [MQTT-3.1.3-9].
+    ///
+    /// # Errors
+    /// A quota of the device's quota holders does not allow it. Nothing has changed then, and it is counted.
+    pub async fn open(
+        &self,
+        request: OpenRequest,
+        make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
+        turn: &mut Turn,
+    ) -> Result<OpenedSession, QuotaExceeded> {
+        let BrokerInner { sessions, events, .. } = &*self.inner;
+        let now = request.now;
+        let _change = sessions.change();
+        let (opening, former) = sessions.open(request, make, self.inner.storage())?;
+        let SessionOpening { session, present, commit, epoch } = opening;
+        let took_over = former.connection.is_some();
+        let mut cleanup = SessionCleanup::new(self, now);
+        if let Some(epoch) = former.connection {
+            let old = former.ended.as_ref().map_or(&session, |ended| &ended.session);
+            old.close(epoch, CloseReason::TakenOver);
+            count(|c| c.takeovers.add(1));
+            events.emit_with(now, old.core(), || EventKind::TakenOver);
+        }
+        if let Some(will) = former.will {
+            cleanup.publish(&session, will);
+        }
+        if let Some(ended) = former.ended {
+            cleanup.clear(ended, "clean_start", commit.as_ref());
+        }
+        let cleanup = cleanup.begin(turn);
+        if let Some(commit) = &commit {
+            commit.done();
+        }
+        events.emit_with(now, session.core(), || {
+            let info = Box::new(session.core().state.lock().info());
+            EventKind::Connected { info, session_present: present }
+        });
+        Ok(OpenedSession { session, present, commit, cleanup, took_over, epoch })
+    }
+
+    /// Called after a session got its new connection: gives it messages from its groups' queues, but no more than is
+    /// sure to fit into an empty mailbox, whose overflow would drop messages or end the connection. Returns true if
+    /// more is waiting: the caller must call again when there is room, since nobody else will.
+    pub fn online(&self, session: &Arc<dyn Session>, now: Timestamp, turn: &mut Turn) -> bool {
+        let inner = &*self.inner;
+        let core = session.core();
+        if let Some(parts) = &inner.reserved {
+            parts.connected(core.client_id());
+        }
+        let limit = (inner.limits.mailbox_messages / 2).clamp(1, DRAIN_PER_CALL);
+        let mut left = false;
+        for group in inner.index.groups_of_session(core) {
+            let mut context = DeliveryContext::new(inner.storage(), &mut turn.dirty, now);
+            left |= group.drain_to(core.slot(), limit, &mut context);
+        }
+        left
+    }
+
+    /// A connection has authenticated again: replaces its identity, and, where wills are judged, the author of its will by
+    /// what `author` makes of the former one. False if another has taken the session over.
+    pub fn reauthenticated(
+        &self,
+        core: &SessionCore,
+        epoch: u32,
+        identity: Option<Arc<dyn Any + Send + Sync>>,
+        author: impl FnOnce(&str) -> String,
+    ) -> bool {
+        core.reauthenticate(epoch, identity, author, self.inner.storage())
+    }
+
+    /// The connection of `epoch` has ended; ignored if there is a later one. Publishes or schedules the will, and ends
+    /// the session if its expiry is 0. The session must no longer be online as a target. Returns what is left to do, if
+    /// that is too much for one turn.
+    pub fn closed(
+        &self,
+        session: &Arc<dyn Session>,
+        epoch: u32,
+        closed: Closed,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) -> Option<Box<SessionCleanup>> {
+        let BrokerInner { sessions, events, .. } = &*self.inner;
+        let _change = sessions.change();
+        // The record may say that there is no connection only once the queue says what was sent.
+        let noted = session.note_sent();
+        let (will, ended) =
+            sessions.close(session, epoch, closed, now, noted.is_none(), self.inner.storage())?;
+        if let Some(noted) = noted {
+            keep_after(self, session, &noted);
+        }
+        events.emit_with(now, session.core(), || EventKind::Disconnected { reason: closed.reason });
+        let mut cleanup = SessionCleanup::new(self, now);
+        match ended {
+            Some(ended) => cleanup.clear(ended, "expired", None),
+            None => self.went_offline(session, now, &mut cleanup, turn),
+        }
+        if let Some(will) = will {
+            cleanup.publish(session, will);
+        }
+        cleanup.begin(turn)
+    }
+
+    /// A session goes on without a connection: its groups get back what was not sent, and another session may have to end.
+    fn went_offline(
+        &self,
+        session: &Arc<dyn Session>,
+        now: Timestamp,
+        cleanup: &mut SessionCleanup,
+        turn: &mut Turn,
+    ) {
+        let BrokerInner { index, sessions, account, limits, .. } = &*self.inner;
+        let core = session.core();
+        self.inner.redelivery(now).redeliver(session.yield_shared(), core.queue(), &mut turn.dirty);
+        for group in index.groups_of_session(core) {
+            group.park(account);
+        }
+        if let Some(ended) = sessions.end_surplus(session, limits.max_offline_sessions, account) {
+            cleanup.clear(ended, "expired", None);
+        }
+    }
+
+    /// Ends a device's connection and, with `discard`, its session. Returns what is left to do, perhaps nothing; `None` if
+    /// there is no such session.
+    pub fn disconnect(
+        &self,
+        client_id: &str,
+        code: u8,
+        discard: bool,
+        now: Timestamp,
+        turn: &mut Turn,
+    ) -> Option<Box<SessionCleanup>> {
+        let BrokerInner { sessions, account, .. } = &*self.inner;
+        let _change = sessions.change();
+        let (session, epoch, ended) = sessions.disconnect(client_id, discard, account)?;
+        session.close(epoch, CloseReason::Administrative(code));
+        let mut cleanup = SessionCleanup::new(self, now);
+        if let Some(ended) = ended {
+            cleanup.clear(ended, "administrative", None);
+        }
+        cleanup.go_on(turn);
+        Some(Box::new(cleanup))
+    }
+
+    /// Runs what is due: session expiry, delayed wills, retained expiry. Call about once a second. Returns what is left of
+    /// what sessions waited for, if that is too much for one turn.
+    pub fn tick(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
+        let mut cleanup = SessionCleanup::new(self, now);
+        cleanup.due(now, TIMERS_PER_TICK);
+        let left = cleanup.begin(turn);
+        self.inner.retained.sweep(now);
+        self.inner.evict_retained(now);
+        self.inner.sessions.shed(&self.inner.account);
+        self.inner.redelivery(now).retry(&mut turn.dirty);
+        self.inner.events.tick(now);
+        left
+    }
+
+    /// Publishes every will that sessions still hold, with and without a connection. For graceful shutdown,
+    /// after the last connection was asked to end; wills leave their sessions, so none is published twice. Returns what is
+    /// left, if that is too much for one turn.
+    pub fn shutdown_wills(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
+        let mut wills = SessionCleanup::new(self, now);
+        self.inner.sessions.take_wills(|session, will| wills.publish(session, will));
+        wills.begin(turn)
+    }
+
+    /// Returns whether no session has a connection and everything that follows from ends so far is done, above all their wills.
+    pub fn is_quiet(&self) -> bool {
+        self.inner.sessions.is_quiet()
+    }
+
+    /// Lets go of all sessions, in memory only. They hold the broker as it holds them, and with it stores and the lock on
+    /// their directory. For the very end, when nothing more is routed and the stores are flushed.
+    pub fn release_sessions(&self) {
+        self.inner.sessions.timers.clear();
+        for group in self.inner.index.groups() {
+            group.release_members();
+        }
+        self.inner.sessions.slots.clear();
+    }
+}
+
+/// Sessions as operators see them, and sizes.
+impl Broker {
+    /// The session of a device.
+    pub fn session(&self, client_id: &str) -> Option<Arc<dyn Session>> {
+        self.inner.sessions.find(client_id)
+    }
+
+    /// One device.
+    pub fn device(&self, client_id: &str) -> Option<DeviceInfo> {
+        self.inner.sessions.device(client_id)
+    }
+
+    /// Full filter and granted QoS of at most `most` subscriptions of a device, in no particular order; `None` if it
+    /// has no session. Costs as much as it lists.
+    pub fn subscriptions(&self, client_id: &str, most: usize) -> Option<Vec<(String, QoS)>> {
+        let session = self.session(client_id)?;
+        Some(self.inner.index.list_of_session(session.core(), most))
+    }
+
+    /// At most `limit` devices from `start`, 0 at first. A page visits at most 8,192 slots, and tells `which.info` of at most 2,048
+    /// devices, so that it may be short, or even empty, before the end.
+    ///
+    /// The order is that of the sessions' slots: it has no meaning, but is fixed as long as a session lives. A session
+    /// that lives from the first page to the last is shown exactly once. One that begins meanwhile may be missing; a
+    /// device whose session ends and begins again meanwhile may be missing or shown twice.
+    pub fn devices(&self, start: u32, limit: usize, which: &DeviceFilter<'_>) -> DevicePage {
+        self.inner.sessions.devices(start, limit, which)
+    }
+
+    /// Every session with a connection, and the connection's epoch, so that shutdown can close them at its pace.
+    pub fn online_sessions(&self) -> Vec<(Arc<dyn Session>, u32)> {
+        self.inner.sessions.online_sessions()
+    }
+
+    /// Calls `visit` for the sessions with a connection and the connection's epoch, under no lock and in steps: at most 256
+    /// from `start`, 1 at first. Returns where to go on, `None` at the end. A session that is opened after the walk began
+    /// may be missing.
+    pub fn online_step(&self, start: u32, visit: impl FnMut(Arc<dyn Session>, u32)) -> Option<u32> {
+        self.inner.sessions.online_step(start, visit)
+    }
+
+    /// Calls `visit` with the client id of each session, under no lock and in steps: at most 256 from `start`, 1 at first.
+    /// Returns where to go on, `None` at the end. A session that is opened after the walk began may be missing.
+    pub fn ids_step(&self, start: u32, visit: impl FnMut(&str)) -> Option<u32> {
+        self.inner.sessions.ids_step(start, visit)
+    }
+
+    /// Calls `visit` with the client id, the state and the queue of each session, as [`Self::ids_step`] does with ids; the queue
+    /// is only looked at if it is asked for.
+    pub fn queues_step(
+        &self,
+        start: u32,
+        visit: impl FnMut(&str, bool, &dyn Fn() -> QueueInfo),
+    ) -> Option<u32> {
+        self.inner.sessions.queues_step(start, visit)
+    }
+
+    /// Sums up the queues of all sessions. Visits every session.
+    pub fn queues(&self) -> QueueInfo {
+        self.inner.sessions.queues()
+    }
+
+    /// Gauges for metrics and `$SYS`.
+    pub fn gauges(&self) -> Gauges {
+        let BrokerInner { index, sessions, retained, account, streams, .. } = &*self.inner;
+        let (subscriptions, shared_groups) = index.counts();
+        let SessionTotals { sessions, online, online_peak } = sessions.totals();
+        Gauges {
+            online,
+            sessions,
+            online_peak,
+            subscriptions,
+            shared_groups,
+            retained: retained.len(),
+            retained_bytes: retained.bytes(),
+            queued_bytes: account.held(MemoryKind::Queued) + account.held(MemoryKind::GrpcStreams),
+            streams: streams.load(Relaxed),
+        }
+    }
+}
+
+/// Retained messages.
+impl Broker {
+    /// Sets (non-empty payload) or clears (empty) a retained message without routing it. True if one was there.
+    pub fn set_retained(&self, message: &Message<'_>) -> Result<bool, RetainError> {
+        self.inner.retained.set(message, &QuotaHolders::default())
+    }
+
+    /// Time of the last retained message that was refused for a limit, and the key of that limit; `None` if none was.
+    pub fn retained_refused(&self) -> Option<(Timestamp, &'static str)> {
+        self.inner.retained.refused()
+    }
+
+    /// A retained message, if set and not expired. Cancel safe.
+    pub async fn retained(
+        &self,
+        topic: &str,
+        now: Timestamp,
+    ) -> Result<Option<Arc<SharedMessage>>, StoreError> {
+        self.inner.retained.message(topic, now).await
+    }
+
+    /// Topics that match `filter` and have a retained message, after topic `after`, at most `limit`.
+    pub fn retained_topics(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        limit: usize,
+        now: Timestamp,
+    ) -> Vec<Arc<str>> {
+        self.inner.retained.topics(filter, after, limit, now)
+    }
+
+    /// Retained messages that match `filter`, after topic `after`, at most `limit` and about `bytes`. Cancel safe.
+    pub async fn list_retained(
+        &self,
+        filter: &str,
+        after: Option<&str>,
+        limit: usize,
+        bytes: usize,
+        now: Timestamp,
+    ) -> Result<RetainedPage, StoreError> {
+        self.inner.retained.list(filter, after, limit, bytes, now).await
+    }
+}
+
+/// Stores.
+impl Broker {
+    /// The stores in use, if what sessions hold outlives the process.
+    pub fn stores(&self) -> Option<&Stores> {
+        self.inner.durable.as_ref().map(Durable::stores)
+    }
+
+    /// Reads a session's queue from place `from` on: about `bytes` of it, but at least one message. Cancel safe.
+    pub async fn read_queue(
+        &self,
+        client_id: &ClientId,
+        queue: QueueId,
+        from: u64,
+        bytes: usize,
+    ) -> Result<JournalPage, StoreError> {
+        let durable = self.inner.durable.as_ref();
+        let durable = durable.ok_or_else(|| StoreError::Unavailable("there is no store".to_owned()))?;
+        durable.read_session(client_id, queue, from, bytes).await
+    }
+
+    /// Answers the store's questions about messages that expire on disk.
+    pub fn queue_expiry(&self) -> Arc<dyn Expiry> {
+        Arc::new(QueueExpiry(Arc::downgrade(&self.inner)))
+    }
+}
+
+/// Consumer groups.
+impl Broker {
+    /// The log that messages for consumer groups are appended to, if there is one.
+    pub fn log(&self) -> Option<&Arc<dyn PartitionedLog>> {
+        self.inner.log.as_ref().map(|target| target.log())
+    }
+
+    /// From now on messages that match `filter` are appended for the group, in the place of what it had before. A message
+    /// that is published after this has returned is judged by the new filter, and all that was judged by the old one is
+    /// submitted to the log.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn keep_for(&self, group: GroupId, filter: Arc<GroupFilter>) {
+        self.log_target().keep_for(group, filter, self.inner.group_surroundings());
+    }
+
+    /// From now on nothing is appended for the group. False if nothing was before.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn keep_no_more_for(&self, group: GroupId) -> bool {
+        self.log_target().keep_no_more_for(group, self.inner.group_surroundings())
+    }
+
+    /// Sets whether the group is full and refuses: QoS 1 and 2 messages that it wants are refused before any receiver has them,
+    /// those of QoS 0 are not appended for it.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn set_full(&self, group: GroupId, full: bool) {
+        self.log_target().set_full(group, full);
+    }
+
+    /// Skips the group for now, or no longer: messages that it wants are not appended for it, and none is refused for that.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn set_skipped(&self, group: GroupId, skipped: bool) {
+        self.log_target().set_skipped(group, skipped);
+    }
+
+    /// Appends events for the groups that want them, as `encode` writes them; for ever. Without a group that wants events none
+    /// is made. An event is not waited for: what the log does not take, or comes faster than it is appended, is counted.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub async fn append_events(&self, encode: impl Fn(Event) -> Vec<u8> + Send) {
+        Arc::clone(self.log_target()).append_events(encode).await;
+    }
+
+    fn log_target(&self) -> &Arc<LogTarget> {
+        self.inner.log.as_ref().expect("groups are made only where there is a log")
+    }
+}
+
+/// Events.
+impl Broker {
+    /// Events from now on; a slow receiver loses the oldest and is told (broadcast lag).
+    pub fn events(&self) -> broadcast::Receiver<Event> {
+        self.inner.events.subscribe()
+    }
+
+    /// Events from now on, or from `from` on, with as many of the last as are kept. `None` if nobody remembers that place: it
+    /// is of another process, or nobody has watched for some minutes since.
+    pub fn watch_events(&self, from: Option<EventPlace>) -> Option<EventReader> {
+        self.inner.events.watch(from)
+    }
+
+    /// Sends an event to watchers.
+    pub fn emit(&self, event: Event) {
+        self.inner.events.emit(event);
+    }
+
+    /// Notes messages dropped for a session, for the next tick's event. Does nothing unless somebody watches. A target
+    /// may call it: its lock is short and covers nothing else.
+    pub fn note_dropped(&self, client_id: &ClientId, reason: DropReason, messages: u64) {
+        self.inner.events.note_dropped(client_id, reason, messages);
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Arc;
 use gateway_core::{OriginKind, QueueId, QueueOp, SharedMessage, Timestamp, metrics::count};
 use store::{QueueSummary, Restore, SessionOp, StoreError, StoredSession, StoredSubscription};
 
+use super::{Broker, BrokerInner, SessionCleanup};
 use crate::{
-    Broker, QuotaHolders, Session, SessionCleanup, SessionCore, SubscribeRequest, Turn, durable::Durable,
-    quota_holders::SessionQuotaUse,
+    QuotaHolders, Session, SessionCore, SubscribeRequest, Turn, durable::Durable,
+    quota_holders::SessionQuotaUse, routing::Index,
 };
 
 /// Due time of a restored session that a later session of its client has replaced: before all sessions that wait for a time.
@@ -34,104 +35,106 @@ pub struct Restored {
     pub left_retained: usize,
 }
 
-/// The start.
-impl Broker {
-    /// Restores what earlier processes left, before anybody connects. `make` builds session objects; `sessions_lost`
-    /// says that the sessions themselves were set aside as damaged. Blocks on the disk.
-    pub fn restore(
-        &self,
-        make: impl Fn(SessionCore) -> Arc<dyn Session>,
-        sessions_lost: bool,
-        now: Timestamp,
-    ) -> Result<Restored, StoreError> {
-        let Some(durable) = &self.inner.durable else { return Ok(Restored::default()) };
-        let queues = durable.queues().summaries()?;
-        let mut restoring = Restoring {
-            broker: self,
-            durable,
-            make,
-            now,
-            queues: queues.iter(),
-            orphans: Vec::new(),
-            groups: Vec::new(),
-            last: queues.last().map_or(0, |summary| summary.queue.0),
-            restored: Restored::default(),
-        };
-        durable.sessions().restore(&mut restoring)?;
-        restoring.orphans.extend(restoring.queues.clone().map(|summary| summary.queue));
-        let Restoring { orphans, groups, last, mut restored, .. } = restoring;
-        durable.set_last_queue(last);
-        for (queue, full_name) in groups {
-            if let Some(group) = self.inner.index.group_named(&full_name) {
-                let summary = queues.binary_search_by_key(&queue, |summary| summary.queue).ok();
-                let summary = summary.map(|at| &queues[at]);
-                restored.messages += summary.map_or(0, |summary| summary.messages);
-                durable.note_group(queue, group.id());
-                group.restore(queue, summary);
-            } else {
-                durable.sessions().submit(SessionOp::RemoveGroup(queue));
-                durable.queues().submit(QueueOp::Purge { queue });
-            }
-        }
-        // Every restored member is persistent, so its group needs a queue; only an earlier version left groups without
-        // one.
-        for group in self.inner.index.groups() {
-            group.keep_on_disk(durable);
-        }
-        // If the sessions are lost, their queues are kept in case somebody puts the file back.
-        let orphans = if sessions_lost { Vec::new() } else { orphans };
-        for queue in orphans.into_iter().filter(|queue| durable.group_of(*queue).is_none()) {
+/// Restores what earlier processes left, see [`Broker::restore`].
+pub(super) fn restore(
+    broker: &Broker,
+    make: impl Fn(SessionCore) -> Arc<dyn Session>,
+    sessions_lost: bool,
+    now: Timestamp,
+) -> Result<Restored, StoreError> {
+    let Some(durable) = &broker.inner.durable else { return Ok(Restored::default()) };
+    let queues = durable.queues().summaries()?;
+    let mut restoring = Restoring {
+        broker,
+        durable,
+        make,
+        now,
+        queues: queues.iter(),
+        orphans: Vec::new(),
+        groups: Vec::new(),
+        last: queues.last().map_or(0, |summary| summary.queue.0),
+        restored: Restored::default(),
+    };
+    durable.sessions().restore(&mut restoring)?;
+    restoring.orphans.extend(restoring.queues.clone().map(|summary| summary.queue));
+    let Restoring { orphans, groups, last, mut restored, .. } = restoring;
+    durable.set_last_queue(last);
+    restore_groups(&broker.inner.index, durable, groups, &queues, &mut restored);
+    // If the sessions are lost, their queues are kept in case somebody puts the file back.
+    let orphans = if sessions_lost { Vec::new() } else { orphans };
+    for queue in orphans.into_iter().filter(|queue| durable.group_of(*queue).is_none()) {
+        durable.queues().submit(QueueOp::Purge { queue });
+    }
+    restore_retained(&broker.inner, durable, now, &mut restored)?;
+    Ok(restored)
+}
+
+/// Ends the sessions that later ones had replaced, see [`Broker::end_superseded`].
+pub(super) fn end_superseded(broker: &Broker, now: Timestamp, turn: &mut Turn) {
+    let mut cleanup = SessionCleanup::new(broker, now);
+    cleanup.due(SUPERSEDED, usize::MAX);
+    cleanup.finish(turn);
+    turn.flush();
+}
+
+/// Gives shared groups the queues that they left.
+fn restore_groups(
+    index: &Index,
+    durable: &Durable,
+    groups: Vec<(QueueId, String)>,
+    queues: &[QueueSummary],
+    restored: &mut Restored,
+) {
+    for (queue, full_name) in groups {
+        if let Some(group) = index.group_named(&full_name) {
+            let summary = queues.binary_search_by_key(&queue, |summary| summary.queue).ok();
+            let summary = summary.map(|at| &queues[at]);
+            restored.messages += summary.map_or(0, |summary| summary.messages);
+            durable.note_group(queue, group.id());
+            group.restore(queue, summary);
+        } else {
+            durable.sessions().submit(SessionOp::RemoveGroup(queue));
             durable.queues().submit(QueueOp::Purge { queue });
         }
-        self.restore_retained(durable, now, &mut restored)?;
-        Ok(restored)
     }
-
-    /// Ends the restored sessions that later ones had replaced before the process ended, and publishes their wills. Call
-    /// once whatever may receive a will is there, and before anybody connects: a client that comes back could otherwise
-    /// leave its next will before this one is published.
-    pub fn end_superseded(&self, now: Timestamp, turn: &mut Turn) {
-        let mut cleanup = SessionCleanup::new(self, now);
-        cleanup.due(SUPERSEDED, usize::MAX);
-        cleanup.finish(turn);
-        turn.flush();
-    }
-
-    fn restore_retained(
-        &self,
-        durable: &Durable,
-        now: Timestamp,
-        restored: &mut Restored,
-    ) -> Result<(), StoreError> {
-        let inner = &*self.inner;
-        let mut gone = Vec::new();
-        durable.retained().restore(&mut |message| {
-            if inner.non_broker && message.kind == OriginKind::Device {
-                restored.refused_retained += 1;
-                gone.push(Arc::clone(&message.topic));
-            } else if message.is_expired(now) {
-                gone.push(Arc::clone(&message.topic));
-            } else if !inner.retained.restore(&message, &self.owners(&message)) {
-                // Beyond today's limits: not served, but not deleted either, in case the limits are raised again.
-                restored.left_retained += 1;
-            } else {
-                restored.retained += 1;
-            }
-        })?;
-        for topic in gone {
-            durable.retained().clear(topic, None);
-        }
-        Ok(())
+    // Every restored member is persistent, so its group needs a queue; only an earlier version left groups without
+    // one.
+    for group in index.groups() {
+        group.keep_on_disk(durable);
     }
 }
 
-impl Broker {
-    /// Returns the quota holders for which a restored message counts: those of its publisher's session.
-    fn owners(&self, message: &SharedMessage) -> QuotaHolders {
-        let publisher = message.client_id.as_ref().filter(|_| self.inner.quota_holders.counts_retained());
-        let session = publisher.and_then(|client_id| self.inner.sessions.find(client_id.as_str()));
-        session.map(|session| session.core().quota_holders()).unwrap_or_default()
+fn restore_retained(
+    inner: &BrokerInner,
+    durable: &Durable,
+    now: Timestamp,
+    restored: &mut Restored,
+) -> Result<(), StoreError> {
+    let mut gone = Vec::new();
+    durable.retained().restore(&mut |message| {
+        if inner.non_broker && message.kind == OriginKind::Device {
+            restored.refused_retained += 1;
+            gone.push(Arc::clone(&message.topic));
+        } else if message.is_expired(now) {
+            gone.push(Arc::clone(&message.topic));
+        } else if !inner.retained.restore(&message, &holders_of(inner, &message)) {
+            // Beyond today's limits: not served, but not deleted either, in case the limits are raised again.
+            restored.left_retained += 1;
+        } else {
+            restored.retained += 1;
+        }
+    })?;
+    for topic in gone {
+        durable.retained().clear(topic, None);
     }
+    Ok(())
+}
+
+/// Returns the quota holders for which a restored message counts: those of its publisher's session.
+fn holders_of(inner: &BrokerInner, message: &SharedMessage) -> QuotaHolders {
+    let publisher = message.client_id.as_ref().filter(|_| inner.quota_holders.counts_retained());
+    let session = publisher.and_then(|client_id| inner.sessions.find(client_id.as_str()));
+    session.map(|session| session.core().quota_holders()).unwrap_or_default()
 }
 
 /// Puts what the stores read into the broker.

@@ -149,7 +149,7 @@ impl RetainedCursor {
         scanned
     }
 
-    /// Returns the terms on which messages from [`Self::poll`] are offered: with RETAIN, whatever the subscription says
+    /// Returns the terms on which messages from [`Self::poll_next`] are offered: with RETAIN, whatever the subscription says
     /// [MQTT-3.3.1-8].
     pub fn offer(&self) -> Offer<'_> {
         Offer {
