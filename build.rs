@@ -1,7 +1,7 @@
 //! Compiles the protos without protoc: the traits of the services, over the messages of crate `mqtt-gateway-api`. Most streams
 //! answer with bytes that are encoded already (`RawMessage`) instead of generated structs.
 
-use std::{env, error::Error, fs, path::PathBuf};
+use std::error::Error;
 
 /// Those with services, and what they share.
 const PROTOS: [&str; 12] = [
@@ -42,21 +42,5 @@ fn main() -> Result<(), Box<dyn Error>> {
         servers = servers.extern_path(message, "crate::grpc::stream::RawMessage");
     }
     servers.compile_fds(protox::compile(PROTOS, ["proto"])?)?;
-    compile_hooks()?;
-    Ok(())
-}
-
-/// The service of users that the gateway calls: not among the descriptors, since reflection tells what the gateway serves.
-fn compile_hooks() -> Result<(), Box<dyn Error>> {
-    let hooks = PathBuf::from(env::var("OUT_DIR")?).join("hooks");
-    fs::create_dir_all(&hooks)?;
-    tonic_prost_build::configure()
-        .bytes(".")
-        // The same question is the same bytes.
-        .btree_map(".")
-        .emit_rerun_if_changed(false)
-        .out_dir(&hooks)
-        .extern_path(".gateway.v1", "::gateway_api::gateway::v1")
-        .compile_fds(protox::compile(["gateway/hooks/v1/hooks.proto"], ["proto"])?)?;
     Ok(())
 }

@@ -14,7 +14,7 @@
 //!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
 //!   http               the HTTP listener: metrics and health, the API as JSON
 //!   bridges            messages to and from other systems
-//!   abuse auth backends shutdown
+//!   shutdown           order of the end
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
@@ -27,6 +27,7 @@
 //! crates/disk          those stores in the data directory: LMDB, and segments of the log
 //! crates/cassandra     those stores in Cassandra or Scylla
 //! crates/values        latest values and history with write-behind, over the traits of their stores
+//! crates/auth          the same at run time: devices, backends, bans
 //! crates/access        who a peer is and what it may do: passwords, tokens, certificates, rules, bans
 //! crates/api           messages and clients of the gRPC API
 //! crates/ctl           `mqtt-server ctl`: that API on a command line, over clients/rust
@@ -42,9 +43,6 @@
 //! groups and access) and device-shadows (with shadow) -> broker; ctl -> client library -> api; shadow and api use nobody; this crate
 //! uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
 
-mod abuse;
-pub mod auth;
-mod backends;
 mod bridges;
 #[doc(hidden)]
 pub mod cli;
@@ -55,16 +53,22 @@ mod net;
 mod shutdown;
 
 pub use ::config;
+
+/// Authentication and authorization of devices by the program that embeds the gateway: the traits to implement, and their messages.
+pub mod auth {
+    pub use ::auth::{
+        AllowAll, Answering, AuthProgress, Authenticator, Authorizer, Credentials, Decision, Denied,
+        Dialogue, Method, Principal, RuleGrant, SecretBytes, Subject, Subscribing,
+    };
+}
 pub use edge::reload;
 pub use gateway::Gateway;
 
 /// The gRPC API: messages, clients, and the descriptors of its services; and in `hooks` the service that the gateway calls, with
 /// the trait to implement it.
 pub mod proto {
-    pub use crate::{
-        auth::hooks,
-        grpc::proto::{DESCRIPTORS, gateway, rpcserver},
-    };
+    pub use crate::grpc::proto::{DESCRIPTORS, gateway, rpcserver};
+    pub use auth::hooks;
 }
 
 /// For the fuzz targets and tests of this repository; anything may change.

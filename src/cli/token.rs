@@ -5,7 +5,7 @@ use std::{error::Error, io::Write as _, path::Path, process::ExitCode};
 use access::backends::{Scope, TokenGrant, TokenLineError, Tokens, format_time, hash, mint, parse_span};
 
 use super::commands::TokenCommand;
-use crate::backends::{
+use auth::backends::{
     file::{self, FileError},
     now,
 };

@@ -39,12 +39,8 @@ use values::LatestCache;
 
 use health::StoreWatch;
 
-use crate::{
-    abuse::BansError,
-    auth::{self, Authenticator, Authorizer},
-    grpc::GrpcError,
-    net,
-};
+use crate::{grpc::GrpcError, net};
+use auth::{Authenticator, Authorizer, abuse::BansError};
 
 /// Error that stops the gateway from starting.
 #[derive(Debug, Error)]
@@ -159,6 +155,40 @@ impl Builder {
 
     /// Decides what devices may do, in place of `authorization.rules` and of the service of `auth.grpc`, neither of which is
     /// asked about topics then.
+    ///
+    /// ```
+    /// use std::sync::Arc;
+    ///
+    /// use mqtt_server::{
+    ///     Gateway,
+    ///     auth::{Authorizer, RuleGrant, Subject, Subscribing},
+    /// };
+    ///
+    ///     /// Devices publish below their own name, and hear what is for all.
+    /// struct OwnTopics;
+    ///
+    /// impl Authorizer for OwnTopics {
+    ///     fn publish(&self, subject: &Subject<'_>, topic: &str) -> RuleGrant {
+    ///         let mut levels = topic.split('/');
+    ///         if levels.next() == Some("devices") && levels.next() == Some(subject.client_id) {
+    ///             RuleGrant::ALLOWED.with_limits(1, false, 64 << 10)
+    ///         } else {
+    ///             RuleGrant::DENIED
+    ///         }
+    ///     }
+    ///
+    ///     fn receive(&self, _subject: &Subject<'_>, topic: &str) -> RuleGrant {
+    ///         if topic.starts_with("news/") { RuleGrant::ALLOWED } else { RuleGrant::DENIED }
+    ///     }
+    ///
+    ///     fn subscribe(&self, _subject: &Subject<'_>, filter: &str) -> Subscribing {
+    ///         if filter.starts_with("news/") { Subscribing::Allowed } else { Subscribing::DENIED }
+    ///     }
+    /// }
+    ///
+    /// let gateway = Gateway::builder(Default::default()).authorizer(Arc::new(OwnTopics));
+    /// # drop(gateway);
+    /// ```
     #[must_use]
     pub fn authorizer(mut self, authorizer: Arc<dyn Authorizer>) -> Self {
         self.authorizer = Some(authorizer);

@@ -34,12 +34,14 @@ use super::{
     shadows, stores,
 };
 use crate::{
-    abuse::{AbuseGuard, BanRegistry},
-    auth::{self, Authenticator, Authority, Chain, EventSender},
-    backends::{BackendAuthenticator, JwtKeys},
     bridges::PlannedBridges,
     grpc, http,
     net::{self, BoundListener, NetShared, probe_silent_peers},
+};
+use auth::{
+    Authenticator, Authority, Chain, EventSender,
+    abuse::{AbuseGuard, BanRegistry},
+    backends::{BackendAuthenticator, JwtKeys},
 };
 
 /// Interval at which files that can be read again are looked at.

@@ -8,10 +8,8 @@ use tokio::sync::watch;
 use tracing::info;
 
 use super::parts::tls_use;
-use crate::{
-    auth::{Connected, ConnectionCheck},
-    net,
-};
+use crate::net;
+use auth::{Connected, ConnectionCheck};
 
 /// Contents of the revocation lists of each listener.
 pub(super) struct RevokedCertificates(BTreeMap<String, Arc<Revocations>>);

@@ -24,10 +24,12 @@ use super::{
     sys::{SysInput, SysStats, is_answered_once},
 };
 use crate::{
-    abuse::BanRegistry,
-    backends::{BackendAuthenticator, MetricsDenied},
     grpc,
     http::{self, HttpLimits, MonitoringPages, PageDenied, Site},
+};
+use auth::{
+    abuse::BanRegistry,
+    backends::{BackendAuthenticator, MetricsDenied},
 };
 
 pub(super) async fn run_grpc(socket: std::net::TcpListener, tls: Option<grpc::GrpcTls>, api: grpc::GrpcApi) {

@@ -4,7 +4,8 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use crate::{auth::Authority, net};
+use crate::net;
+use auth::Authority;
 
 /// Looks at every connection when the rules were replaced. Never ends; cancel it by dropping.
 pub(super) async fn watch(authority: Arc<Authority>, shared: Arc<net::NetShared>) {

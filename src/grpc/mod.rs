@@ -42,7 +42,7 @@ use tonic_health::{
 use tower_layer::Layer as _;
 use values::History;
 
-use crate::{abuse::BanRegistry, auth::Authority};
+use auth::{Authority, abuse::BanRegistry};
 
 use self::{
     proto::{
@@ -77,7 +77,7 @@ use self::{
     stream::OpenStreams,
 };
 
-use crate::backends::BackendAuthenticator;
+use auth::backends::BackendAuthenticator;
 
 pub use self::messages::convert::fuzz_convert;
 pub(crate) use self::{

@@ -13,7 +13,7 @@ use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
 use super::{messages::commands, proto::gateway::v1};
-use crate::backends::Unknown;
+use auth::backends::Unknown;
 
 /// `ErrorInfo.domain` of every error.
 pub(super) const ERROR_DOMAIN: &str = "mqtt-server";

@@ -7,7 +7,7 @@ use broker::{CloseReason, Session};
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
 
 use super::NetShared;
-use crate::auth::{Connected, ConnectionCheck};
+use auth::{Connected, ConnectionCheck};
 
 /// Checks that decide whether a connection may stay. Without any, a CONNECT pays one atomic load.
 #[derive(Default)]

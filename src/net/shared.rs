@@ -22,10 +22,7 @@ use super::{
     accept::unauthenticated::Unauthenticated, device::Device, evict::ConnectionChecks,
     replay_work::PendingReplayWork,
 };
-use crate::{
-    abuse::AbuseGuard,
-    auth::{Authenticator, Authority},
-};
+use auth::{Authenticator, Authority, abuse::AbuseGuard};
 
 /// Shared state of all listeners and shards.
 pub(crate) struct NetShared {
@@ -159,7 +156,7 @@ mod tests {
     use broker::BrokerConfig;
 
     use super::*;
-    use crate::auth::AllowAll;
+    use auth::AllowAll;
 
     /// In virtual time.
     #[tokio::test(start_paused = true)]

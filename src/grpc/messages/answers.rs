@@ -5,7 +5,7 @@ use gateway_core::{DropReason, Properties, Protocol, QoS, ReceiptState, SharedMe
 use store::LatestValue;
 
 use super::convert::Wait;
-use crate::{auth, grpc::proto::gateway::v1};
+use crate::grpc::proto::gateway::v1;
 
 /// The proto form of MQTT 5 properties.
 pub(in crate::grpc) fn properties_to_proto(properties: &Properties) -> v1::Properties {

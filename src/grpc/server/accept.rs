@@ -24,7 +24,8 @@ use super::{
     connection::{GrpcSocket, MeteredSocket, ServedConnection, say_left, say_refused, say_timed_out},
     unauthenticated::UnauthenticatedMemory,
 };
-use crate::{backends::CertificateNames, grpc::GrpcConfig};
+use crate::grpc::GrpcConfig;
+use auth::backends::CertificateNames;
 
 /// Pause after a failed accept (usually: no file descriptors left).
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);

@@ -37,13 +37,11 @@ use super::{
     local::OnBehalfOf,
     methods::{AllowedCallers, GrpcMethod, method},
 };
-use crate::{
-    backends::{
-        BackendAuthenticator, Caller, Unknown,
-        audit::{self, AuditLine},
-        now,
-    },
-    grpc::status::Error,
+use crate::grpc::status::Error;
+use auth::backends::{
+    BackendAuthenticator, Caller, Unknown,
+    audit::{self, AuditLine},
+    now,
 };
 
 /// Longest value of `authorization`; a signed token with many claims has some 4 KiB.

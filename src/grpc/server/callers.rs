@@ -14,7 +14,7 @@ use edge::door::SourceAddress;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use crate::backends::{Caller, How};
+use auth::backends::{Caller, How};
 
 /// For the keys of this process.
 static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -137,7 +137,7 @@ impl Drop for Share {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::backends::BackendAuthenticator;
+    use auth::backends::BackendAuthenticator;
 
     fn key(number: u64) -> CallerKey {
         CallerKey(number)

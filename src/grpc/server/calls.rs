@@ -37,8 +37,8 @@ use super::{
     callers::Share,
     request_body::{self, RequestBounds},
 };
-use crate::backends::CertificateNames;
 use crate::grpc::status::Error;
+use auth::backends::CertificateNames;
 
 /// Calls that a connection may have beyond its limit, to be told so.
 pub(in crate::grpc) const SPARE: u32 = 100;

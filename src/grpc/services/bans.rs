@@ -5,19 +5,17 @@ use std::sync::Arc;
 use access::bans::{Ban, BanTarget};
 use gateway_core::{Timestamp, clock};
 
-use crate::{
-    abuse::{BanError, BanOrigin, BanRegistry, ListedBan},
-    grpc::{
-        messages::{
-            answers, convert,
-            page::{PAGE_BYTES, RequestPages, fit},
-        },
-        now,
-        proto::gateway::v1,
-        server::access::Call,
-        status::Error,
+use crate::grpc::{
+    messages::{
+        answers, convert,
+        page::{PAGE_BYTES, RequestPages, fit},
     },
+    now,
+    proto::gateway::v1,
+    server::access::Call,
+    status::Error,
 };
+use auth::abuse::{BanError, BanOrigin, BanRegistry, ListedBan};
 
 const MAX_REASON: usize = 256;
 /// Longer than any name that MQTT can carry.

@@ -19,7 +19,6 @@ use gateway_core::{Timestamp, clock, parse_shared};
 use tonic::{Request, Response, Status};
 
 use super::delete;
-use crate::auth::{self, Subject};
 use crate::grpc::{
     Context,
     messages::{
@@ -30,6 +29,7 @@ use crate::grpc::{
     server::{access::Call, deadline::within},
     status::Error,
 };
+use auth::{self, Subject};
 
 /// Most subscriptions shown with a device, and their bytes.
 const SHOWN: usize = 100;
@@ -386,7 +386,7 @@ mod tests {
     use gateway_core::{ClientId, Protocol};
 
     use super::*;
-    use crate::auth::{Method, ProvedIdentity};
+    use auth::{Method, ProvedIdentity};
 
     /// The failure: a device is listed by a name that its certificate does not have, or only begins with.
     #[test]

@@ -9,15 +9,13 @@ use access::{
 use broker::Broker;
 use gateway_core::{QoS, TopicFilter, TopicName, parse_shared};
 
-use crate::{
-    auth::{self, Authority},
-    grpc::{
-        messages::convert,
-        proto::gateway::v1::{self, explain_access_request::Action},
-        server::access::Call,
-        status::Error,
-    },
+use crate::grpc::{
+    messages::convert,
+    proto::gateway::v1::{self, explain_access_request::Action},
+    server::access::Call,
+    status::Error,
 };
+use auth::Authority;
 
 /// Most rules that are told of, the last ones. The one that decides is the last of those that are looked at.
 const MOST_REASONS: usize = 1_000;

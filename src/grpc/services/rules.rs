@@ -2,17 +2,15 @@
 
 use access::rules::ListedRule;
 
-use crate::{
-    auth::Authority,
-    grpc::{
-        messages::{
-            convert,
-            page::{PAGE_BYTES, RequestPages, fit},
-        },
-        proto::gateway::v1::{self, UnnamedAccess},
-        status::Error,
+use crate::grpc::{
+    messages::{
+        convert,
+        page::{PAGE_BYTES, RequestPages, fit},
     },
+    proto::gateway::v1::{self, UnnamedAccess},
+    status::Error,
 };
+use auth::Authority;
 
 /// A page of the rules of this moment.
 pub(super) fn list(

@@ -7,16 +7,14 @@ use gateway_core::Timestamp;
 use tonic::{Request, Response, Status};
 
 use super::{bans, explain, rules, tenants};
-use crate::{
-    backends::{file::FileError, now},
-    grpc::{
-        Context,
-        messages::{answers, convert, page::RequestPages},
-        proto::{gateway::v1, server::security_server::Security},
-        server::access::Call,
-        status::Error,
-    },
+use crate::grpc::{
+    Context,
+    messages::{answers, convert, page::RequestPages},
+    proto::{gateway::v1, server::security_server::Security},
+    server::access::Call,
+    status::Error,
 };
+use auth::backends::{file::FileError, now};
 
 /// The service.
 pub(in crate::grpc) struct SecurityService {

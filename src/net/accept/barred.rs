@@ -12,10 +12,10 @@ use edge::{door::DoorRefusal, tls::CertificateId};
 use gateway_core::{Peer, clock, metrics::count};
 use session::{Accepted, ConnectRefused};
 
-use crate::{
+use crate::net::NetShared;
+use auth::{
+    Principal,
     abuse::{Barred, LoginName},
-    auth::Principal,
-    net::NetShared,
 };
 
 /// Returns the refusal if a socket of `peer` is to be closed before anything is read from it.

@@ -45,9 +45,6 @@ use super::{
     proxy,
     unauthenticated::{Crowded, UnauthenticatedPlace},
 };
-use crate::auth::{
-    AuthorizationRequest, Credentials, Denied, NoDecision, Permissions, ProvedIdentity, SecretBytes, Subject,
-};
 #[cfg(feature = "quic")]
 use crate::net::quic::FirstPacket;
 use crate::net::{
@@ -61,6 +58,9 @@ use crate::net::{
     shard::{Arrived, IncomingSocket, ShardLocal},
     shared::Entering,
     timers, trace, wheel,
+};
+use auth::{
+    AuthorizationRequest, Credentials, Denied, NoDecision, Permissions, ProvedIdentity, SecretBytes, Subject,
 };
 
 /// As the broker keeps it.

@@ -15,10 +15,10 @@ use telemetry::{ClientTrace, trace_clients};
 use tracing::info;
 
 use super::{Connection, ConnectionExtras, ending::End, fault::PacketFault, unfinished::Publishing};
-use crate::auth::{
+use crate::net::{NetShared, device::Device, shard::PacketWork, trace};
+use auth::{
     Authority, AuthorizationRequest, Excess, PermissionRefused, Permissions, Remembered, RemoteAuthorizer,
 };
-use crate::net::{NetShared, device::Device, shard::PacketWork, trace};
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;

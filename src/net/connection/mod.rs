@@ -45,7 +45,7 @@ use super::{
     shard::{PacketWork, ShardLocal},
     timers, wheel,
 };
-use crate::auth::{Asked, Permissions, Remembered};
+use auth::{Asked, Permissions, Remembered};
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;

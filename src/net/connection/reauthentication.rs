@@ -18,13 +18,10 @@ use session::{Enhanced, PresentedAuth};
 use tokio::time::Sleep;
 
 use super::{Connection, ending::End, frames::grant_held};
-use crate::{
-    abuse::LoginName,
-    auth::{
-        AuthProgress, Authority, Credentials, Denied, Dialogue, NoDecision, Permissions, Principal,
-        ProvedIdentity, Subject,
-    },
-    net::{layers::layered::Io, shard::PacketWork, timers},
+use crate::net::{layers::layered::Io, shard::PacketWork, timers};
+use auth::{
+    AuthProgress, Authority, Credentials, Denied, Dialogue, NoDecision, Permissions, Principal,
+    ProvedIdentity, Subject, abuse::LoginName,
 };
 
 /// The authenticator's pending answer, with the dialogue to go on with.

@@ -14,10 +14,8 @@ use super::{
     ending::End,
     frames::{close_unit, log_denied, subscribe_code},
 };
-use crate::{
-    auth::{AuthorizationRequest, PermissionRefused},
-    net::device::Device,
-};
+use crate::net::device::Device;
+use auth::{AuthorizationRequest, PermissionRefused};
 
 /// Remainder of a packet, and the commit that must be on disk before the packet is answered.
 pub(in crate::net) enum Unfinished {

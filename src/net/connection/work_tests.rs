@@ -19,7 +19,6 @@ use session::Inbound;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::{Connection, ending::End};
-use crate::auth::Permissions;
 use crate::net::{
     NetShared,
     device::{
@@ -29,6 +28,7 @@ use crate::net::{
     layers::{Layers, layered::Io, socket::Socket},
     shard::ShardLocal,
 };
+use auth::Permissions;
 
 /// One step may go beyond the account: the largest is a read, whose bytes are paid for before they are handled.
 const STEP: u64 = 100_000;

@@ -22,8 +22,8 @@ use tokio::{
 };
 
 use super::{Device, Link, Reception, SocketWriter, flush};
-use crate::auth::AllowAll;
 use crate::net::{NetShared, wheel};
+use auth::AllowAll;
 
 const NOW: Timestamp = Timestamp(1_000);
 
@@ -43,7 +43,7 @@ pub(in crate::net) fn shared() -> Arc<NetShared> {
 
 pub(in crate::net) fn shared_with(limits: Limits) -> Arc<NetShared> {
     let broker = Broker::new(BrokerConfig { limits: Arc::new(limits), ..BrokerConfig::default() });
-    let guard = crate::abuse::AbuseGuard::idle();
+    let guard = auth::abuse::AbuseGuard::idle();
     NetShared::new(broker, Arc::new(AllowAll), None, guard, String::new(), String::new())
 }
 

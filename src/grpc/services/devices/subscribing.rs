@@ -8,7 +8,6 @@ use access::rules::AccessQuestion;
 use broker::{ReplayWork, Session, SubscribeError, SubscribeRequest};
 use gateway_core::{Commit, CommitRefused, TopicFilter, parse_shared};
 
-use crate::auth::{self, Subject, Subscribing};
 use crate::grpc::{
     Context,
     messages::{answers, convert},
@@ -17,6 +16,7 @@ use crate::grpc::{
     server::access::Call,
     status::Error,
 };
+use auth::{self, Subject, Subscribing};
 
 /// The largest Subscription Identifier [MQTT-3.8.2.1.2].
 const LARGEST_ID: u32 = 268_435_455;

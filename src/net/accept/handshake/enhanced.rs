@@ -8,10 +8,8 @@ use gateway_core::{clock, metrics::count};
 use session::{Enhanced, Violation};
 
 use super::{HandshakeError, NotAdmitted, Wire};
-use crate::{
-    auth::{AuthProgress, Credentials, Denied, Principal},
-    net::{NetShared, timers},
-};
+use crate::net::{NetShared, timers};
+use auth::{AuthProgress, Credentials, Denied, Principal};
 
 /// Identity that a client has proved by the method of its CONNECT.
 pub(super) struct Proved {
