@@ -43,13 +43,11 @@
 //! groups and access) and device-shadows (with shadow) -> broker; ctl -> client library -> api; shadow and api use nobody; this crate
 //! uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
 
-mod bridges;
 #[doc(hidden)]
 pub mod cli;
 pub mod gateway;
 mod grpc;
 mod http;
-mod net;
 mod shutdown;
 
 pub use ::config;

@@ -35,11 +35,11 @@ use tracing::{debug, info, warn};
 
 use self::commands::{Command, CommandLine};
 use crate::{
-    bridges::PlannedBridges,
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
 };
 use auth::{abuse::BanRegistry, backends::BackendAuthenticator};
+use bridges::PlannedBridges;
 
 /// Time beyond `shutdown.deadline` that an orderly end may take before the process ends regardless.
 const MARGIN: Duration = Duration::from_secs(1);

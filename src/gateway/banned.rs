@@ -5,7 +5,6 @@ use std::{sync::Arc, time::Duration};
 use gateway_core::clock;
 use tracing::info;
 
-use crate::net;
 use auth::abuse::BanRegistry;
 
 /// The shortest time between two walks over all connections, however often bans are made.

@@ -20,8 +20,8 @@ use tokio::sync::watch;
 use values::{History, StoreCondition};
 
 use super::{groups, history, shadows};
-use crate::bridges::BridgesStatus;
 use auth::abuse::BanRegistry;
+use bridges::BridgesStatus;
 
 /// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
 pub(super) struct StoreWatch {

@@ -39,7 +39,7 @@ use values::LatestCache;
 
 use health::StoreWatch;
 
-use crate::{grpc::GrpcError, net};
+use crate::grpc::GrpcError;
 use auth::{Authenticator, Authorizer, abuse::BansError};
 
 /// Error that stops the gateway from starting.

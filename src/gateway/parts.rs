@@ -33,16 +33,14 @@ use super::{
     service::{self, SysPublisher},
     shadows, stores,
 };
-use crate::{
-    bridges::PlannedBridges,
-    grpc, http,
-    net::{self, BoundListener, NetShared, probe_silent_peers},
-};
+use crate::{grpc, http};
 use auth::{
     Authenticator, Authority, Chain, EventSender,
     abuse::{AbuseGuard, BanRegistry},
     backends::{BackendAuthenticator, JwtKeys},
 };
+use bridges::PlannedBridges;
+use net::{BoundListener, NetShared, probe_silent_peers};
 
 /// Interval at which files that can be read again are looked at.
 const RELOAD_LOOK: Duration = Duration::from_secs(1);

@@ -8,7 +8,6 @@ use tokio::sync::watch;
 use tracing::info;
 
 use super::parts::tls_use;
-use crate::net;
 use auth::{Connected, ConnectionCheck};
 
 /// Contents of the revocation lists of each listener.

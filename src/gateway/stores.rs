@@ -14,7 +14,7 @@ use tokio::runtime::Handle;
 use tracing::{info, warn};
 
 use super::{StartError, health::DurableStores};
-use crate::net::{self, NetShared};
+use net::{self, NetShared};
 
 /// The stores, not yet read.
 pub(super) struct OpenedStores {

@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use tracing::info;
 
-use crate::net;
 use auth::Authority;
 
 /// Looks at every connection when the rules were replaced. Never ends; cancel it by dropping.

@@ -12,16 +12,14 @@ use serde_json::Value;
 use tonic::{Request, Response, Status};
 
 use super::security::{over_all, role_to, scope_to, time};
-use crate::{
-    bridges::{BridgesStatus, Reachability, ShownBridge},
-    grpc::{
-        Context,
-        messages::answers,
-        proto::{gateway::v1, server::operations_server::Operations},
-        server::{access::Call, methods::methods_of},
-        status::Error,
-    },
+use crate::grpc::{
+    Context,
+    messages::answers,
+    proto::{gateway::v1, server::operations_server::Operations},
+    server::{access::Call, methods::methods_of},
+    status::Error,
 };
+use bridges::{BridgesStatus, Reachability, ShownBridge};
 
 /// Most prefixes of names in a request.
 const PREFIXES: usize = 100;

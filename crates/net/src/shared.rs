@@ -1,0 +1,182 @@
+//! State that all connections of one gateway share.
+
+use std::{
+    sync::{
+        Arc,
+        atomic::{
+            AtomicUsize,
+            Ordering::{AcqRel, Acquire},
+        },
+    },
+    time::Duration,
+};
+
+use broker::{Broker, Session, SessionCore};
+use config::Limits;
+use edge::door::ConnectionLimit;
+use gateway_core::{QueueId, Timestamp};
+use session::{Disk, Env};
+use tokio::sync::watch;
+
+use super::{
+    accept::unauthenticated::Unauthenticated, device::Device, evict::ConnectionChecks,
+    replay_work::PendingReplayWork,
+};
+use auth::{Authenticator, Authority, abuse::AbuseGuard};
+
+/// Shared state of all listeners and shards.
+pub struct NetShared {
+    /// Routing.
+    pub broker: Broker,
+    /// Bounds.
+    pub limits: Arc<Limits>,
+    /// Decides who may connect.
+    pub auth: Arc<dyn Authenticator>,
+    /// Decides what devices may do; `None` if no rules are configured.
+    pub authority: Option<Arc<Authority>>,
+    /// Turns peers away before they are authenticated: bans and back-off after failed logins.
+    pub guard: AbuseGuard,
+    /// Response Information with `{client_id}` still in it; empty is none.
+    pub response_information: String,
+    /// The mark of this gateway, for bridges of other gateways.
+    pub bridge_mark: String,
+    /// Connections in all, handshakes included.
+    pub connection_limit: Arc<ConnectionLimit>,
+    /// Requests of backends to connections.
+    pub(super) waiting_work: PendingReplayWork,
+    /// Checks that decide whether a connection may stay.
+    pub(super) connection_checks: ConnectionChecks,
+    /// Clients that have not authenticated.
+    pub(super) unauthenticated: Arc<Unauthenticated>,
+    /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
+    /// after the last look.
+    door: AtomicUsize,
+    /// True from when [`SHUT`] is set, for those who are inside and wait.
+    shut: watch::Sender<bool>,
+    /// True once the shards end, even if clients are still connected.
+    ended: watch::Sender<bool>,
+}
+
+/// From now on no CONNECT is accepted.
+const SHUT: usize = 1 << (usize::BITS - 1);
+
+/// A CONNECT that is being accepted. It counts until it is dropped.
+pub(super) struct Entering<'a>(&'a AtomicUsize);
+
+impl Drop for Entering<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, AcqRel);
+    }
+}
+
+impl NetShared {
+    /// For a new gateway.
+    pub fn new(
+        broker: Broker,
+        auth: Arc<dyn Authenticator>,
+        authority: Option<Arc<Authority>>,
+        guard: AbuseGuard,
+        response_information: String,
+        bridge_mark: String,
+    ) -> Arc<Self> {
+        let limits = Arc::clone(broker.limits());
+        let connection_limit = ConnectionLimit::new(limits.max_connections);
+        let door = AtomicUsize::new(0);
+        let (shut, ended) = (watch::Sender::new(false), watch::Sender::new(false));
+        let unauthenticated = Unauthenticated::new(broker.account());
+        Arc::new(Self {
+            broker,
+            limits,
+            auth,
+            authority,
+            guard,
+            response_information,
+            bridge_mark,
+            connection_limit,
+            waiting_work: PendingReplayWork::default(),
+            connection_checks: ConnectionChecks::default(),
+            unauthenticated,
+            door,
+            shut,
+            ended,
+        })
+    }
+
+    /// To be held from before a session is opened until it has its connection; `None` if the gateway is stopping.
+    pub(super) fn enter(&self) -> Option<Entering<'_>> {
+        let entering = Entering(&self.door);
+        let before = self.door.fetch_add(1, AcqRel);
+        (before & SHUT == 0).then_some(entering)
+    }
+
+    /// Waits until the gateway stops. Cancel safe.
+    pub(super) async fn until_shut(&self) {
+        // The sender is ours: it is not gone before.
+        let _ = self.shut.subscribe().wait_for(|shut| *shut).await;
+    }
+
+    /// Refuses every CONNECT from now on, also those that wait for the disk, and waits until the other accepted ones
+    /// have their connection, which takes neither a peer's help nor the disk's. No session comes online after that.
+    /// Cancel safe.
+    pub async fn refuse_connects(&self) {
+        self.door.fetch_or(SHUT, AcqRel);
+        self.shut.send_replace(true);
+        while self.door.load(Acquire) != SHUT {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+        }
+    }
+
+    /// Ends the shards, and with them every connection and handshake that is left.
+    pub fn end(&self) {
+        self.ended.send_replace(true);
+    }
+
+    /// Waits for [`Self::end`]. Cancel safe.
+    pub(super) async fn until_ended(&self) {
+        // The sender is ours: it is not gone before.
+        let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
+    }
+
+    /// Returns the environment of a session at `now`; `queue` is its durable queue, if it has one.
+    pub(super) fn env(&self, queue: QueueId, now: Timestamp) -> Env<'_> {
+        let stores = self.broker.stores().filter(|_| queue != QueueId::NONE);
+        let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });
+        Env { limits: &self.limits, now, budget: &**self.broker.account(), disk }
+    }
+}
+
+/// Builds session objects, for the broker to restore sessions of an earlier process.
+pub fn session_maker(shared: &Arc<NetShared>) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
+    let shared = Arc::clone(shared);
+    move |core| Arc::new(Device::new(core, Arc::clone(&shared))) as Arc<dyn Session>
+}
+
+#[cfg(test)]
+mod tests {
+    use broker::BrokerConfig;
+
+    use super::*;
+    use auth::AllowAll;
+
+    /// In virtual time.
+    #[tokio::test(start_paused = true)]
+    async fn a_stop_waits_for_who_is_being_accepted_and_lets_nobody_in_after() {
+        let broker = Broker::new(BrokerConfig::default());
+        let shared = NetShared::new(
+            broker,
+            Arc::new(AllowAll),
+            None,
+            AbuseGuard::idle(),
+            String::new(),
+            String::new(),
+        );
+        drop(shared.enter().expect("an open door"));
+        let entering = shared.enter().expect("an open door");
+        let long = Duration::from_millis(100);
+        assert!(tokio::time::timeout(long, shared.refuse_connects()).await.is_err(), "one is on its way");
+        assert!(shared.enter().is_none());
+        drop(entering);
+        assert!(tokio::time::timeout(long, shared.refuse_connects()).await.is_ok());
+        assert!(shared.enter().is_none());
+    }
+}
