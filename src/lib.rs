@@ -11,10 +11,12 @@
 //! src/                 this crate: the binary and the wiring
 //!   main cli           arguments, logs, runtimes, signals
 //!   gateway            starts and stops everything
-//!   net   grpc         sockets, TLS, WebSocket, connection task, flush | tonic services, proto <-> messages
-//!   http               the HTTP listener: metrics and health, the API as JSON
-//!   bridges            messages to and from other systems
 //!   shutdown           order of the end
+//! crates/net           sockets, TLS, WebSocket, QUIC, connection task, flush
+//! crates/grpc          the API for backends: tonic services over the broker
+//! crates/grpc-messages its messages and the gateway's types, and the errors of calls with their statuses
+//! crates/http          the HTTP listener: metrics and health, the API as JSON, the web page
+//! crates/bridges       messages to and from other systems
 //! crates/session       the MQTT session without sockets: packets in, bytes out, time as argument
 //! crates/codec         bytes <-> packets
 //! crates/broker        routing: subscription index, retained, shared groups, registry; knows only `Target`
@@ -38,16 +40,13 @@
 //! clients/rust         the client library: that API for backends in Rust, with lost connections made good
 //! ```
 //!
-//! The manifests say who may use whom: session -> codec -> core; broker -> store -> core; disk, cassandra and values -> store;
-//! groups and access -> core; config -> access, shadow, core; telemetry -> edge -> config; commands, consumer-groups (with
-//! groups and access) and device-shadows (with shadow) -> broker; ctl -> client library -> api; shadow and api use nobody; this crate
-//! uses all. What they cannot say, such as that `net` and `grpc` don't know each other, is in `tests/repository/layers.rs`.
+//! The manifests say who may use whom. The words are in core, which everything knows; codec and session know MQTT; broker, store
+//! and the stores know messages and no protocol; net, grpc and http are beside each other and know none of the others; this
+//! crate wires all. docs/dev/architecture.md has a picture of it.
 
 #[doc(hidden)]
 pub mod cli;
 pub mod gateway;
-mod grpc;
-mod http;
 mod shutdown;
 
 pub use ::config;
@@ -65,14 +64,13 @@ pub use gateway::Gateway;
 /// The gRPC API: messages, clients, and the descriptors of its services; and in `hooks` the service that the gateway calls, with
 /// the trait to implement it.
 pub mod proto {
-    pub use crate::grpc::proto::{DESCRIPTORS, gateway, rpcserver};
     pub use auth::hooks;
+    pub use gateway_api::{DESCRIPTORS, gateway, rpcserver};
 }
 
 /// For the fuzz targets and tests of this repository; anything may change.
 #[doc(hidden)]
 pub mod internals {
+    pub use grpc_messages::convert::fuzz_convert;
     pub use telemetry::trace_clients;
-
-    pub use crate::grpc::fuzz_convert;
 }

@@ -39,8 +39,8 @@ use values::LatestCache;
 
 use health::StoreWatch;
 
-use crate::grpc::GrpcError;
 use auth::{Authenticator, Authorizer, abuse::BansError};
+use grpc::GrpcError;
 
 /// Error that stops the gateway from starting.
 #[derive(Debug, Error)]

@@ -33,7 +33,6 @@ use super::{
     service::{self, SysPublisher},
     shadows, stores,
 };
-use crate::{grpc, http};
 use auth::{
     Authenticator, Authority, Chain, EventSender,
     abuse::{AbuseGuard, BanRegistry},
@@ -278,7 +277,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     };
     let api = grpc::GrpcApi::open(broker.clone(), grpc_config(&config), hooks, drain.clone()).await?;
     let json = config.http.api.then(|| json(&config, &api, &broker));
-    let page = config.http.page.then(|| api.local());
+    let page = config.http.page.then(|| local_channel(&api));
     let grpc_task = Some(tokio::spawn(service::run_grpc(grpc_socket, grpc_tls, api)));
     if let Some(socket) = http_socket {
         addresses.push(("http".to_owned(), Address::Ip(socket.local_addr()?)));
@@ -466,13 +465,19 @@ fn take_or_bind(
     Ok(socket)
 }
 
-fn json(config: &Config, api: &grpc::GrpcApi, broker: &Broker) -> http::JsonApi {
-    let options = http::JsonOptions {
+/// The API for clients of the HTTP listener.
+fn local_channel(api: &grpc::GrpcApi) -> gateway_http::LocalChannel {
+    let local = api.local();
+    gateway_http::LocalChannel::new(local.clone(), move |request| local.check(request))
+}
+
+fn json(config: &Config, api: &grpc::GrpcApi, broker: &Broker) -> gateway_http::JsonApi {
+    let options = gateway_http::JsonOptions {
         max_body: config.http.max_body.0,
         body_timeout: config.http.body_timeout.0,
         cors_origins: config.http.cors_origins.clone(),
     };
-    http::JsonApi::new(api.local(), Arc::clone(broker.account()), options)
+    gateway_http::JsonApi::new(local_channel(api), Arc::clone(broker.account()), options)
 }
 
 /// Returns the health of the stores on which services depend.

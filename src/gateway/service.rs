@@ -23,14 +23,11 @@ use super::{
     health::StoreWatch,
     sys::{SysInput, SysStats, is_answered_once},
 };
-use crate::{
-    grpc,
-    http::{self, HttpLimits, MonitoringPages, PageDenied, Site},
-};
 use auth::{
     abuse::BanRegistry,
     backends::{BackendAuthenticator, MetricsDenied},
 };
+use gateway_http::{HttpLimits, MonitoringPages, PageDenied, Site};
 
 pub(super) async fn run_grpc(socket: std::net::TcpListener, tls: Option<grpc::GrpcTls>, api: grpc::GrpcApi) {
     let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
@@ -48,8 +45,8 @@ pub(super) async fn run_http(
     watch: Arc<StoreWatch>,
     config: Arc<Config>,
     backends: Arc<BackendAuthenticator>,
-    json: Option<http::JsonApi>,
-    page: Option<grpc::LocalChannel>,
+    json: Option<gateway_http::JsonApi>,
+    page: Option<gateway_http::LocalChannel>,
     drain: watch::Receiver<bool>,
     mut stop: watch::Receiver<bool>,
 ) {
@@ -57,7 +54,8 @@ pub(super) async fn run_http(
     let asks = backends.is_on();
     let account = Arc::clone(broker.account());
     let body_timeout = config.http.body_timeout.0;
-    let page = page.map(|local| http::page::router(local, &account, asks, body_timeout, drain.clone()));
+    let page =
+        page.map(|local| gateway_http::page::router(local, &account, asks, body_timeout, drain.clone()));
     let pages = MonitoringPages {
         authorize: Arc::new(move |authorization, peer| {
             backends.may_read_metrics(authorization, peer).map_err(|denied| match denied {
@@ -91,9 +89,9 @@ pub(super) async fn run_http(
         header_timeout: config.http.header_timeout.0,
         write_timeout: config.http.write_timeout.0,
     };
-    let json = json.iter().map(http::JsonApi::router);
+    let json = json.iter().map(gateway_http::JsonApi::router);
     let site = Site { pages, more: json.chain(page).collect() };
-    http::serve(socket, tls, site, limits, account, async move {
+    gateway_http::serve(socket, tls, site, limits, account, async move {
         let _ = stop.wait_for(|stop| *stop).await;
     })
     .await;

@@ -135,7 +135,11 @@ fn each_rpc_has_a_row_in_which_it_succeeds() {
 /// Every reason of the code: the words to which `fn reason` maps.
 pub(crate) fn reasons() -> BTreeSet<String> {
     let mut reasons = BTreeSet::new();
-    for file in ["src/grpc/status.rs", "crates/auth/src/backends/mod.rs", "src/grpc/messages/commands.rs"] {
+    for file in [
+        "crates/grpc-messages/src/status.rs",
+        "crates/auth/src/backends/mod.rs",
+        "crates/grpc-messages/src/commands.rs",
+    ] {
         let text = fs::read_to_string(root().join(file)).expect("read the code");
         let (_, body) = text.split_once("fn reason(").expect("where reasons are");
         let (body, _) = body.split_once("    }\n").expect("its end");

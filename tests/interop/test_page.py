@@ -720,7 +720,7 @@ def test_whatever_devices_are_called_it_is_text(admin):
 
 def test_no_form_is_taken_without_what_it_must_bring():
     """Every path of the source that takes a form, so that a new one is not forgotten."""
-    source = (pathlib.Path(__file__).parents[2] / "src/http/page/mod.rs").read_text()
+    source = (pathlib.Path(__file__).parents[2] / "crates/http/src/page/mod.rs").read_text()
     paths = re.findall(r'route\("(/page/\w+)", (?:get\(.*?\)\.|axum::routing::)post\(', source)
     assert len(paths) >= 8, paths
     visitor = Visitor(TOKENS["admin"])

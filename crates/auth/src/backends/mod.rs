@@ -4,6 +4,7 @@
 //! such as streams, ask again when something has changed ([`BackendAuthenticator::changes`]).
 
 pub mod audit;
+pub mod callers;
 mod certificate;
 pub mod file;
 mod jwt;

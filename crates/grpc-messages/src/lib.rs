@@ -1,0 +1,10 @@
+//! Between the messages of the API and the gateway's types: pure functions, and the errors of calls with their statuses.
+
+pub mod answers;
+pub mod commands;
+pub mod consumed;
+pub mod convert;
+pub mod encode;
+pub mod groups;
+pub mod page;
+pub mod status;
