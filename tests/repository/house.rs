@@ -13,8 +13,8 @@ use super::{
 /// Lines of a crate outside tests, suites and fuzz code. A larger one has outgrown its walls (docs/adr/0005-workspace.md).
 const MOST_LINES: usize = 14_000;
 
-/// The same for the crate at the top, which is to wire the others: lowered with each wall that is put up.
-const MOST_LINES_AT_TOP: usize = 47_500;
+/// The same for the crate at the top, which only wires the others.
+const MOST_LINES_AT_TOP: usize = 6_000;
 
 /// Words that stand for a noun and hide it.
 const HIDING: &[&str] = &[
