@@ -14,9 +14,10 @@ const OWNED: &[(&str, &[&str])] = &[
         "tonic::",
         &[
             "crates/api",
+            "crates/auth/src/lib.rs",
             "crates/auth/src/remote",
             "crates/grpc/",
-            "crates/grpc-messages/src/status.rs",
+            "crates/grpc-messages",
             "crates/http/src/json",
             "crates/http/src/local.rs",
             "crates/http/src/page",
