@@ -21,7 +21,7 @@ use tokio::{net::TcpListener, runtime::Runtime};
 
 use crate::{
     client::{Client, Got, from_host},
-    login::{answer, login, logins_a_second},
+    login::{answer, login},
     support::{Server, until},
 };
 
@@ -30,8 +30,6 @@ use crate::{
 pub(crate) enum Mood {
     /// Allows users whose name begins with `a`, denies those with `d`, and ignores others.
     Well,
-    /// The same after 20 ms.
-    Human,
     /// Answers after 10 s.
     Slow,
     /// Closes every connection.
@@ -124,7 +122,6 @@ async fn tell(
     }
     let mood = heard.mood();
     match mood {
-        Mood::Human => tokio::time::sleep(Duration::from_millis(20)).await,
         Mood::Slow => tokio::time::sleep(Duration::from_secs(10)).await,
         Mood::Well | Mood::Away | Mood::Nonsense => {}
     }
@@ -137,7 +134,7 @@ async fn tell(
         Mood::Nonsense => "<html>down for maintenance</html>".to_owned(),
         // Kept alive from better times.
         Mood::Away => return Ok(Response::builder().status(503).body(Full::default()).expect("an answer")),
-        Mood::Well | Mood::Human | Mood::Slow => json!({"result": result, "is_superuser": false}).to_string(),
+        Mood::Well | Mood::Slow => json!({"result": result, "is_superuser": false}).to_string(),
     };
     Ok(Response::new(Full::from(text)))
 }
@@ -345,19 +342,4 @@ fn more_logins_than_may_wait_for_a_hook_are_busy() {
     }
     assert_eq!(waits.next(), Got::ConnAck(0));
     assert_eq!(hook.asked(), 1);
-}
-
-/// Logins a second against a hook that takes 20 ms: the figure in docs/security/services.md. Nothing is asserted about
-/// time; run it with `cargo test --profile dist --test gateway -- --ignored --nocapture hook_of_20_ms`.
-#[test]
-#[ignore = "a measurement"]
-fn logins_a_second_against_a_hook_of_20_ms() {
-    const CLIENTS: usize = 100;
-    const LOGINS: usize = 200;
-    let hook = Hook::start();
-    hook.feel(Mood::Human);
-    let server = Server::start_with(&[], &hook.config("", "cache_ttl = \"0s\"\nstale_if_error = \"0s\""));
-    let rate = logins_a_second(CLIENTS, LOGINS, |client_id| ask(&server, client_id, "ann"));
-    assert_eq!(hook.asked(), CLIENTS * LOGINS);
-    eprintln!("{rate:.0} logins a second");
 }

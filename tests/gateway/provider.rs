@@ -32,7 +32,7 @@ use crate::{
     client::{Client, Got},
     enhanced::{Said, auth, claims, connect, jwt, open, said},
     hooks::beside_odd_ones,
-    login::{answer, login, logins_a_second},
+    login::{answer, login},
     support::{Server, until},
 };
 
@@ -50,8 +50,6 @@ enum Mood {
     Failing,
     /// Answers as soon as it is in another mood.
     Held,
-    /// Answers after 20 ms.
-    Human,
 }
 
 #[derive(Default)]
@@ -130,7 +128,6 @@ impl Heard {
         let mood = *self.mood.lock();
         match mood {
             Mood::Well | Mood::Held => {}
-            Mood::Human => tokio::time::sleep(Duration::from_millis(20)).await,
             Mood::Slow => tokio::time::sleep(Duration::from_secs(10)).await,
             Mood::Nonsense => return Ok(Decision::Unspecified),
             Mood::Failing => return Err(Status::internal("secret details")),
@@ -979,19 +976,4 @@ async fn the_provider_is_part_of_the_explanation() {
     let listed = DevicesClient::new(channel).list_subscriptions(request).await.expect("list").into_inner();
     assert!(!listed.subscriptions[0].restricted);
     tokio::task::spawn_blocking(|| drop((provider, server))).await.expect("stop");
-}
-
-/// Logins a second against a service that takes 20 ms: the figure in docs/security/services.md. Nothing is asserted
-/// about time; run it with `cargo test --profile dist --test gateway -- --ignored --nocapture provider_of_20_ms`.
-#[test]
-#[ignore = "a measurement"]
-fn logins_a_second_against_a_provider_of_20_ms() {
-    const CLIENTS: usize = 100;
-    const LOGINS: usize = 200;
-    let provider = Provider::start();
-    provider.feel(Mood::Human);
-    let server = Server::start_with(&[], &provider.config("", "cache_ttl = \"0s\"\nstale_if_error = \"0s\""));
-    let rate = logins_a_second(CLIENTS, LOGINS, |client_id| ask(&server, client_id, "ann"));
-    assert_eq!(provider.heard.logins.lock().len(), CLIENTS * LOGINS);
-    eprintln!("{rate:.0} logins a second");
 }

@@ -17,8 +17,6 @@
 //! A sync that fails is final for its segment: the system may have dropped what it could not write, and says so once.
 //! The next segment begins where the last sync that succeeded ended, and with that says what of the old one counts.
 
-#[cfg(test)]
-mod bench;
 mod copy;
 mod format;
 mod fuzz;

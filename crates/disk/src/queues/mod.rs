@@ -5,8 +5,6 @@
 
 pub(super) mod audit;
 mod batch;
-#[cfg(test)]
-mod bench;
 mod inbox;
 mod load;
 #[cfg(test)]

@@ -1,11 +1,17 @@
-//! Speed of queues: `cargo test --release -p disk queues::bench -- --ignored --nocapture`.
-#![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement")]
+//! Speed of the queues of sessions: `cargo bench -p disk --bench queues`.
+#![expect(clippy::print_stdout, clippy::disallowed_methods, clippy::unwrap_used, reason = "a measurement")]
 
-use std::{fs, sync::Arc, time::Instant};
+mod support;
 
-use gateway_core::{ClientId, Commit, Message, Origin, OriginKind, QoS, QueueEntry, QueueOp, SharedMessage};
+use std::{collections::VecDeque, fs, sync::Arc, time::Instant};
 
-use super::*;
+use disk::{EmbeddedQueues, QueueOptions};
+use gateway_core::{
+    ClientId, Commit, Journal as _, Message, Origin, OriginKind, QoS, QueueEntry, QueueId, QueueOp,
+    SharedMessage, Timestamp,
+};
+use store::{DataDir, QueueStore as _};
+use support::Watch;
 
 const QUEUES: u64 = 1000;
 const MESSAGES: u64 = 1_000_000;
@@ -18,21 +24,7 @@ fn message(n: u64) -> Arc<SharedMessage> {
     Arc::clone(message.share())
 }
 
-/// User and system time of this process in microseconds.
-fn cpu() -> u64 {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-    (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()) * 10_000
-}
-
-fn report(what: &str, began: Instant, cpu_before: u64) {
-    let (wall, cpu) = (began.elapsed().as_secs_f64(), cpu() - cpu_before);
-    println!("{what}: {:.0}/s, {:.2} us CPU each", MESSAGES as f64 / wall, cpu as f64 / MESSAGES as f64);
-}
-
-#[test]
-#[ignore = "a measurement, for release builds"]
-fn append_and_drain() {
+fn main() {
     let dir = tempfile::tempdir_in(".").unwrap();
     let store = EmbeddedQueues::open(&DataDir::open(dir.path()).unwrap(), &QueueOptions::default()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -40,8 +32,8 @@ fn append_and_drain() {
     for window in [20_000, 1_000] {
         let messages: Vec<_> = (0..MESSAGES).map(message).collect();
         let commits = gateway_core::metrics::totals().store_commits;
-        let (began, used) = (Instant::now(), cpu());
-        let mut open = std::collections::VecDeque::new();
+        let watch = Watch::start();
+        let mut open = VecDeque::new();
         for (n, message) in (0..MESSAGES).zip(messages) {
             let commit = Commit::new();
             let (queue, seq) = (QueueId(1 + n % QUEUES), n / QUEUES);
@@ -62,14 +54,14 @@ fn append_and_drain() {
         for commit in open {
             runtime.block_on(commit.wait()).unwrap();
         }
-        report(&format!("append, window {window}"), began, used);
+        watch.report(&format!("append, window {window}"), MESSAGES);
         let commits = gateway_core::metrics::totals().store_commits - commits;
         let bytes = fs::metadata(dir.path().join("queues/data.mdb")).unwrap().len();
         println!("  {commits} commits, {:.0} bytes on disk each", bytes as f64 / MESSAGES as f64);
         let began = Instant::now();
         assert_eq!(store.summaries().unwrap().len(), QUEUES as usize);
         println!("  summaries: {:?}", began.elapsed());
-        let (began, used) = (Instant::now(), cpu());
+        let watch = Watch::start();
         runtime.block_on(async {
             let tasks: Vec<_> = (1..=QUEUES).map(|queue| drain(&store, QueueId(queue))).collect();
             let mut read = 0;
@@ -84,7 +76,7 @@ fn append_and_drain() {
             }
             assert_eq!(read, MESSAGES);
         });
-        report("drain", began, used);
+        watch.report("drain", MESSAGES);
         let began = Instant::now();
         while store.gauges().depth > 0 {
             std::thread::yield_now();

@@ -1,11 +1,23 @@
-//! Cost of the log: `cargo test --release -p disk log::bench -- --ignored --nocapture`.
-#![expect(clippy::print_stdout, clippy::disallowed_methods, reason = "a measurement")]
+//! Cost of the log of consumer groups: `cargo bench -p disk --bench log`. With `LOG_GIB=20`, that of a log of 20 GiB, too: its
+//! start, reads from the disk, and commits during a trim.
+#![expect(clippy::print_stdout, clippy::disallowed_methods, clippy::unwrap_used, reason = "a measurement")]
 
-use std::{fs, time::Instant};
+mod support;
 
-use gateway_core::{ClientId, Message, Origin, OriginKind, QoS};
+use std::{
+    collections::VecDeque,
+    path::Path,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 
-use super::*;
+use disk::{EmbeddedLog, LogOptions};
+use gateway_core::{
+    ClientId, Commit, GroupId, Message, Origin, OriginKind, PARTITIONS, Partition, QoS, SharedMessage,
+    Timestamp,
+};
+use store::{DataDir, LogRead, PartitionedLog as _, ReadLimit};
+use support::Watch;
 
 const MESSAGES: u64 = 1_000_000;
 
@@ -18,19 +30,7 @@ fn message(n: u64) -> (Partition, Arc<SharedMessage>) {
     (Partition::of(Some(device.as_str()), &topic), Arc::clone(message.share()))
 }
 
-/// User and system time of this process in microseconds.
-fn cpu() -> u64 {
-    let stat = fs::read_to_string("/proc/self/stat").unwrap();
-    let fields: Vec<&str> = stat.rsplit(") ").next().unwrap().split(' ').collect();
-    (fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()) * 10_000
-}
-
-fn report(what: &str, messages: u64, began: Instant, cpu_before: u64) {
-    let (wall, cpu) = (began.elapsed().as_secs_f64(), cpu() - cpu_before);
-    println!("{what}: {:.0}/s, {:.2} us of CPU each", messages as f64 / wall, cpu as f64 / messages as f64);
-}
-
-fn open(dir: &std::path::Path) -> EmbeddedLog {
+fn open(dir: &Path) -> EmbeddedLog {
     EmbeddedLog::open(&DataDir::open(dir).unwrap(), &LogOptions::default()).unwrap()
 }
 
@@ -81,46 +81,41 @@ fn consume(log: &EmbeddedLog, places: &mut [u64]) -> u64 {
     read
 }
 
-#[test]
-#[ignore = "a measurement, for release builds"]
 fn append_read_and_trim() {
     for window in [20_000, 2_000] {
         let dir = tempfile::tempdir_in(".").unwrap();
         let log = open(dir.path());
         let messages: Vec<_> = (0..MESSAGES).map(message).collect();
-        let (began, used) = (Instant::now(), cpu());
+        let watch = Watch::start();
         append(&log, &messages, window, || ());
-        report(&format!("append, window {window}"), MESSAGES, began, used);
+        watch.report(&format!("append, window {window}"), MESSAGES);
         drop(log);
         let dir = tempfile::tempdir_in(".").unwrap();
         let log = open(dir.path());
         let (mut places, mut read) = ([0; PARTITIONS], 0);
-        let (began, used) = (Instant::now(), cpu());
+        let watch = Watch::start();
         append(&log, &messages, window, || read += consume(&log, &mut places));
         assert_eq!(read, MESSAGES);
-        report(&format!("append, read from memory, trim, window {window}"), MESSAGES, began, used);
+        watch.report(&format!("append, read from memory, trim, window {window}"), MESSAGES);
     }
 }
 
-#[test]
-#[ignore = "a measurement, for release builds"]
-fn start_read_and_trim_of_a_large_log() {
-    let gib = std::env::var("LOG_GIB").ok().and_then(|text| text.parse().ok()).unwrap_or(4_u64);
+fn start_read_and_trim(gib: u64) {
     let dir = tempfile::tempdir_in(".").unwrap();
     let log = open(dir.path());
     let messages: Vec<_> = (0..200_000).map(message).collect();
-    let (began, used, mut appended) = (Instant::now(), cpu(), 0);
+    let (watch, mut appended) = (Watch::start(), 0);
     while log.bytes() < gib << 30 {
         append(&log, &messages, 40_000, || ());
         appended += messages.len() as u64;
     }
-    report(&format!("{gib} GiB appended"), appended, began, used);
+    watch.report(&format!("{gib} GiB appended"), appended);
     drop(log);
     let began = Instant::now();
     let log = open(dir.path());
     println!("start: {:?}, memory {:?}", began.elapsed(), log.memory());
     let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
-    let (began, used, mut read) = (Instant::now(), cpu(), 0);
+    let (watch, mut read) = (Watch::start(), 0);
     for partition in Partition::all().take(16) {
         let (mut place, end) = (0, log.bounds(partition).end);
         while place < end {
@@ -133,7 +128,7 @@ fn start_read_and_trim_of_a_large_log() {
             read += slice.records.len() as u64;
         }
     }
-    report("16 of 256 partitions read from the disk", read, began, used);
+    watch.report("16 of 256 partitions read from the disk", read);
     for partition in Partition::all() {
         log.trim(partition, log.bounds(partition).end);
     }
@@ -145,4 +140,11 @@ fn start_read_and_trim_of_a_large_log() {
         commits += 1;
     }
     println!("trimmed during {commits} commits, the longest took {longest:?}");
+}
+
+fn main() {
+    append_read_and_trim();
+    if let Some(gib) = std::env::var("LOG_GIB").ok().and_then(|text| text.parse().ok()) {
+        start_read_and_trim(gib);
+    }
 }
