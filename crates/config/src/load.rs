@@ -415,7 +415,7 @@ fn nearest(key: &str, schema: &Table) -> Option<String> {
     let mut known = Vec::new();
     key_names("", schema, &mut known);
     let (wanted, name) = (plain(key), last(key));
-    let similar = known.iter().map(|known| (distance(&wanted, &plain(known)), known));
+    let similar = known.iter().map(|known| (strsim::levenshtein(&wanted, &plain(known)), known));
     // A short name may differ less.
     let most = (wanted.len() / 3).clamp(1, 3);
     let similar = similar.filter(|(distance, _)| *distance <= most).min().map(|(_, known)| known);
@@ -450,21 +450,6 @@ fn key_names(path: &str, schema: &Table, into: &mut Vec<String>) {
 /// The variable of a key.
 fn as_variable(key: &str) -> String {
     format!("{PREFIX}{}", key.replace('.', "__").to_uppercase())
-}
-
-/// Edit distance, for suggestions.
-fn distance(a: &str, b: &str) -> usize {
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.bytes().enumerate() {
-        let mut diagonal = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.bytes().enumerate() {
-            let substituted = diagonal + usize::from(x != y);
-            diagonal = row[j + 1];
-            row[j + 1] = substituted.min(row[j] + 1).min(diagonal + 1);
-        }
-    }
-    row[b.len()]
 }
 
 fn find<'a>(schema: &'a Table, key: &str) -> Option<&'a Value> {

@@ -9,7 +9,6 @@
 //! pages           /metrics, /healthz, /readyz
 //! json            /v1: the gRPC API as JSON
 //! page            /page: the web page
-//! write_timeout   a client that reads nothing
 //! ```
 //!
 //! Knows the door of connections, and the gRPC API as a client does; what pages show is given to it by the wiring.
@@ -22,7 +21,6 @@ pub mod page;
 mod pages;
 mod seats;
 mod server;
-mod write_timeout;
 
 use axum::Router;
 

@@ -7,7 +7,7 @@
 use std::{
     future::Future,
     net::{IpAddr, SocketAddr},
-    pin::pin,
+    pin::{Pin, pin},
     sync::Arc,
     time::Duration,
 };
@@ -42,6 +42,7 @@ use tokio::{
     task::JoinSet,
     time::timeout,
 };
+use tokio_io_timeout::TimeoutWriter;
 use tokio_rustls::TlsAcceptor;
 use tracing::debug;
 
@@ -51,7 +52,6 @@ use super::{
     json,
     pages::{Authorize, PageDenied},
     seats::{RequestKind, Seats},
-    write_timeout::WriteTimeout,
 };
 
 /// Bounds of the server.
@@ -195,7 +195,7 @@ struct Entrant {
 
 /// One connection, with TLS first where there is.
 async fn open(server: Arc<Server>, stream: TcpStream, tls: Option<TlsAcceptor>, entrant: Entrant) {
-    let stream = WriteTimeout::new(stream, server.limits.write_timeout);
+    let stream = within(stream, server.limits.write_timeout);
     let Some(acceptor) = tls else { return run(&server, stream, false, entrant).await };
     let handshake = pin!(timeout(server.limits.header_timeout, acceptor.accept(stream)));
     let shaken = entrant.pending.attend(handshake).await;
@@ -216,6 +216,13 @@ async fn open(server: Arc<Server>, stream: TcpStream, tls: Option<TlsAcceptor>, 
         }
         None => debug!("http connection closed for another"),
     }
+}
+
+/// The stream, whose writes fail once the peer has read nothing for so long.
+fn within<S: AsyncRead + AsyncWrite>(stream: S, write_timeout: Duration) -> Pin<Box<TimeoutWriter<S>>> {
+    let mut stream = TimeoutWriter::new(stream);
+    stream.set_timeout(Some(write_timeout));
+    Box::pin(stream)
 }
 
 /// The requests of one connection.
@@ -388,6 +395,24 @@ mod tests {
         let stopped = async { stopped.await.unwrap_or(()) };
         let task = tokio::spawn(serve(listener, None, site, limits, account, stopped));
         Server { addr, ready, stop: Some(stop), task }
+    }
+
+    /// In virtual time.
+    #[tokio::test(start_paused = true)]
+    async fn a_peer_that_reads_now_and_then_is_waited_for_others_given_up() {
+        let (ours, mut theirs) = tokio::io::duplex(4);
+        let mut stream = within(ours, Duration::from_secs(10));
+        let reader = tokio::spawn(async move {
+            for _ in 0..3 {
+                tokio::time::sleep(Duration::from_secs(9)).await;
+                theirs.read_exact(&mut [0; 4]).await.unwrap();
+            }
+            theirs
+        });
+        stream.write_all(&[0; 16]).await.unwrap();
+        let _theirs = reader.await.unwrap();
+        let error = stream.write_all(&[0; 1]).await.unwrap_err();
+        assert_eq!(error.kind(), std::io::ErrorKind::TimedOut);
     }
 
     async fn get(addr: SocketAddr, request: &str) -> String {

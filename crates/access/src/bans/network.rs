@@ -1,22 +1,14 @@
 //! Networks of addresses, as in `192.0.2.0/24`.
 
-use std::{
-    fmt,
-    net::{IpAddr, Ipv4Addr, Ipv6Addr},
-    str::FromStr,
-};
+use std::{cmp::Ordering, fmt, net::IpAddr, str::FromStr};
 
+use ipnet::IpNet;
 use thiserror::Error;
 
 /// An IPv4 or IPv6 network; a single address is one of full length. IPv4-mapped IPv6 is IPv4, so that an address is the
 /// same however a socket shows it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Network {
-    is_v4: bool,
-    length: u8,
-    /// Its first bits at the top, the others 0.
-    bits: u128,
-}
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Network(IpNet);
 
 /// Text that is not a network.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -35,42 +27,40 @@ pub enum NetworkError {
 impl Network {
     /// The first `length` bits of `ip`; `None` if it has not so many.
     pub fn new(ip: IpAddr, length: u8) -> Option<Self> {
-        let (is_v4, bits, length) = match ip {
-            IpAddr::V4(ip) => (true, u128::from(ip.to_bits()) << 96, length),
-            IpAddr::V6(ip) => match (ip.to_ipv4_mapped(), length.checked_sub(96)) {
-                (Some(ip), Some(length)) => (true, u128::from(ip.to_bits()) << 96, length),
-                _ => (false, ip.to_bits(), length),
-            },
+        let (ip, length) = match (ip.to_canonical(), length.checked_sub(96)) {
+            (canonical, Some(length)) if canonical != ip => (canonical, length),
+            _ => (ip, length),
         };
-        if length > if is_v4 { 32 } else { 128 } {
-            return None;
-        }
-        Some(Self { is_v4, length, bits: first(bits, length) })
+        Some(Self(IpNet::new(ip, length).ok()?.trunc()))
     }
 
     /// Returns whether `ip` is in the network.
     pub fn contains(self, ip: IpAddr) -> bool {
-        self == Self::around(ip, self.length) && self.is_v4 == ip.to_canonical().is_ipv4()
+        self.0.contains(&ip.to_canonical())
     }
 
     /// Its family, `true` for IPv4, and its length.
     pub(super) fn kind(self) -> (bool, u8) {
-        (self.is_v4, self.length)
+        (self.0.addr().is_ipv4(), self.0.prefix_len())
     }
 
     /// The network of this length that has `ip`, whose family has such a length.
     pub(super) fn around(ip: IpAddr, length: u8) -> Self {
-        let (is_v4, bits) = match ip.to_canonical() {
-            IpAddr::V4(ip) => (true, u128::from(ip.to_bits()) << 96),
-            IpAddr::V6(ip) => (false, ip.to_bits()),
-        };
-        Self { is_v4, length, bits: first(bits, length) }
+        Self(IpNet::new_assert(ip.to_canonical(), length).trunc())
     }
 }
 
-fn first(bits: u128, length: u8) -> u128 {
-    let rest = 128 - u32::from(length.min(128));
-    bits.checked_shr(rest).and_then(|bits| bits.checked_shl(rest)).unwrap_or(0)
+/// Networks of a family and a length together.
+impl Ord for Network {
+    fn cmp(&self, other: &Self) -> Ordering {
+        (self.kind(), self.0).cmp(&(other.kind(), other.0))
+    }
+}
+
+impl PartialOrd for Network {
+    fn partial_cmp(&self, other: &Self) -> Option<Ordering> {
+        Some(self.cmp(other))
+    }
 }
 
 impl FromStr for Network {
@@ -87,7 +77,7 @@ impl FromStr for Network {
             Some(length) => length.parse().ok().and_then(|length| Self::new(ip, length)),
         };
         let network = network.ok_or_else(|| NetworkError::Length(length.unwrap_or_default().to_owned()))?;
-        if Some(network.bits) != Self::new(ip, full).map(|all| all.bits) {
+        if network.0.addr() != ip.to_canonical() {
             return Err(NetworkError::Loose(text.to_owned(), network));
         }
         Ok(network)
@@ -96,11 +86,7 @@ impl FromStr for Network {
 
 impl fmt::Display for Network {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (ip, full) = match self.is_v4 {
-            true => (IpAddr::V4(Ipv4Addr::from_bits((self.bits >> 96) as u32)), 32),
-            false => (IpAddr::V6(Ipv6Addr::from_bits(self.bits)), 128),
-        };
-        if self.length == full { ip.fmt(f) } else { write!(f, "{ip}/{}", self.length) }
+        if self.0.prefix_len() == self.0.max_prefix_len() { self.0.addr().fmt(f) } else { self.0.fmt(f) }
     }
 }
 
@@ -131,6 +117,13 @@ mod tests {
         assert_eq!(network("::ffff:192.0.2.0/120"), network("192.0.2.0/24"));
         assert!(!has("::/0", "192.0.2.1") && !has("::/0", "::ffff:192.0.2.1"));
         assert!(!has("0.0.0.0/0", "2001:db8::1"));
+    }
+
+    #[test]
+    fn networks_are_ordered_by_family_length_and_address() {
+        let ordered =
+            ["::/0", "2001:db8::/32", "2001:db9::/32", "2001:db8::1", "10.0.0.0/8", "9.0.0.0/16", "8.8.8.8"];
+        assert!(ordered.map(network).is_sorted());
     }
 
     #[test]
