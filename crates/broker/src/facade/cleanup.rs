@@ -6,8 +6,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use gateway_core::{Commit, Effort, Timestamp, metrics::count};
 
-use super::Broker;
-use super::{Routing, Spread};
+use super::{Broker, Routing, Spread};
 use crate::{EventKind, Session, Turn, Will, sessions::EndedSession};
 
 /// Work left to do after such an end. All of it is done in any case: on drop, the rest is done at once.

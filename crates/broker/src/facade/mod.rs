@@ -60,7 +60,7 @@ pub struct Broker {
     pub(crate) inner: Arc<BrokerInner>,
 }
 
-/// Start, and what concerns all calls.
+/// Start, bounds and accounts.
 impl Broker {
     /// An empty broker.
     pub fn new(config: BrokerConfig) -> Self {

@@ -8,7 +8,7 @@ use store::Recorder;
 
 use super::reserved::ReservedParts;
 use crate::{
-    Account, BrokerConfig, DurabilityRules, JudgeWill, QuotaHolders, Target, Turn,
+    Account, BrokerConfig, DurabilityRules, JudgeWill, QuotaHolders, Turn,
     durable::{Durable, Storage},
     events::Events,
     log::{GroupSurroundings, LogTarget},
@@ -65,12 +65,7 @@ impl BrokerInner {
         let rules =
             SubscriptionRules::new(Arc::clone(&limits), namespace, listener_strategies, hasher.clone());
         let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
-        // Set aside for what waits to be written: the stores bound it themselves.
-        let for_disk = if stores.is_some() { limits.waiting_for_disk().0 } else { 0 };
-        let for_latest = if latest.is_some() { limits.waiting_values().0 } else { 0 };
-        let for_history = if history.is_some() { limits.waiting_history().0 } else { 0 };
-        let set_aside = for_disk + for_latest + for_history;
-        let account = Arc::new(Account::new(limits.budget().0 - set_aside));
+        let account = account(&limits, stores.is_some(), latest.is_some(), history.is_some());
         let retained = RetainedMessages::new(
             limits.retained_messages,
             limits.retained_bytes.0,
@@ -79,12 +74,7 @@ impl BrokerInner {
             store,
         );
         let slots = Slots::default();
-        let log = log.map(|log| {
-            let slot = slots.reserve();
-            let target = Arc::new(LogTarget::new(log, slot));
-            slots.set(slot, Arc::clone(&target) as Arc<dyn Target>);
-            target
-        });
+        let log = log.map(|log| LogTarget::register(log, &slots));
         Arc::new_cyclic(|inner| Self {
             non_broker,
             rules,
@@ -169,4 +159,13 @@ impl BrokerInner {
             false => QuotaHolders::default(),
         }
     }
+}
+
+/// The memory account, without what is set aside for the queues of writes, which bound themselves.
+fn account(limits: &Limits, has_stores: bool, has_latest: bool, has_history: bool) -> Arc<Account> {
+    let for_disk = if has_stores { limits.waiting_for_disk().0 } else { 0 };
+    let for_latest = if has_latest { limits.waiting_values().0 } else { 0 };
+    let for_history = if has_history { limits.waiting_history().0 } else { 0 };
+    let set_aside = for_disk + for_latest + for_history;
+    Arc::new(Account::new(limits.budget().0 - set_aside))
 }

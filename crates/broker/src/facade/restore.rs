@@ -163,6 +163,30 @@ impl<M> Restoring<'_, M> {
         }
         None
     }
+
+    /// Restores a subscription, or counts that it is no longer allowed.
+    fn resubscribe(&mut self, session: &Arc<dyn Session>, subscription: &StoredSubscription) {
+        let StoredSubscription { filter, qos, no_local, retain_as_published, id } = subscription;
+        let request = SubscribeRequest {
+            filter,
+            qos: *qos,
+            no_local: *no_local,
+            retain_as_published: *retain_as_published,
+            retain_handling: 2,
+            id: *id,
+            commit: None,
+        };
+        match self.broker.resubscribe(session, &request) {
+            Ok(()) => self.restored.subscriptions += 1,
+            Err(_) => self.restored.refused_subscriptions += 1,
+        }
+    }
+}
+
+/// Returns whether a session ended with its last connection, or has expired since.
+fn is_over(stored: &StoredSession, now: Timestamp) -> bool {
+    let has_expired = |since: Timestamp| since.plus_secs(stored.expiry) <= now;
+    stored.expiry == 0 || stored.expiry != u32::MAX && stored.since.is_some_and(has_expired)
 }
 
 impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
@@ -176,10 +200,7 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
         // The client id has a later session: an earlier one is still on disk only because its will was not safe yet. It is
         // due before everything else, see [`Broker::end_superseded`].
         inner.sessions.supersede(&stored.client_id, SUPERSEDED);
-        let over = stored.expiry == 0
-            || stored.expiry != u32::MAX
-                && stored.since.is_some_and(|since| since.plus_secs(stored.expiry) <= now);
-        if over && stored.will.is_none() {
+        if is_over(&stored, now) && stored.will.is_none() {
             self.restored.expired += 1;
             count(|c| c.sessions_expired.add(1));
             self.durable.sessions().submit(SessionOp::Remove(queue, None));
@@ -205,21 +226,8 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
             session
         });
         self.restored.sessions += 1;
-        for StoredSubscription { filter, qos, no_local, retain_as_published, id } in subscriptions {
-            let request = SubscribeRequest {
-                filter: &filter,
-                qos,
-                no_local,
-                retain_as_published,
-                retain_handling: 2,
-                id,
-                commit: None,
-            };
-            if self.broker.resubscribe(&session, &request).is_ok() {
-                self.restored.subscriptions += 1;
-            } else {
-                self.restored.refused_subscriptions += 1;
-            }
+        for subscription in &subscriptions {
+            self.resubscribe(&session, subscription);
         }
     }
 

@@ -1,4 +1,5 @@
-//! A message with very many receivers is delivered in parts, so that it does not block its thread: a [`Spread`] keeps the match as it was at the beginning, and how far it has come.
+//! A message with very many receivers is delivered in parts, so that it does not block its thread: a [`Spread`] keeps the match
+//! as it was at the beginning, and its progress.
 
 use std::sync::Arc;
 

@@ -216,7 +216,15 @@ enum LogDestination {
 }
 
 impl LogTarget {
-    pub(crate) fn new(GroupLog { log, memory }: GroupLog, slot: u32) -> Self {
+    /// Makes the log a receiver with a slot of its own.
+    pub(crate) fn register(log: GroupLog, slots: &Slots) -> Arc<Self> {
+        let slot = slots.reserve();
+        let target = Arc::new(Self::new(log, slot));
+        slots.set(slot, Arc::clone(&target) as Arc<dyn Target>);
+        target
+    }
+
+    fn new(GroupLog { log, memory }: GroupLog, slot: u32) -> Self {
         Self {
             log,
             memory,

@@ -13,7 +13,7 @@ use store::{SessionOp, StoredSubscription};
 
 use super::{Index, index::Added};
 use crate::{
-    MemoryKind, RetainedCursor, Session, SessionCore,
+    MemoryKind, QuotaExceeded, RetainedCursor, Session, SessionCore,
     durable::{Durable, Storage},
     memory::Account,
     retained::RetainedMessages,
@@ -104,6 +104,14 @@ pub(crate) struct IndexedSubscription {
     pub(crate) reference: u32,
 }
 
+/// The shared group that a session has left with a subscription, if it was shared.
+struct LeftGroups {
+    /// The group, if it has no members now.
+    empty: Option<Arc<SharedGroup>>,
+    /// The group, if it goes on.
+    remaining: Vec<Arc<SharedGroup>>,
+}
+
 impl SubscriptionRules {
     /// The rules of these limits; with a `namespace` devices subscribe only inside theirs.
     pub(crate) fn new(
@@ -170,11 +178,8 @@ impl SubscriptionRules {
             return Err(SubscribeError::NotAuthorized);
         }
         let shape = self.shape(request.filter);
-        let charge = cost(request.filter);
-        let charged = self.charge(&state, charge, storage.account, restored);
-        let claimed = state.membership().map_or(Ok(()), |membership| membership.subscribe(restored));
-        let may_add = charged
-            && claimed.is_ok()
+        let claim = self.claim(&mut state, request.filter, storage.account, restored);
+        let may_add = claim.is_granted()
             && state.subscriptions.len() < limits.max_subscriptions
             && state.subscriptions.may_have(shape, limits.max_filter_shapes);
         let added = match shared {
@@ -188,19 +193,14 @@ impl SubscriptionRules {
             None => index.subscribe(request.filter, entry, may_add),
         };
         if added.as_ref().is_none_or(|added| added.existed) {
-            if charged {
-                storage.account.release(MemoryKind::Filters, charge as usize);
-            }
-            if let (Ok(()), Some(membership)) = (&claimed, state.membership()) {
-                membership.unsubscribe();
-            }
+            claim.give_back(&mut state, storage.account);
         }
-        if let (None, Err(exceeded)) = (&added, claimed) {
-            exceeded.counted();
-        }
-        let Added { reference, existed } = added.ok_or(SubscribeError::Quota)?;
+        let Some(Added { reference, existed }) = added else {
+            claim.count_refusal();
+            return Err(SubscribeError::Quota);
+        };
         if !existed {
-            state.subscriptions.push(reference, shape, charge);
+            state.subscriptions.push(reference, shape, claim.charge);
         }
         if let (Some(durable), Some(commit)) = (storage.durable_for(core.queue()), request.commit) {
             // Before the subscription is removed, so that no message is acknowledged in a queue that nobody will
@@ -222,44 +222,49 @@ impl SubscriptionRules {
         filter: &str,
         commit: Option<&Arc<Commit>>,
     ) -> bool {
-        let mut gone = None;
-        let mut left = Vec::new();
-        {
-            let mut state = core.state.lock();
-            if state.ended {
-                return false;
-            }
-            let is_shared = matches!(parse_shared(filter), Ok(Some(_)));
-            let reference = if is_shared {
-                index.unsubscribe_shared(filter, core.slot()).map(|(reference, group)| {
-                    gone = group;
-                    reference
-                })
-            } else {
-                index.unsubscribe(filter, core.slot())
-            };
-            let Some(reference) = reference else { return false };
-            let cost = cost(filter);
-            state.subscriptions.remove(reference, self.shape(filter), cost);
-            storage.account.release(MemoryKind::Filters, cost as usize);
-            if let Some(membership) = state.membership() {
-                membership.unsubscribe();
-            }
-            if is_shared {
-                left = index.groups_of(&[reference]);
-            }
-            if let (Some(durable), Some(commit)) = (storage.durable_for(core.queue()), commit) {
-                let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), commit.part());
-                durable.sessions().submit(op);
-            }
-        }
-        if let Some(group) = gone {
+        let Some(LeftGroups { empty, remaining }) = self.remove(index, storage, core, filter, commit) else {
+            return false;
+        };
+        if let Some(group) = empty {
             group.close(storage);
         }
-        for group in left {
+        for group in remaining {
             group.park(storage.account);
         }
         true
+    }
+
+    /// The part of [`Self::unsubscribe`] under the session's lock; `None` if there was no subscription.
+    fn remove(
+        &self,
+        index: &Index,
+        storage: Storage<'_>,
+        core: &SessionCore,
+        filter: &str,
+        commit: Option<&Arc<Commit>>,
+    ) -> Option<LeftGroups> {
+        let is_shared = matches!(parse_shared(filter), Ok(Some(_)));
+        let mut state = core.state.lock();
+        if state.ended {
+            return None;
+        }
+        let (reference, gone) = if is_shared {
+            index.unsubscribe_shared(filter, core.slot())?
+        } else {
+            (index.unsubscribe(filter, core.slot())?, None)
+        };
+        let cost = cost(filter);
+        state.subscriptions.remove(reference, self.shape(filter), cost);
+        storage.account.release(MemoryKind::Filters, cost as usize);
+        if let Some(membership) = state.membership() {
+            membership.unsubscribe();
+        }
+        let left = if is_shared { index.groups_of(&[reference]) } else { Vec::new() };
+        if let (Some(durable), Some(commit)) = (storage.durable_for(core.queue()), commit) {
+            let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), commit.part());
+            durable.sessions().submit(op);
+        }
+        Some(LeftGroups { empty: gone, remaining: left })
     }
 
     /// The retained messages that follow a subscription, if any may.
@@ -304,6 +309,20 @@ impl SubscriptionRules {
         Some(self.hasher.hash_one(levels))
     }
 
+    /// Claims memory and quotas for another filter, before it is known whether it is new.
+    fn claim(
+        &self,
+        state: &mut SessionState,
+        filter: &str,
+        account: &Account,
+        restored: bool,
+    ) -> FilterClaim {
+        let charge = cost(filter);
+        let charged = self.charge(state, charge, account, restored);
+        let quotas = state.membership().map_or(Ok(()), |membership| membership.subscribe(restored));
+        FilterClaim { charge, charged, quotas }
+    }
+
     /// Charges another filter to the session and to the account; a restored one is not refused.
     fn charge(&self, state: &SessionState, charge: u32, account: &Account, restored: bool) -> bool {
         if restored {
@@ -337,6 +356,38 @@ impl SubscriptionRules {
         let most = Most::new(&self.limits);
         let make = |id| SharedGroup::new(id, full, strategy, self.hasher.clone(), most);
         index.subscribe_shared(full, filter, member, may_add, make)
+    }
+}
+
+/// Memory and quotas that another subscription takes of its session's.
+struct FilterClaim {
+    /// Bytes on the memory account.
+    charge: u32,
+    /// True if the account has granted them.
+    charged: bool,
+    quotas: Result<(), QuotaExceeded>,
+}
+
+impl FilterClaim {
+    fn is_granted(&self) -> bool {
+        self.charged && self.quotas.is_ok()
+    }
+
+    /// Gives back what was granted: there is no new subscription.
+    fn give_back(&self, state: &mut SessionState, account: &Account) {
+        if self.charged {
+            account.release(MemoryKind::Filters, self.charge as usize);
+        }
+        if let (Ok(()), Some(membership)) = (&self.quotas, state.membership()) {
+            membership.unsubscribe();
+        }
+    }
+
+    /// Counts the refusal, if it was for a quota.
+    fn count_refusal(self) {
+        if let Err(exceeded) = self.quotas {
+            exceeded.counted();
+        }
     }
 }
 
