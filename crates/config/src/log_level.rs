@@ -3,7 +3,9 @@
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The gateway's crates besides `mqtt_server` that write lines, as their events name them.
-pub const CRATES: [&str; 12] = [
+pub const CRATES: [&str; 18] = [
+    "auth",
+    "bridges",
     "broker",
     "cassandra",
     "commands",
@@ -13,6 +15,10 @@ pub const CRATES: [&str; 12] = [
     "disk",
     "edge",
     "gateway_core",
+    "gateway_http",
+    "grpc",
+    "grpc_messages",
+    "net",
     "store",
     "telemetry",
     "values",
@@ -99,10 +105,13 @@ mod tests {
             assert!(!targets.would_enable("mqtt_server", &Level::DEBUG), "{text}");
         }
         let parts = parse("warning, mqtt_server::net=debug").unwrap();
-        assert!(parts.would_enable("mqtt_server::net", &Level::DEBUG));
-        assert!(!parts.would_enable("mqtt_server::broker", &Level::INFO));
+        assert!(parts.would_enable("net::accept", &Level::DEBUG), "a crate is named as a module");
+        assert!(!parts.would_enable("broker", &Level::INFO));
+        let parts = parse("warning, mqtt_server::gateway=debug").unwrap();
+        assert!(parts.would_enable("mqtt_server::gateway", &Level::DEBUG));
+        assert!(!parts.would_enable("mqtt_server::cli", &Level::INFO));
         let whole = parse("warn,mqtt_server=info,mqtt_server::cassandra::write=debug").unwrap();
-        for ours in ["mqtt_server::net", "broker", "disk::open"] {
+        for ours in ["mqtt_server::gateway", "net", "broker", "disk::open"] {
             assert!(
                 whole.would_enable(ours, &Level::INFO) && !whole.would_enable(ours, &Level::DEBUG),
                 "{ours}"

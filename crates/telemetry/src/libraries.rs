@@ -246,7 +246,14 @@ mod tests {
         assert_eq!(passed("h2", Level::WARN), 0, "it is one library");
         assert_eq!((passed("h2", Level::ERROR), passed("tonic::transport", Level::WARN)), (5, 5));
         assert_eq!((passed("a_new_one", Level::ERROR), passed("another", Level::ERROR)), (5, 0));
-        for ours in ["mqtt_server::net", "disk::open", "broker", AUDIT, super::super::logs::CLIENT_TRACE] {
+        for ours in [
+            "mqtt_server::gateway",
+            "net::accept",
+            "disk::open",
+            "broker",
+            AUDIT,
+            super::super::logs::CLIENT_TRACE,
+        ] {
             assert_eq!(passed(ours, Level::ERROR), 100, "{ours}");
         }
         assert_eq!(passed("h2", Level::TRACE), 100, "only who is named by the operator has these");

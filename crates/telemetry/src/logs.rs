@@ -135,12 +135,12 @@ mod tests {
         assert!(quiet.would_enable(CLIENT_TRACE, &Level::TRACE));
         assert!(!quiet.would_enable("mqtt_server", &Level::WARN));
         let debug = filter("debug,h2=trace");
-        assert!(debug.would_enable("mqtt_server::net", &Level::DEBUG));
+        assert!(debug.would_enable("net::accept", &Level::DEBUG));
         assert!(!debug.would_enable("rustls", &Level::DEBUG));
         assert!(debug.would_enable("h2", &Level::TRACE));
         let part = filter("info,mqtt_server::net=debug");
-        assert!(part.would_enable("mqtt_server::net", &Level::DEBUG));
-        assert!(!part.would_enable("mqtt_server::broker", &Level::DEBUG));
+        assert!(part.would_enable("net::accept", &Level::DEBUG));
+        assert!(!part.would_enable("broker", &Level::DEBUG));
         let driver = "scylla::cluster::worker";
         assert!(!part.would_enable(driver, &Level::ERROR), "one line for each failed attempt");
         assert!(debug.would_enable(driver, &Level::ERROR) && !debug.would_enable(driver, &Level::DEBUG));
