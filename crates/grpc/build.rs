@@ -3,21 +3,7 @@
 
 use std::error::Error;
 
-/// Those with services, and what they share.
-const PROTOS: [&str; 12] = [
-    "gateway/v1/common.proto",
-    "gateway/v1/publisher.proto",
-    "gateway/v1/subscriber.proto",
-    "gateway/v1/state.proto",
-    "gateway/v1/devices.proto",
-    "gateway/v1/events.proto",
-    "gateway/v1/groups.proto",
-    "gateway/v1/commands.proto",
-    "gateway/v1/security.proto",
-    "gateway/v1/shadows.proto",
-    "gateway/v1/operations.proto",
-    "rpcserver/rpcserver.proto",
-];
+include!("../api/protos.rs");
 
 /// Response messages that the gateway encodes itself: by hand, or before they wait for their reader.
 const RAW: [&str; 8] = [
