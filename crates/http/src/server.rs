@@ -22,7 +22,7 @@ use axum::{
 };
 use broker::Account;
 use edge::{
-    door::{AcceptQueue, ConnectionPermit, Door, DoorBounds, PendingConnection, is_this_machine},
+    door::{Arrival, ConnectionPermit, Door, DoorBounds, DoorListener, PendingConnection, is_this_machine},
     tls::{self, TlsHandle},
 };
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
@@ -141,45 +141,33 @@ pub async fn serve(
         Strangers::new(Arc::clone(&server.account), if tls.is_some() { ENCRYPTED } else { PLAIN });
     let patience = PATIENCE.min(limits.header_timeout / 2);
     let door = Door::alone(DoorBounds { handshakes: places, patience, ..DoorBounds::default() });
-    let mut lobby = AcceptQueue::new(places.saturating_mul(LOBBY));
+    let mut arrivals = DoorListener::new(listener, door, places.saturating_mul(LOBBY));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
-    loop {
-        let accepted = tokio::select! {
-            () = &mut shutdown => break,
-            accepted = listener.accept() => Some(accepted),
-            () = door.changed(), if !lobby.is_empty() => None,
-            Some(_) = connections.join_next() => None,
-        };
-        match accepted {
-            Some(Ok((stream, peer))) => {
-                let turned_away = lobby.push(Some(peer.into()), (stream, peer));
-                count(|c| c.http_refused_waiting.add(turned_away.iter().count() as u64));
-            }
-            Some(Err(error)) => {
-                gateway_core::warn_limited!(%error, "http accept failed");
-                // Out of descriptors, most likely: do not spin.
-                door.shed();
-                tokio::time::sleep(Duration::from_millis(100)).await;
-            }
-            None => {}
+    let prepare = |door: &Door| {
+        if strangers.are_too_many() {
+            count(|c| c.memory_unauthenticated.add(1));
+            door.shed();
         }
-        let enter = |address| {
-            if strangers.are_too_many() {
-                count(|c| c.memory_unauthenticated.add(1));
-                door.shed();
-            }
-            door.enter(address)
+    };
+    loop {
+        let arrival = tokio::select! {
+            () = &mut shutdown => break,
+            arrival = arrivals.next(prepare) => arrival,
+            Some(_) = connections.join_next() => continue,
         };
-        while let Some(((stream, peer), entered)) = lobby.next(enter) {
-            if let Ok((seat, pending)) = entered {
+        match arrival {
+            Arrival::Entered(stream, peer, seat, pending) => {
                 let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.load_full()));
                 let entrant = Entrant { peer, seat, pending, charge: strangers.enter() };
                 connections.spawn(open(Arc::clone(&server), stream, tls, entrant));
             }
+            Arrival::Refused(..) => {}
+            Arrival::TurnedAway => count(|c| c.http_refused_waiting.add(1)),
+            Arrival::Failed(error) => gateway_core::warn_limited!(%error, "http accept failed"),
         }
     }
-    drop(lobby);
+    drop(arrivals);
     stop.send_replace(true);
     let finished = async { while connections.join_next().await.is_some() {} };
     let _ = timeout(limits.header_timeout, finished).await;

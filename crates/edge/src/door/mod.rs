@@ -8,6 +8,7 @@
 mod accept_queue;
 mod address;
 mod host;
+mod listener;
 mod rates;
 mod state;
 
@@ -34,7 +35,7 @@ use tokio::{
 use self::state::Occupancy;
 pub use self::{
     accept_queue::AcceptQueue, address::SourceAddress, address::SourceNetwork, host::Origins,
-    host::is_this_machine,
+    host::is_this_machine, listener::Arrival, listener::DoorListener,
 };
 
 /// Bounds of a door.

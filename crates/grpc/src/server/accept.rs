@@ -1,11 +1,11 @@
 //! Connections for tonic: accept, TLS handshake, bounds. A slow or silent peer never keeps others waiting.
 
-use std::{io, net::SocketAddr, pin::pin, sync::Arc, time::Duration};
+use std::{io, net::SocketAddr, pin::pin, sync::Arc};
 
 use arc_swap::ArcSwap;
 use broker::Account;
 use edge::{
-    door::{AcceptQueue, ConnectionPermit, Door, DoorBounds, DoorRefusal, PendingConnection},
+    door::{Arrival, ConnectionPermit, Door, DoorBounds, DoorListener, DoorRefusal, PendingConnection},
     tls::{self, Revocations},
 };
 use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
@@ -14,7 +14,7 @@ use rustls::ServerConfig;
 use tokio::{
     net::{TcpListener, TcpStream},
     sync::mpsc,
-    time::{Instant, sleep, timeout_at},
+    time::{Instant, timeout_at},
 };
 use tokio_rustls::TlsAcceptor;
 
@@ -27,8 +27,6 @@ use super::{
 use crate::GrpcConfig;
 use auth::backends::CertificateNames;
 
-/// Pause after a failed accept (usually: no file descriptors left).
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 /// Sockets that may wait for a handshake's place, as a multiple of the places.
 const LOBBY: usize = 16;
 /// The fraction of the handshake timeout, as its divisor, after which a silent or unauthenticated peer leaves for one who waits.
@@ -73,49 +71,40 @@ pub(crate) async fn accept(
     let unauthenticated = UnauthenticatedMemory::new(&account);
     let revocations = tls.as_ref().and_then(|tls| tls.revocations.clone());
     let tls = tls.map(|tls| Arc::new(Http2Tls { shared: tls.settings, last: Mutex::new(None) }));
-    let mut accept_queue =
-        AcceptQueue::new(config.max_handshakes.saturating_mul(LOBBY).min(config.max_connections));
+    let waiting = config.max_handshakes.saturating_mul(LOBBY).min(config.max_connections);
+    let mut arrivals = DoorListener::new(listener, door, waiting);
     loop {
-        let accepted = tokio::select! {
-            accepted = listener.accept() => Some(accepted),
-            () = door.changed(), if !accept_queue.is_empty() => None,
+        let arrival = tokio::select! {
+            arrival = arrivals.next(|_| ()) => arrival,
             () = ready.closed() => return,
         };
-        match accepted {
-            // Without a rate nobody comes too often.
-            Some(Ok((socket, peer))) => {
-                let turned_away = accept_queue.push(Some(peer.into()), (socket, peer));
-                count(|c| c.grpc_refused_waiting.add(turned_away.iter().count() as u64));
+        let (socket, peer, permit, pending) = match arrival {
+            Arrival::Entered(socket, peer, permit, pending) => (socket, peer, permit, pending),
+            Arrival::Refused(peer, refusal) => {
+                refuse(peer, refusal);
+                continue;
             }
-            Some(Err(error)) => {
+            Arrival::TurnedAway => {
+                count(|c| c.grpc_refused_waiting.add(1));
+                continue;
+            }
+            Arrival::Failed(error) => {
                 gateway_core::warn_limited!(%error, "grpc accept failed");
-                door.shed();
-                sleep(ACCEPT_PAUSE).await;
+                continue;
             }
-            None => {}
-        }
-        while let Some(((socket, peer), entered)) = accept_queue.next(|address| door.enter(address)) {
-            let (permit, pending) = match entered {
-                Ok(places) => places,
-                Err(refusal) => {
-                    refuse(peer, refusal);
-                    continue;
-                }
-            };
-            let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.current()));
-            let window = crate::windows(&config, &account).0 as usize;
-            let caller_memory = CallerMemory::unauthenticated(Arc::clone(&account), &unauthenticated);
-            let (ready, revocations) = (ready.clone(), revocations.clone());
-            tokio::spawn(async move {
-                let deadline = Instant::now() + config.handshake_timeout;
-                let opened =
-                    open(socket, peer, tls, (permit, pending), caller_memory, (deadline, window)).await;
-                if let Some(mut connection) = opened {
-                    connection.heed(revocations);
-                    let _ = ready.send(Ok(connection)).await;
-                }
-            });
-        }
+        };
+        let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.current()));
+        let window = crate::windows(&config, &account).0 as usize;
+        let caller_memory = CallerMemory::unauthenticated(Arc::clone(&account), &unauthenticated);
+        let (ready, revocations) = (ready.clone(), revocations.clone());
+        tokio::spawn(async move {
+            let deadline = Instant::now() + config.handshake_timeout;
+            let opened = open(socket, peer, tls, (permit, pending), caller_memory, (deadline, window)).await;
+            if let Some(mut connection) = opened {
+                connection.heed(revocations);
+                let _ = ready.send(Ok(connection)).await;
+            }
+        });
     }
 }
 
