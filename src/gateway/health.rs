@@ -1,36 +1,25 @@
 //! Health of the stores on disk and of certificates, for operators.
 
-use std::{
-    path::PathBuf,
-    sync::{Arc, OnceLock},
-    time::SystemTime,
-};
+use std::{path::PathBuf, sync::Arc, time::SystemTime};
 
+use ::values::{History, StoreCondition};
 use broker::Broker;
-use commands::CommandRegistry;
-use consumer_groups::ConsumerGroups;
-use disk::{EmbeddedLatest, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions};
+use disk::EmbeddedLatest;
 use edge::tls::TlsStore;
 use gateway_core::{
     clock,
     metrics::{Row, figures},
 };
-use store::{PublisherStore as _, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth};
+use store::StoreHealth;
 use tokio::sync::watch;
-use values::{History, StoreCondition};
 
-use super::{groups, history, shadows};
+use super::{home::Home, shadows, values};
 use auth::abuse::BanRegistry;
 use bridges::BridgesStatus;
 
-/// The stores of sessions, queues and retained messages, and all files that were set aside at the start.
+/// The stores of the gateway, with all files that were set aside at the start, and what else can be unwell.
 pub(super) struct StoreWatch {
-    pub(super) durable: Option<DurableStores>,
-    /// The engines of consumer groups, and the groups once they have begun.
-    pub(super) engines: Option<groups::OpenedGroups>,
-    pub(super) groups: OnceLock<Arc<ConsumerGroups>>,
-    /// Stored commands, once there are any.
-    pub(super) registry: OnceLock<Arc<CommandRegistry>>,
+    pub(super) home: Arc<Home>,
     pub(super) shadows: Option<shadows::OpenedShadows>,
     /// History of the topics that have one.
     pub(super) history: Option<Arc<History>>,
@@ -42,24 +31,6 @@ pub(super) struct StoreWatch {
     pub(super) tls: Arc<TlsStore>,
     pub(super) bans: Arc<BanRegistry>,
     pub(super) bridges: BridgesStatus,
-}
-
-pub(super) struct DurableStores {
-    pub(super) sessions: Arc<EmbeddedSessions>,
-    pub(super) queues: Arc<EmbeddedQueues>,
-    pub(super) retained: Arc<EmbeddedRetained>,
-    pub(super) publisher: Arc<EmbeddedPublisher>,
-}
-
-impl DurableStores {
-    fn health(&self) -> [(&'static str, StoreHealth); 4] {
-        [
-            ("sessions", self.sessions.health()),
-            ("queues", self.queues.health()),
-            ("retained", self.retained.health()),
-            ("publisher", self.publisher.health()),
-        ]
-    }
 }
 
 /// Time for which the loss of a retained message counts as a problem of the gateway, in milliseconds.
@@ -74,19 +45,10 @@ pub(super) fn retained_problem(broker: &Broker) -> String {
 }
 
 impl StoreWatch {
-    /// Notes that nothing more is written.
+    /// Notes that nothing more is written. What is at home says so itself.
     pub(super) fn note_closed(&self) {
         if let Some(latest) = &self.latest {
             latest.note_closed();
-        }
-        if let Some(durable) = &self.durable {
-            durable.sessions.note_closed();
-            durable.queues.note_closed();
-            durable.retained.note_closed();
-            durable.publisher.note_closed();
-        }
-        if let Some(engines) = &self.engines {
-            engines.note_closed();
         }
         if let Some(shadows) = &self.shadows {
             shadows.note_closed();
@@ -95,20 +57,10 @@ impl StoreWatch {
 
     /// The health of all stores on this disk that others wait for, by name.
     fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
-        let durable = self.durable.as_ref().map(DurableStores::health).into_iter().flatten();
-        let groups = self.engines.as_ref().map(groups::OpenedGroups::health).into_iter().flatten();
-        durable.chain(groups).chain(self.shadows.as_ref().and_then(shadows::OpenedShadows::health))
+        self.home.health().chain(self.shadows.as_ref().and_then(shadows::OpenedShadows::health))
     }
 
-    /// Returns whether the store of consumer groups answers. A store whose disk takes nothing does: groups read on, and
-    /// the store tries again with each change.
-    pub(super) fn groups_answer(&self) -> bool {
-        self.engines.as_ref().is_some_and(|engines| {
-            engines.health().into_iter().all(|(_, health)| health != StoreHealth::Damaged)
-        })
-    }
-
-    /// Returns whether the store of shadows answers, likewise: the one on this disk, or the database.
+    /// Returns whether the store of shadows answers, the one on this disk or the database. A store whose disk takes nothing does.
     pub(super) fn shadows_answer(&self) -> bool {
         let Some(shadows) = &self.shadows else { return false };
         match (shadows.health(), &self.database) {
@@ -157,21 +109,11 @@ impl StoreWatch {
             let sound = u8::from(health == StoreHealth::Sound);
             all.push(figures::STORE_HEALTHY.of([name], sound.into()));
         }
-        all.extend(self.history.iter().flat_map(|history| history::figures(history)));
-        if let (Some(engines), Some(groups)) = (&self.engines, self.groups.get()) {
-            all.extend(engines.figures(groups));
-        }
-        if let Some(registry) = self.registry.get() {
-            all.push(figures::COMMANDS_ACTIVE.is(registry.active() as f64));
-        }
+        all.extend(self.history.iter().flat_map(|history| values::history_figures(history)));
         if let Some(stored) = self.shadows.as_ref().and_then(shadows::OpenedShadows::stored_bytes) {
             all.push(figures::SHADOW_STORED_BYTES.is(stored as f64));
         }
-        let Some(durable) = &self.durable else { return all };
-        let queues = durable.queues.gauges();
-        all.push(figures::STORE_WAITING_BYTES.is(queues.waiting_bytes as f64));
-        all.push(figures::STORE_QUEUED.is(queues.depth as f64));
-        all.push(figures::STORE_SESSIONS.is(durable.sessions.stored() as f64));
+        all.extend(self.home.figures());
         all
     }
 }

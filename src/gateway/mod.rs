@@ -1,19 +1,37 @@
 //! The whole gateway as one value: starts every part on given or configured sockets, and ends them in order.
 //!
 //! This is the wiring that `main` and embedding programs share; it decides nothing about messages.
+//!
+//! ```text
+//! start       the parts, in the order in which they need each other
+//! listeners   TLS and sockets
+//! admission   who is let in; evictions: whose right to be there has ended
+//! home        everything that belongs to one data directory: stores, groups, commands, the Publisher's memory
+//! values      latest values and history; shadows
+//! api http    the listeners of backends and operators
+//! sys ticks   what comes by itself
+//! health metrics  what operators see
+//! endings     the end of the parts
+//! ```
 
-mod banned;
+mod admission;
+mod api;
+mod commands;
+mod endings;
+mod evictions;
 mod groups;
 mod health;
-mod history;
-mod latest;
-mod parts;
-mod revoked;
-mod service;
+mod home;
+mod http;
+mod listeners;
+mod metrics;
 mod shadows;
+mod start;
 mod stores;
 mod sys;
-mod unnamed;
+mod sys_publisher;
+mod ticks;
+mod values;
 
 use std::{
     collections::BTreeMap,
@@ -23,6 +41,7 @@ use std::{
     time::Duration,
 };
 
+use ::values::LatestCache;
 use broker::{Broker, CloseReason, Turn};
 use config::{Address, Config, ConfigError};
 use edge::{
@@ -30,14 +49,15 @@ use edge::{
     tls::{DevCertsError, TlsError},
 };
 use gateway_core::clock;
-use store::{ClockMark, StoreError};
+use store::StoreError;
 use telemetry::ReadRows;
 use thiserror::Error;
 use tokio::sync::watch;
-use tracing::{Instrument as _, debug, error, info, info_span, warn};
-use values::LatestCache;
+use tracing::{Instrument as _, debug, info, info_span, warn};
 
+use endings::Endings;
 use health::StoreWatch;
+use home::Home;
 
 use auth::{Authenticator, Authorizer, abuse::BansError};
 use grpc::GrpcError;
@@ -200,7 +220,7 @@ impl Builder {
     /// # Errors
     /// See [`StartError`]; nothing is left running.
     pub async fn start(self) -> Result<Gateway, StartError> {
-        parts::start(self).instrument(info_span!("start")).await
+        start::start(self).instrument(info_span!("start")).await
     }
 }
 
@@ -215,22 +235,18 @@ pub struct Gateway {
     addresses: Vec<(String, Address)>,
     reloads: Arc<Reloads>,
     latest: Option<Arc<LatestCache>>,
-    clock_mark: Option<Arc<ClockMark>>,
+    home: Arc<Home>,
     watch: Arc<StoreWatch>,
     /// No new connections; streams end.
     draining: watch::Sender<bool>,
     /// Everything ends.
     stopping: watch::Sender<bool>,
-    latest_task: Option<tokio::task::JoinHandle<()>>,
-    history_task: Option<tokio::task::JoinHandle<()>>,
-    /// Tells a service of the user what happens.
-    events_task: Option<tokio::task::JoinHandle<()>>,
     /// Ends by itself after draining.
     grpc_task: Option<tokio::task::JoinHandle<()>>,
-    /// Tasks of bridges; end by themselves after draining.
-    bridges: tokio::task::JoinSet<()>,
     /// Tasks of listeners; end by themselves after draining, those of QUIC once their last packet is sent.
     listeners: tokio::task::JoinSet<()>,
+    /// Parts that have something to finish.
+    endings: Endings,
     tasks: tokio::task::JoinSet<()>,
 }
 
@@ -267,7 +283,7 @@ impl Gateway {
     /// Reads what `/metrics` shows, for an exporter; usable until and after the end.
     pub fn metrics(&self) -> ReadRows {
         let (broker, latest, watch) = (self.broker.clone(), self.latest.clone(), Arc::clone(&self.watch));
-        Arc::new(move || service::metrics(&broker, latest.as_deref(), &watch))
+        Arc::new(move || metrics::metrics(&broker, latest.as_deref(), &watch))
     }
 
     /// A function that tells how long the most sluggish shard has shown no sign of life. Up to a second is ordinary:
@@ -310,49 +326,10 @@ impl Gateway {
             debug!("not every client of QUIC has acknowledged the end of its connection");
         }
         self.listeners.shutdown().await;
-        if let Some(mut task) = self.latest_task.take()
-            && tokio::time::timeout_at(end, &mut task).await.is_err()
-        {
-            task.abort();
-            let lost = self.latest.as_ref().map_or(0, |latest| latest.abandon());
-            error!(lost, ?deadline, "latest values are lost: they were not written before the deadline");
-        }
-        if let Some(task) = self.history_task.take()
-            && tokio::time::timeout_at(end, task).await.is_err()
-        {
-            warn!("history not completely written before the deadline");
-        }
-        if let Some(task) = self.events_task.take()
-            && tokio::time::timeout_at(end, task).await.is_err()
-        {
-            warn!("events not completely told before the deadline");
-        }
-        if let Some(stores) = self.broker.stores()
-            && tokio::time::timeout_at(end, stores.flush()).await.is_err()
-        {
-            warn!("sessions and queues not completely written before the deadline");
-        }
-        if tokio::time::timeout_at(end, async { while self.bridges.join_next().await.is_some() {} })
-            .await
-            .is_err()
-        {
-            warn!("bridges still wait for the other side, what it does not acknowledge is sent again");
-        }
-        self.bridges.shutdown().await;
-        if let Some(groups) = self.watch.groups.get() {
-            // Changes that the groups have answered are written before the end.
-            groups.stop().await;
-        }
-        if let Some(shadows) = &self.watch.shadows
-            && tokio::time::timeout_at(end, shadows.shadows.settle()).await.is_err()
-        {
-            warn!("requests for shadows not completely carried out before the deadline");
-        }
+        self.endings.end(end).await;
         self.tasks.shutdown().await;
         self.watch.note_closed();
-        if let Some(mark) = self.clock_mark.take() {
-            service::keep_clock(&mark).await;
-        }
+        self.home.close().await;
         self.broker.release_sessions();
         info!("stopped");
     }

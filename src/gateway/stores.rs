@@ -8,12 +8,15 @@ use config::Config;
 use disk::{
     DurableOptions, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions,
 };
-use gateway_core::clock;
-use store::DataDir;
+use gateway_core::{
+    clock,
+    metrics::{Row, figures},
+};
+use store::{DataDir, PublisherStore, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth};
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
-use super::{StartError, health::DurableStores};
+use super::StartError;
 use net::{self, NetShared};
 
 /// The stores, not yet read.
@@ -66,14 +69,37 @@ pub(super) fn rules(config: &Config) -> DurabilityRules {
 }
 
 impl OpenedStores {
-    /// The stores as those who look after them need them.
-    pub(super) fn watched(&self) -> DurableStores {
-        DurableStores {
-            sessions: Arc::clone(&self.sessions),
-            queues: Arc::clone(&self.queues),
-            retained: Arc::clone(&self.retained),
-            publisher: Arc::clone(&self.publisher),
-        }
+    /// The Publisher's memory.
+    pub(super) fn records(&self) -> Arc<dyn PublisherStore> {
+        Arc::clone(&self.publisher) as _
+    }
+
+    /// Their health, by name.
+    pub(super) fn health(&self) -> [(&'static str, StoreHealth); 4] {
+        [
+            ("sessions", self.sessions.health()),
+            ("queues", self.queues.health()),
+            ("retained", self.retained.health()),
+            ("publisher", self.publisher.health()),
+        ]
+    }
+
+    /// Nothing more is written.
+    pub(super) fn note_closed(&self) {
+        self.sessions.note_closed();
+        self.queues.note_closed();
+        self.retained.note_closed();
+        self.publisher.note_closed();
+    }
+
+    /// What `/metrics` shows of them.
+    pub(super) fn figures(&self) -> [Row; 3] {
+        let queues = self.queues.gauges();
+        [
+            figures::STORE_WAITING_BYTES.is(queues.waiting_bytes as f64),
+            figures::STORE_QUEUED.is(queues.depth as f64),
+            figures::STORE_SESSIONS.is(self.sessions.stored() as f64),
+        ]
     }
 
     /// Returns the places to which damaged files were moved.
@@ -89,7 +115,7 @@ impl OpenedStores {
 
     /// Brings back what earlier processes left. Blocks on the disk.
     #[expect(clippy::disallowed_methods, reason = "the time it took is logged")]
-    pub(super) fn restore(self, broker: &Broker, shared: &Arc<NetShared>) -> Result<(), StartError> {
+    pub(super) fn restore(&self, broker: &Broker, shared: &Arc<NetShared>) -> Result<(), StartError> {
         let begin = Instant::now();
         let moved = self.queues.regroup()?;
         let Restored {

@@ -184,6 +184,66 @@ impl Default for GrpcConfig {
     }
 }
 
+/// What the Publisher remembers: the keys of requests and their answers, and messages that wait for their time.
+#[derive(Clone)]
+pub struct PublisherMemory {
+    keys: Arc<RequestKeys>,
+    schedule: Arc<Schedule>,
+}
+
+impl PublisherMemory {
+    /// Reads what is in `store`, or begins with nothing if there is none. From then on, until `shutdown` holds true, messages are
+    /// published when their time has come, and keys are forgotten whose time is over.
+    ///
+    /// # Errors
+    /// [`GrpcError::Store`].
+    pub async fn open(
+        config: &GrpcConfig,
+        store: Option<Arc<dyn PublisherStore>>,
+        broker: &Broker,
+        shutdown: &watch::Receiver<bool>,
+    ) -> Result<Self, GrpcError> {
+        let keys = open_keys(config, store.clone(), broker, shutdown).await?;
+        let schedule = open_schedule(config, store, broker, shutdown).await?;
+        Ok(Self { keys, schedule })
+    }
+}
+
+/// Reads the keys that are remembered, and lets those go whose time is over, until `shutdown`.
+async fn open_keys(
+    config: &GrpcConfig,
+    store: Option<Arc<dyn PublisherStore>>,
+    broker: &Broker,
+    shutdown: &watch::Receiver<bool>,
+) -> Result<Arc<RequestKeys>, GrpcError> {
+    let options = KeyOptions { most: config.max_keys, time: config.key_time };
+    let (account, stop) = (Arc::clone(broker.account()), shutdown.clone());
+    let opened = tokio::task::spawn_blocking(move || RequestKeys::open(options, store, &account, stop)).await;
+    let keys = opened.map_err(|e| StoreError::Unavailable(format!("read of keys did not finish: {e}")))??;
+    let (swept, mut stop) = (Arc::clone(&keys), shutdown.clone());
+    tokio::spawn(async move {
+        while tokio::time::timeout(SWEEP, stop.wait_for(|stop| *stop)).await.is_err() {
+            swept.sweep();
+        }
+    });
+    Ok(keys)
+}
+
+/// Reads the messages that wait for their time, and publishes each when it comes, until `shutdown`.
+async fn open_schedule(
+    config: &GrpcConfig,
+    store: Option<Arc<dyn PublisherStore>>,
+    broker: &Broker,
+    shutdown: &watch::Receiver<bool>,
+) -> Result<Arc<Schedule>, GrpcError> {
+    let options = ScheduleOptions { most: config.max_scheduled, bytes: config.scheduled_bytes };
+    let reader = broker.clone();
+    let opened = tokio::task::spawn_blocking(move || Schedule::open(options, store, &reader)).await;
+    let schedule = opened.map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))??;
+    tokio::spawn(Arc::clone(&schedule).run(broker.clone(), shutdown.clone()));
+    Ok(schedule)
+}
+
 /// Parts of the process that the server needs beyond the broker.
 #[derive(Clone)]
 pub struct Hooks {
@@ -201,8 +261,8 @@ pub struct Hooks {
     pub authority: Option<Arc<Authority>>,
     /// Bans on devices and addresses.
     pub bans: Arc<BanRegistry>,
-    /// The Publisher's memory on disk; `None` without a data directory.
-    pub store: Option<Arc<dyn PublisherStore>>,
+    /// What the Publisher remembers.
+    pub publisher: PublisherMemory,
     /// Consumer groups, or the key of the configuration that switches them off.
     pub groups: Result<Arc<ConsumerGroups>, &'static str>,
     /// Commands, likewise.
@@ -265,18 +325,19 @@ pub struct GrpcApi {
 }
 
 impl GrpcApi {
-    /// Reads what the Publisher remembers, and publishes from then on what is due. Calls are served until `shutdown` holds
-    /// true, or its sender is gone.
-    pub async fn open(
+    /// Calls are served until `shutdown` holds true, or its sender is gone.
+    ///
+    /// # Errors
+    /// [`GrpcError::Reflection`].
+    pub fn open(
         broker: Broker,
         config: GrpcConfig,
         hooks: Hooks,
         shutdown: watch::Receiver<bool>,
     ) -> Result<Self, GrpcError> {
-        let keys = open_keys(&config, &hooks, &broker, &shutdown).await?;
-        let schedule = open_schedule(&config, &hooks, &broker, &shutdown).await?;
         let streams = Arc::new(OpenStreams::new(config.streams(), Arc::clone(broker.account())));
         let walk = Arc::new(Semaphore::new(1));
+        let PublisherMemory { keys, schedule } = hooks.publisher.clone();
         let context =
             Context { broker, keys, schedule, walk, config, hooks, streams, shutdown: shutdown.clone() };
         let reporter = HealthReporter::new();
@@ -356,41 +417,6 @@ fn needs(hooks: &Hooks) -> Needs {
 
 fn call_limit(config: &GrpcConfig, account: &Arc<Account>, bounds: RequestBounds) -> CallLimit {
     CallLimit::new(config.max_calls_per_connection, config.max_calls, Arc::clone(account), bounds)
-}
-
-/// Reads the keys that are remembered, and lets those go whose time is over, until `shutdown`.
-async fn open_keys(
-    config: &GrpcConfig,
-    hooks: &Hooks,
-    broker: &Broker,
-    shutdown: &watch::Receiver<bool>,
-) -> Result<Arc<RequestKeys>, GrpcError> {
-    let options = KeyOptions { most: config.max_keys, time: config.key_time };
-    let (store, account, stop) = (hooks.store.clone(), Arc::clone(broker.account()), shutdown.clone());
-    let opened = tokio::task::spawn_blocking(move || RequestKeys::open(options, store, &account, stop)).await;
-    let keys = opened.map_err(|e| StoreError::Unavailable(format!("read of keys did not finish: {e}")))??;
-    let (swept, mut stop) = (Arc::clone(&keys), shutdown.clone());
-    tokio::spawn(async move {
-        while tokio::time::timeout(SWEEP, stop.wait_for(|stop| *stop)).await.is_err() {
-            swept.sweep();
-        }
-    });
-    Ok(keys)
-}
-
-/// Reads the messages that wait for their time, and publishes each when it comes, until `shutdown`.
-async fn open_schedule(
-    config: &GrpcConfig,
-    hooks: &Hooks,
-    broker: &Broker,
-    shutdown: &watch::Receiver<bool>,
-) -> Result<Arc<Schedule>, GrpcError> {
-    let options = ScheduleOptions { most: config.max_scheduled, bytes: config.scheduled_bytes };
-    let (store, reader) = (hooks.store.clone(), broker.clone());
-    let opened = tokio::task::spawn_blocking(move || Schedule::open(options, store, &reader)).await;
-    let schedule = opened.map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))??;
-    tokio::spawn(Arc::clone(&schedule).run(broker.clone(), shutdown.clone()));
-    Ok(schedule)
 }
 
 /// Ends every connection on drop.

@@ -1,23 +1,26 @@
-//! The store of latest values: a database that `db_addr` names, or else the data directory.
+//! The store of latest values, a database that `db_addr` names or else the data directory; and history of the topics that
+//! `database.history` names, in the same database.
 
 use std::{sync::Arc, time::Duration};
 
-use cassandra::{ScyllaLatest, ScyllaOptions, ScyllaShadows, ScyllaTtlRule};
+use ::values::{History, HistoryOptions, HistoryRule, LatestCache, LatestOptions};
+use cassandra::{ScyllaHistory, ScyllaLatest, ScyllaOptions, ScyllaShadows, ScyllaTtlRule};
 use config::Config;
 use disk::{EmbeddedLatest, EmbeddedOptions};
 use edge::tls;
+use gateway_core::metrics::{Row, figures};
 use store::{DataDir, SpillStore, VersionMark, server_id, version_offset};
 use tracing::info;
-use values::{History, LatestCache, LatestOptions};
 
-use super::{StartError, history};
+use super::StartError;
 
 /// A database that has nothing to write is asked for a sign of life this often.
 const PROBE: Duration = Duration::from_secs(2);
 
-/// Latest values, not yet running.
-pub(super) struct OpenedLatest {
-    pub(super) latest: Arc<LatestCache>,
+/// Latest values and history, not yet running.
+#[derive(Default)]
+pub(super) struct OpenedValues {
+    pub(super) latest: Option<Arc<LatestCache>>,
     /// History of the topics that have one.
     pub(super) history: Option<Arc<History>>,
     /// Shadows in the same database.
@@ -27,7 +30,7 @@ pub(super) struct OpenedLatest {
 }
 
 /// Opens what is in the data directory; a database is connected to later, by the first write or read.
-pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedLatest, StartError> {
+pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedValues, StartError> {
     let options = LatestOptions {
         flush_interval: config.latest.flush_interval.0,
         max_bytes: config.latest.max_bytes.0,
@@ -40,8 +43,8 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedLa
     match config.contact_points() {
         none if none.is_empty() => {
             let store = embedded(config, directory)?;
-            let latest = LatestCache::new(Arc::clone(&store) as _, options);
-            Ok(OpenedLatest { latest, history: None, shadows: None, on_disk: Some(store) })
+            let latest = Some(LatestCache::new(Arc::clone(&store) as _, options));
+            Ok(OpenedValues { latest, on_disk: Some(store), ..OpenedValues::default() })
         }
         contact_points => open_database(config, directory, contact_points, options),
     }
@@ -58,7 +61,7 @@ fn open_database(
     directory: &Arc<DataDir>,
     contact_points: Vec<String>,
     options: LatestOptions,
-) -> Result<OpenedLatest, StartError> {
+) -> Result<OpenedValues, StartError> {
     let database = &config.database;
     let server_id = match database.server_id.as_str() {
         "" => server_id(directory)?,
@@ -80,10 +83,10 @@ fn open_database(
     let on_disk = spill.clone();
     let spill = spill.map(|spill| spill as Arc<dyn SpillStore>);
     let store = ScyllaLatest::new(database_options(config, contact_points, server_id)?)?;
-    let history = history::open(config, &store, &options);
+    let history = open_history(config, &store, &options);
     let shadows = Some(Arc::new(ScyllaShadows::new(&store)));
-    Ok(OpenedLatest {
-        latest: LatestCache::with_spill(Arc::new(store), spill, options),
+    Ok(OpenedValues {
+        latest: Some(LatestCache::with_spill(Arc::new(store), spill, options)),
         history,
         shadows,
         on_disk,
@@ -121,4 +124,37 @@ fn database_options(
         ttl: ttl.map(|rule| ScyllaTtlRule { filter: rule.filter.clone(), ttl: rule.ttl.0 }).collect(),
         server_id,
     })
+}
+
+/// Not yet running; `None` if no topic has a history. `latest` is how latest values go into the same database.
+fn open_history(config: &Config, database: &ScyllaLatest, latest: &LatestOptions) -> Option<Arc<History>> {
+    let rules = &config.database.history;
+    if rules.is_empty() {
+        return None;
+    }
+    info!(rules = rules.len(), "history is kept in the database");
+    let rules = rules.iter().map(|rule| HistoryRule { filter: rule.filter.clone(), ttl: rule.ttl.0 });
+    let options = HistoryOptions {
+        rules: rules.collect(),
+        flush_interval: latest.flush_interval,
+        max_bytes: config.limits.waiting_history().0,
+        version_start: latest.mark.as_ref().map_or(0, |mark| mark.ceiling()),
+        version_offset: latest.version_offset,
+        write_timeout: latest.write_timeout,
+        reads: Arc::clone(&latest.reads),
+        // Within the quarter of the deadline that is kept for stores.
+        last_flush: config.shutdown.deadline.0 / 5,
+        ..HistoryOptions::default()
+    };
+    Some(History::new(Arc::new(ScyllaHistory::new(database)), options))
+}
+
+/// Returns the figures of values that wait for the database.
+pub(super) fn history_figures(history: &History) -> [Row; 3] {
+    let now = history.gauges();
+    [
+        figures::HISTORY_PENDING.is(now.pending as f64),
+        figures::HISTORY_PENDING_BYTES.is(now.pending_bytes as f64),
+        figures::HISTORY_HEALTHY.is(u8::from(now.healthy).into()),
+    ]
 }

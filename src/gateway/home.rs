@@ -1,0 +1,260 @@
+//! Everything that belongs to one data directory: sessions, queues and retained messages, the Publisher's memory, stored
+//! commands, and the log of consumer groups with their records.
+//!
+//! [`Home::open`] takes the directory and reads nothing yet. [`Home::restore`] and [`Home::serve`] bring back what earlier
+//! processes left, the one before anything can be published and the other before anybody connects. [`Home::close`] gives the
+//! directory back: once its value and the broker's are dropped, the same process may open it again.
+
+use std::{
+    path::PathBuf,
+    sync::{Arc, OnceLock},
+};
+
+use ::commands::{CommandRegistry, CommandService, ReplyDispatcher};
+use broker::{Broker, GroupLog, Stores};
+use config::Config;
+use consumer_groups::ConsumerGroups;
+use gateway_core::metrics::{Row, figures};
+use grpc::{GrpcConfig, PublisherMemory};
+use net::NetShared;
+use store::{ClockMark, DataDir, MemoryPublisher, PublisherStore, StoreHealth, Verify};
+use tokio::{sync::watch, task::JoinSet};
+
+use super::{StartError, commands::registry_options, groups, stores, ticks::keep_clock};
+
+/// See the module.
+pub(super) struct Home {
+    clock: Option<Arc<ClockMark>>,
+    stores: Option<stores::OpenedStores>,
+    log: Option<groups::OpenedGroups>,
+    /// Once they are restored.
+    groups: OnceLock<Arc<ConsumerGroups>>,
+    /// Once they are served.
+    registry: OnceLock<Arc<CommandRegistry>>,
+}
+
+/// Services over a [`Home`]. A service that is switched off is the key of the configuration that does so.
+pub(super) struct HomeServices {
+    pub(super) commands: Result<Arc<CommandService>, &'static str>,
+    pub(super) publisher: PublisherMemory,
+}
+
+/// Takes the data directory, if anything is kept in one: a bridge without a store has its mark there.
+pub(super) fn directory(config: &Config) -> Result<Option<Arc<DataDir>>, StartError> {
+    if !(config.latest.enabled || config.store.enabled || !config.bridges.is_empty()) {
+        return Ok(None);
+    }
+    let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
+    Ok(Some(DataDir::open_with(&config.data_dir, verify)?))
+}
+
+impl Home {
+    /// Opens all that is switched on. Without a directory everything is in memory, or off. The clock goes on first, before a
+    /// deadline is made or read. Blocks on the disk.
+    pub(super) fn open(config: &Config, directory: Option<&Arc<DataDir>>) -> Result<Self, StartError> {
+        let clock = directory.map(|directory| Arc::new(ClockMark::resume(directory)));
+        let stores = match directory {
+            Some(directory) if config.store.enabled => Some(stores::open(config, directory)?),
+            _ => None,
+        };
+        let log = match directory {
+            Some(directory) if config.has_groups() => Some(groups::open(config, directory)?),
+            _ => None,
+        };
+        Ok(Self { clock, stores, log, groups: OnceLock::new(), registry: OnceLock::new() })
+    }
+
+    /// Where the clock is kept.
+    pub(super) fn clock(&self) -> Option<&Arc<ClockMark>> {
+        self.clock.as_ref()
+    }
+
+    /// The stores as the broker needs them.
+    pub(super) fn broker_stores(&self) -> Option<Stores> {
+        self.stores.as_ref().map(|opened| opened.stores.clone())
+    }
+
+    /// The log as the broker needs it.
+    pub(super) fn broker_log(&self) -> Option<GroupLog> {
+        self.log.as_ref().map(groups::OpenedGroups::for_broker)
+    }
+
+    /// Brings sessions and retained messages back, then consumer groups: whatever is published from now on is appended for
+    /// them. Returns the groups, or the key of the configuration that switches them off.
+    pub(super) async fn restore(
+        &self,
+        config: &Config,
+        broker: &Broker,
+        shared: &Arc<NetShared>,
+    ) -> Result<Result<Arc<ConsumerGroups>, &'static str>, StartError> {
+        if let Some(stores) = &self.stores {
+            stores.restore(broker, shared)?;
+        }
+        match &self.log {
+            Some(log) => {
+                let groups = log.start(config, broker).await?;
+                Ok(Ok(Arc::clone(self.groups.get_or_init(|| groups))))
+            }
+            None if config.store.enabled => Ok(Err("groups.enabled")),
+            None => Ok(Err("store.enabled")),
+        }
+    }
+
+    /// Brings stored commands back, if `dispatcher` hears their replies, and what the Publisher remembers. Both go on until
+    /// `drain`.
+    pub(super) async fn serve(
+        &self,
+        config: &Config,
+        limits: &GrpcConfig,
+        broker: &Broker,
+        dispatcher: Option<Arc<ReplyDispatcher>>,
+        tasks: &mut JoinSet<()>,
+        drain: &watch::Receiver<bool>,
+    ) -> Result<HomeServices, StartError> {
+        let records = self.stores.as_ref().map(stores::OpenedStores::records);
+        let commands = match dispatcher {
+            Some(dispatcher) => {
+                let store =
+                    records.clone().unwrap_or_else(|| Arc::new(MemoryPublisher) as Arc<dyn PublisherStore>);
+                let registry = CommandRegistry::open(registry_options(config), store, broker.account())?;
+                let registry = self.registry.get_or_init(|| registry);
+                let commands = CommandService::new(broker.clone(), dispatcher, Arc::clone(registry));
+                tasks.spawn(Arc::clone(&commands).run(drain.clone()));
+                Ok(commands)
+            }
+            None => Err("commands.enabled"),
+        };
+        let publisher = PublisherMemory::open(limits, records, broker, drain).await?;
+        Ok(HomeServices { commands, publisher })
+    }
+
+    /// Gives the directory back: answered changes of groups are written, every file is marked as closed, and the clock is kept.
+    /// Nothing may be published or changed any more.
+    pub(super) async fn close(&self) {
+        if let Some(groups) = self.groups.get() {
+            groups.stop().await;
+        }
+        if let Some(stores) = &self.stores {
+            stores.note_closed();
+        }
+        if let Some(log) = &self.log {
+            log.note_closed();
+        }
+        if let Some(clock) = &self.clock {
+            keep_clock(clock).await;
+        }
+    }
+
+    /// Consumer groups, once they are restored.
+    pub(super) fn groups(&self) -> Option<&ConsumerGroups> {
+        self.groups.get().map(Arc::as_ref)
+    }
+
+    /// Returns whether the store of consumer groups answers. A store whose disk takes nothing does: groups read on, and
+    /// the store tries again with each change.
+    pub(super) fn groups_answer(&self) -> bool {
+        self.log
+            .as_ref()
+            .is_some_and(|log| log.health().into_iter().all(|(_, health)| health != StoreHealth::Damaged))
+    }
+
+    /// The health of its stores, by name.
+    pub(super) fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
+        let stores = self.stores.as_ref().map(stores::OpenedStores::health).into_iter().flatten();
+        stores.chain(self.log.as_ref().map(groups::OpenedGroups::health).into_iter().flatten())
+    }
+
+    /// Returns the places to which damaged files were moved.
+    pub(super) fn set_aside(&self) -> impl Iterator<Item = PathBuf> {
+        let stores = self.stores.iter().flat_map(stores::OpenedStores::set_aside);
+        stores.chain(self.log.iter().filter_map(groups::OpenedGroups::set_aside))
+    }
+
+    /// What `/metrics` shows of it.
+    pub(super) fn figures(&self) -> Vec<Row> {
+        let mut all = Vec::new();
+        if let (Some(log), Some(groups)) = (&self.log, self.groups.get()) {
+            all.extend(log.figures(groups));
+        }
+        if let Some(registry) = self.registry.get() {
+            all.push(figures::COMMANDS_ACTIVE.is(registry.active() as f64));
+        }
+        all.extend(self.stores.iter().flat_map(stores::OpenedStores::figures));
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use auth::{
+        AllowAll,
+        abuse::{AbuseGuard, BanRegistry},
+    };
+    use broker::{BrokerConfig, Turn};
+    use gateway_core::{Message, Origin, QoS, clock};
+    use tokio::time::sleep;
+
+    use super::*;
+    use crate::gateway::api::grpc_config;
+
+    /// Of three processes one after the other; each must find what the one before has left.
+    async fn live_once(config: &Config, directory: Arc<DataDir>, is_first: bool) {
+        let home = Home::open(config, Some(&directory)).unwrap();
+        let broker = Broker::new(BrokerConfig {
+            stores: home.broker_stores(),
+            log: home.broker_log(),
+            ..BrokerConfig::default()
+        });
+        let bans = Arc::new(BanRegistry::open(&config.bans, None).unwrap());
+        let guard = AbuseGuard::new(&config.bans, bans);
+        let shared =
+            NetShared::new(broker.clone(), Arc::new(AllowAll), None, guard, String::new(), String::new());
+        let groups = home.restore(config, &broker, &shared).await.unwrap();
+        assert!(groups.is_ok() && home.groups().is_some());
+        let (draining, drain) = watch::channel(false);
+        let mut tasks = JoinSet::new();
+        let dispatcher = super::super::commands::dispatcher(config);
+        let limits = grpc_config(config);
+        let served = home.serve(config, &limits, &broker, dispatcher, &mut tasks, &drain).await.unwrap();
+        assert!(served.commands.is_ok());
+
+        let found = broker.retained("kept", clock::now()).await.unwrap();
+        assert_eq!(found.is_none(), is_first);
+        let mut message = Message::new("kept", b"value", clock::now(), Origin::SERVER);
+        message.retain = true;
+        message.qos = QoS::AtLeastOnce;
+        let mut turn = Turn::default();
+        broker.publish(&message, &mut turn);
+        turn.flush();
+
+        draining.send(true).unwrap();
+        broker.stores().unwrap().flush().await;
+        tasks.shutdown().await;
+        home.close().await;
+        shared.end();
+    }
+
+    /// The failures: something of a home outlives it, so that this process cannot open its directory again; what it kept is
+    /// not there.
+    #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
+    async fn a_home_is_given_back_and_opened_again() {
+        let folder = tempfile::tempdir().unwrap();
+        let config = Config { data_dir: folder.path().to_owned(), ..Config::default() };
+        live_once(&config, directory(&config).unwrap().unwrap(), true).await;
+        for _ in 0..2 {
+            // Tasks that were told to end let go of it a moment later.
+            let mut tries = 0;
+            let again = loop {
+                match directory(&config) {
+                    Ok(directory) => break directory.unwrap(),
+                    Err(error) => assert!(tries < 500, "{error}"),
+                }
+                tries += 1;
+                sleep(Duration::from_millis(10)).await;
+            };
+            live_once(&config, again, false).await;
+        }
+    }
+}

@@ -1,0 +1,57 @@
+//! What `/metrics` and OTLP show.
+
+use ::values::LatestCache;
+use broker::{Broker, Counted, MemoryKind};
+use gateway_core::{
+    clock,
+    metrics::{Row, figures, totals},
+};
+use telemetry::{ProcessStats, rows};
+
+use super::health::StoreWatch;
+
+/// Returns the figures that `/metrics` and OTLP show.
+pub(super) fn metrics(broker: &Broker, latest: Option<&LatestCache>, watch: &StoreWatch) -> Vec<Row> {
+    let mut read = figures(broker, latest);
+    read.extend(watch.figures());
+    let mut rows = rows(&totals(), read, &ProcessStats::read());
+    watch.bridges.rows(watch.home.groups(), &mut rows);
+    if let Some(latest) = latest {
+        rows.extend(latest.write_latency().rows(&figures::LATEST_WRITE));
+    }
+    rows
+}
+
+fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<Row> {
+    let (now, queues) = (broker.gauges(), broker.queues());
+    let account = broker.account();
+    let mut all = vec![
+        figures::CONNECTIONS.is(now.online as f64),
+        figures::SESSIONS.is(now.sessions as f64),
+        figures::SUBSCRIPTIONS.is(now.subscriptions as f64),
+        figures::SHARED_GROUPS.is(now.shared_groups as f64),
+        figures::RETAINED_MESSAGES.is(now.retained as f64),
+        figures::RETAINED_BYTES.is(now.retained_bytes as f64),
+        figures::QUEUED_BYTES.is(now.queued_bytes as f64),
+        figures::QUEUED_MESSAGES.is(queues.pending as f64),
+        figures::INFLIGHT_MESSAGES.is(queues.inflight as f64),
+        figures::GRPC_STREAMS.is(now.streams as f64),
+        figures::MEMORY_BUDGET.is(account.limit() as f64),
+    ];
+    all.extend(MemoryKind::ALL.map(|kind| figures::MEMORY.of([kind.as_str()], account.held(kind) as f64)));
+    all.extend(broker.tenants().flat_map(|party| {
+        let usage =
+            |what: Counted| figures::TENANT_USAGE.of([party.name(), what.as_str()], party.used(what) as f64);
+        Counted::ALL.map(usage)
+    }));
+    if let Some(latest) = latest {
+        let store = latest.gauges();
+        all.push(figures::LATEST_PENDING.is(store.pending_values as f64));
+        all.push(figures::LATEST_PENDING_BYTES.is(store.pending_bytes as f64));
+        all.push(figures::LATEST_HEALTHY.is(u8::from(store.healthy).into()));
+        all.push(figures::LATEST_SPILLED.is(store.spilled as f64));
+        let oldest = latest.oldest_pending(clock::to_wall(clock::now()));
+        all.push(figures::LATEST_OLDEST.is(oldest.as_secs_f64()));
+    }
+    all
+}
