@@ -205,6 +205,7 @@ mod tests {
         let broker = Broker::new(BrokerConfig {
             stores: home.broker_stores(),
             log: home.broker_log(),
+            durability: stores::rules(config),
             ..BrokerConfig::default()
         });
         let bans = Arc::new(BanRegistry::open(&config.bans, None).unwrap());
