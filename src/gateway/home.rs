@@ -193,7 +193,7 @@ mod tests {
         abuse::{AbuseGuard, BanRegistry},
     };
     use broker::{BrokerConfig, Turn};
-    use gateway_core::{Message, Origin, QoS, clock};
+    use gateway_core::{Message, Origin, OriginKind, QoS, clock};
     use tokio::time::sleep;
 
     use super::*;
@@ -223,7 +223,8 @@ mod tests {
 
         let found = broker.retained("kept", clock::now()).await.unwrap();
         assert_eq!(found.is_none(), is_first);
-        let mut message = Message::new("kept", b"value", clock::now(), Origin::SERVER);
+        let backend = Origin { kind: OriginKind::Backend, ..Origin::SERVER };
+        let mut message = Message::new("kept", b"value", clock::now(), backend);
         message.retain = true;
         message.qos = QoS::AtLeastOnce;
         let mut turn = Turn::default();
