@@ -33,6 +33,7 @@
 //! crates/access        who a peer is and what it may do: passwords, tokens, certificates, rules, bans
 //! crates/api           messages and clients of the gRPC API
 //! crates/ctl           `mqtt-server ctl`: that API on a command line, over clients/rust
+//! crates/import        `mqtt-server import`: a configuration of Mosquitto as one of the gateway
 //! crates/config        settings: defaults, file, environment and flags, checked before anything starts
 //! crates/edge          for every listener: doors, TLS, files read again; the client of HTTP services
 //! crates/telemetry     logs, metrics, OTLP export

@@ -34,22 +34,9 @@ pub(super) enum Command {
     #[command(subcommand)]
     Rules(RulesCommand),
     /// Makes a configuration of a mosquitto.conf, and tells what it could not carry over. Exit code 1 if that is anything
-    Import(ImportCommand),
+    Import(import::ImportCommand),
     /// Talks to a running gateway: messages, devices, groups, commands and all else that its API has
     Ctl(Box<ctl::Args>),
-}
-
-/// The file to read and the files to write.
-#[derive(Debug, Clone, Args)]
-pub(super) struct ImportCommand {
-    /// The configuration file of Mosquitto
-    pub(super) file: PathBuf,
-    /// File to write; standard output by default. An existing file is never overwritten
-    #[arg(long, value_name = "FILE")]
-    pub(super) output: Option<PathBuf>,
-    /// File for the rules of acl_file; by default rules.toml beside the output. An existing file is never overwritten
-    #[arg(long, value_name = "FILE")]
-    pub(super) rules: Option<PathBuf>,
 }
 
 /// What to do with a rules file.

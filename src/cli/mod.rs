@@ -3,7 +3,6 @@
 //! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
 
 mod commands;
-mod import;
 mod passwd;
 mod rules;
 mod store;

@@ -5,10 +5,6 @@
 //! fewer than Mosquitto: a listener whose guard cannot be carried over is a comment, and so is one that Mosquitto would not have
 //! opened, because it does not start with the file.
 
-use config::{Config, Flags};
-
-use super::commands::ImportCommand;
-
 mod bridges;
 mod draft;
 mod finish;
@@ -31,12 +27,28 @@ use std::{
     process::ExitCode,
 };
 
+use clap::Args;
+use config::{Config, Flags};
+
 use self::{draft::quoted, options::OptionReader, targets::ImportTarget};
 
 /// Name of the rules file if the user gives none.
 const RULES: &str = "rules.toml";
 /// Name of the file of accepted users, where the gateway does not take all of them.
 const USERS: &str = "users.passwd";
+
+/// The file to read and the files to write.
+#[derive(Debug, Clone, Args)]
+pub struct ImportCommand {
+    /// The configuration file of Mosquitto
+    file: PathBuf,
+    /// File to write; standard output by default. An existing file is never overwritten
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+    /// File for the rules of acl_file; by default rules.toml beside the output. An existing file is never overwritten
+    #[arg(long, value_name = "FILE")]
+    rules: Option<PathBuf>,
+}
 
 /// Fate of a line that is not simply carried over.
 struct Remark {
@@ -89,7 +101,10 @@ fn convert(lines: &[lines::OptionLine], rules_file: &Path) -> ImportedFiles {
 }
 
 /// Runs the command. Exit code 1 if anything was left out.
-pub(crate) fn run(command: &ImportCommand) -> Result<ExitCode, Box<dyn Error>> {
+///
+/// # Errors
+/// If a file cannot be read or written.
+pub fn run(command: &ImportCommand) -> Result<ExitCode, Box<dyn Error>> {
     let ImportCommand { file, output, rules } = command;
     let beside =
         |name: &str| output.as_deref().map_or_else(|| PathBuf::from(name), |path| path.with_file_name(name));
