@@ -72,10 +72,9 @@ impl Endings {
 
 #[cfg(test)]
 mod tests {
-    use std::{
-        sync::{Arc, Mutex},
-        time::Duration,
-    };
+    use std::{sync::Arc, time::Duration};
+
+    use parking_lot::Mutex;
 
     use super::*;
 
@@ -85,7 +84,7 @@ mod tests {
         let told = Arc::new(Mutex::new(Vec::new()));
         let tell = |word: &'static str| {
             let told = Arc::clone(&told);
-            move || told.lock().unwrap().push(word)
+            move || told.lock().push(word)
         };
         let mut endings = Endings::default();
         endings.run(std::future::ready(()), tell("never late"));
@@ -104,6 +103,6 @@ mod tests {
             held.try_recv().is_err_and(|error| error == tokio::sync::oneshot::error::TryRecvError::Closed)
         );
         // At the deadline what takes no time is still done.
-        assert_eq!(*told.lock().unwrap(), ["late", "work"]);
+        assert_eq!(*told.lock(), ["late", "work"]);
     }
 }
