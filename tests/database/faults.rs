@@ -97,6 +97,7 @@ fn a_database_killed_or_absent_at_start_gets_every_value_later() {
     let gateway = Gateway::start(&cassandra.address, &tables, "");
     let load = Load::start(gateway.mqtt(), "killed");
     load.goes_on();
+    gateway.is_well();
     cassandra.kill();
     devices_notice_nothing(&gateway, &load);
     reads_are_refused_at_once(&gateway);

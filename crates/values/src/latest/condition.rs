@@ -15,7 +15,7 @@ pub enum StoreCondition {
     Up,
     /// The store takes no values.
     Down {
-        /// Why; for operators, on one line.
+        /// Why the last contact failed; for operators, on one line.
         reason: Arc<str>,
         /// Since when.
         since: Instant,
@@ -56,12 +56,19 @@ impl ConditionWatch {
 
     /// A contact failed; `waiting` values are in memory.
     pub(super) fn failed(&self, error: &StoreError, waiting: usize) {
+        let reason: Arc<str> = error.to_string().replace(['\r', '\n'], " ").into();
         if self.is_down() {
             tracing::debug!(%error, waiting, "latest values still cannot be written");
+            // Nobody is woken: the store is as it was, but for the reason.
+            self.0.send_if_modified(|condition| {
+                if let StoreCondition::Down { reason: last, .. } = condition {
+                    *last = reason;
+                }
+                false
+            });
             return;
         }
         tracing::warn!(%error, waiting, "latest values cannot be written, they wait in memory");
-        let reason = error.to_string().replace(['\r', '\n'], " ").into();
         self.0.send_replace(StoreCondition::Down { reason, since: Instant::now() });
     }
 
@@ -76,5 +83,25 @@ impl ConditionWatch {
             }
             _ => tracing::info!("the store of latest values answers"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The failure: operators read why the store went away, while it is another fault that keeps it away.
+    #[test]
+    fn the_reason_is_that_of_the_last_failure() {
+        let condition = ConditionWatch::new(true);
+        let mut seen = condition.subscribe();
+        for (number, reason) in ["refused", "no keyspace"].into_iter().enumerate() {
+            condition.failed(&StoreError::Unavailable(reason.to_owned()), 1);
+            assert!(seen.borrow().trouble().is_some_and(|trouble| trouble.contains(reason)));
+            assert_eq!(seen.has_changed().unwrap(), number == 0, "one change of state");
+            seen.mark_unchanged();
+        }
+        condition.succeeded(1);
+        assert_eq!(seen.borrow_and_update().trouble(), None);
     }
 }
