@@ -69,9 +69,8 @@ pub mod proto {
     pub use gateway_api::{DESCRIPTORS, gateway, rpcserver};
 }
 
-/// For the fuzz targets and tests of this repository; anything may change.
+/// For tests of this repository; anything may change.
 #[doc(hidden)]
 pub mod internals {
-    pub use grpc_messages::convert::fuzz_convert;
     pub use telemetry::trace_clients;
 }

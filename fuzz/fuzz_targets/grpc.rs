@@ -2,5 +2,5 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    let _ = mqtt_server::internals::fuzz_convert(data);
+    let _ = grpc_messages::fuzz_convert(data);
 });

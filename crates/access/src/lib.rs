@@ -12,7 +12,7 @@ mod client_id;
 mod flapping;
 pub mod jwt;
 mod lately;
-#[doc(hidden)]
+#[cfg(any(test, feature = "fuzz"))]
 pub mod login_fuzz;
 pub mod passwords;
 mod principal;

@@ -55,7 +55,7 @@ pub use asked::Asked;
 pub use authorizer::{Authorizer, RuleGrant, Subscribing};
 pub use chain::{Chain, ChainError, check_files};
 pub use identity::{Connected, ConnectionCheck, ProvedIdentity, principal};
-pub use permissions::{PermissionRefused, Permissions};
+pub use permissions::{Authorized, DeviceNames, PermissionRefused, Permissions, PublishRequest};
 pub use remembered::Remembered;
 pub use remote::{AuthorizationRequest, EventSender, NoDecision, RemoteAuthorizer};
 pub use rules::{Authority, open_rules};

@@ -4,13 +4,13 @@ use std::sync::Arc;
 
 use access::{
     Author,
-    rules::{Excess, RuleGrant, Subscribing},
+    rules::{Excess, Subscribing},
 };
 use broker::Account;
 use gateway_core::{QoS, Timestamp};
 
 use super::{
-    Principal, Remembered, Subject,
+    Asked, AuthorizationRequest, Principal, Remembered, RemoteAuthorizer, Subject,
     remote::NoDecision,
     rules::{Authority, Receiving},
 };
@@ -29,6 +29,38 @@ pub struct Permissions {
 pub struct PermissionRefused {
     pub line: u32,
     pub why: Excess,
+}
+
+/// Names under which a connected device is asked about.
+pub trait DeviceNames {
+    /// Its client id.
+    fn client_id(&self) -> &str;
+    /// The name of its listener; `None` once its session is another connection's.
+    fn listener(&self) -> Option<Arc<String>>;
+}
+
+/// A message that a device wants to publish.
+#[derive(Debug, Clone, Copy)]
+pub struct PublishRequest<'a> {
+    /// Topic name.
+    pub topic: &'a str,
+    /// QoS of the PUBLISH.
+    pub qos: QoS,
+    /// Its RETAIN flag.
+    pub retain: bool,
+    /// Bytes of the payload.
+    pub bytes: usize,
+}
+
+/// Decision about a request of a device.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Authorized {
+    /// It is allowed.
+    Granted,
+    /// It is not.
+    Refused(PermissionRefused),
+    /// The user's service is being asked.
+    Later,
 }
 
 impl PermissionRefused {
@@ -83,16 +115,59 @@ impl Permissions {
         Subject { client_id, listener, principal: &self.principal }
     }
 
-    /// May it publish this? Remembers what the rules say about the topic.
-    pub fn may_publish(
+    /// Decides about a message: by the rules, whose decisions are `recent`, and by the user's service if no rule names the topic.
+    /// `listener` is called only for a topic that is new. Of the service's answers those in `asked` count; without one the
+    /// question is begun, and the message is to be decided about again when [`Asked::poll`] is ready.
+    #[inline]
+    pub fn authorize_publish(
+        &self,
         authority: &Authority,
+        device: &impl DeviceNames,
+        request: &PublishRequest<'_>,
         recent: &mut Remembered,
-        decide: impl FnOnce() -> RuleGrant,
-        topic: &str,
-        (qos, retain, bytes): (QoS, bool, usize),
-    ) -> Result<(), PermissionRefused> {
-        let grant = recent.find(authority, topic, decide);
-        grant.permits(qos, retain, bytes).map_err(|why| PermissionRefused { line: grant.line, why })
+        asked: &mut Option<Box<Asked>>,
+        now: Timestamp,
+    ) -> Authorized {
+        let decide = || {
+            let listener = device.listener();
+            let listener = listener.as_ref().map_or("", |listener| listener.as_str());
+            authority.publish(&self.subject(device.client_id(), listener), request.topic)
+        };
+        let grant = recent.find(authority, request.topic, decide);
+        let Err(why) = grant.permits(request.qos, request.retain, request.bytes) else {
+            return Authorized::Granted;
+        };
+        let refused = PermissionRefused { line: grant.line, why };
+        match authority.authorizer() {
+            Some(authorizer) if refused.is_unnamed() => {
+                match self.ask_service(authorizer, device, request, asked.get_or_insert_default(), now) {
+                    Some(true) => Authorized::Granted,
+                    Some(false) => Authorized::Refused(refused),
+                    None => Authorized::Later,
+                }
+            }
+            _ => Authorized::Refused(refused),
+        }
+    }
+
+    /// The service's answer about a message; `None` while it is on its way.
+    fn ask_service(
+        &self,
+        authorizer: &Arc<RemoteAuthorizer>,
+        device: &impl DeviceNames,
+        &PublishRequest { topic, qos, retain, .. }: &PublishRequest<'_>,
+        asked: &mut Asked,
+        now: Timestamp,
+    ) -> Option<bool> {
+        let told = asked.about_publish(topic, qos, retain, now);
+        if told.is_none() {
+            let listener = device.listener();
+            let listener = listener.as_ref().map_or("", |listener| listener.as_str());
+            let subject = self.subject(device.client_id(), listener);
+            let request = AuthorizationRequest::Publish { topic: topic.into(), qos, retain };
+            asked.begin(authorizer, &subject, request);
+        }
+        told
     }
 
     /// May it subscribe to `filter`? Messages are looked at on delivery, so both ways to be granted are one.

@@ -41,6 +41,20 @@ pub fn encode_pingresp(out: &mut Vec<u8>) {
     out.extend_from_slice(&[0xd0, 0]);
 }
 
+/// A DISCONNECT of version 5 with nothing but its reason code, which costs no allocation.
+pub fn disconnect(code: u8) -> &'static [u8] {
+    static ALL: [[u8; 3]; 256] = {
+        let mut all = [[0xE0, 0x01, 0]; 256];
+        let mut code = 0_u8;
+        while code < u8::MAX {
+            code += 1;
+            all[code as usize][2] = code;
+        }
+        all
+    };
+    &ALL[usize::from(code)]
+}
+
 /// Appends `packet` as `protocol` writes it; a CONNECT as its own level says. Appends nothing if the
 /// frame would be longer than [`MAX_FRAME_LEN`], or if it is an AUTH below v5.
 pub fn encode(packet: &Packet<'_>, protocol: Protocol, out: &mut Vec<u8>) {

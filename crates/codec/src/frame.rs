@@ -61,6 +61,43 @@ pub fn frame(buf: &[u8], max: usize) -> Result<Option<Frame<'_>>, DecodeError> {
     Ok(Some(Frame { first, body, len }))
 }
 
+/// PUBLISH packets in `bytes`, which are whole frames.
+pub fn count_publishes(bytes: &[u8]) -> u32 {
+    let (mut publishes, mut rest) = (0, bytes);
+    while let Ok(Some(len)) = frame_len(rest) {
+        publishes += u32::from(rest[0] >> 4 == 3);
+        rest = rest.get(len..).unwrap_or_default();
+    }
+    publishes
+}
+
+/// PUBLISH packets of QoS 0 in `bytes` that are not completely below `written`.
+pub fn count_unwritten_qos0(bytes: &[u8], written: usize) -> u64 {
+    let (mut unwritten, mut at) = (0, 0);
+    while let Ok(Some(len)) = frame_len(&bytes[at..]) {
+        let is_qos0 = bytes[at] & 0xF6 == 0x30;
+        unwritten += u64::from(is_qos0 && at + len > written);
+        at += len;
+        if at >= bytes.len() {
+            break;
+        }
+    }
+    unwritten
+}
+
+/// The end of the frame in which `written` lies, or `written` itself between two frames. `None` if `bytes` has only a part of
+/// that frame.
+pub fn end_of_begun(bytes: &[u8], written: usize) -> Option<usize> {
+    let mut at = 0;
+    while at < written {
+        match frame_len(&bytes[at..]) {
+            Ok(Some(len)) if at + len <= bytes.len() => at += len,
+            _ => return None,
+        }
+    }
+    Some(at)
+}
+
 /// Lengths of fixed header and body.
 #[inline]
 fn header(buf: &[u8]) -> Result<Option<(usize, usize)>, DecodeError> {
@@ -71,4 +108,27 @@ fn header(buf: &[u8]) -> Result<Option<(usize, usize)>, DecodeError> {
         return Ok(None);
     };
     Ok(Some((1 + width, value as usize)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// PUBLISH of QoS 0 (6 bytes), PINGRESP (2), PUBLISH of QoS 1 (8).
+    const FRAMES: &[u8] = b"\x30\x04\0\x01tp\xD0\0\x32\x06\0\x01t\0\x01p";
+
+    #[test]
+    fn packets_are_counted_in_whole_frames() {
+        assert_eq!([count_publishes(FRAMES), count_publishes(&FRAMES[6..]), count_publishes(b"")], [2, 1, 0]);
+        let unwritten = [0, 1, 5, 6, 16].map(|written| count_unwritten_qos0(FRAMES, written));
+        assert_eq!(unwritten, [1, 1, 1, 0, 0]);
+        assert_eq!(count_unwritten_qos0(b"", 0), 0);
+    }
+
+    #[test]
+    fn a_begun_frame_ends_where_its_length_says() {
+        let ends = [0, 1, 6, 7, 8, 16].map(|written| end_of_begun(FRAMES, written));
+        assert_eq!(ends, [Some(0), Some(6), Some(6), Some(8), Some(8), Some(16)]);
+        assert_eq!(end_of_begun(&FRAMES[..10], 9), None, "the rest of it is not there");
+    }
 }

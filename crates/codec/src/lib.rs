@@ -11,6 +11,7 @@ mod decode;
 mod encode;
 mod error;
 mod frame;
+#[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod packet;
 mod primitive;
@@ -22,9 +23,10 @@ mod tests;
 
 pub use connect::decode_connect;
 pub use decode::{PLAIN_PUBACK, count_filters, decode, decode_from_client, plain_ack, plain_pubacks};
-pub use encode::{AckKind, encode, encode_ack, encode_pingresp, encode_within};
+pub use encode::{AckKind, disconnect, encode, encode_ack, encode_pingresp, encode_within};
 pub use error::DecodeError;
-pub use frame::{Frame, frame, frame_len};
+pub use frame::{Frame, count_publishes, count_unwritten_qos0, end_of_begun, frame, frame_len};
+#[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_decode;
 pub use packet::*;
 pub use publish::{PublishFrame, decode_publish};

@@ -46,7 +46,9 @@ use store::StoreError;
 pub use environment::CommitHook;
 pub use groups::EmbeddedGroupState;
 pub use latest::{EmbeddedLatest, EmbeddedOptions};
-pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep, fuzz_log, fuzz_log_frame};
+pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep};
+#[cfg(any(test, feature = "fuzz"))]
+pub use log::{fuzz_log, fuzz_log_frame};
 pub use options::DurableOptions;
 pub use publisher::EmbeddedPublisher;
 pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};

@@ -192,6 +192,6 @@ fn arbitrary_bytes_never_panic() {
                 (_, len) => data.truncate((random() % len) as usize),
             }
         }
-        fuzz_convert(&data);
+        crate::fuzz_convert(&data);
     }
 }

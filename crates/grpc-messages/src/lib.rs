@@ -5,6 +5,11 @@ pub mod commands;
 pub mod consumed;
 pub mod convert;
 pub mod encode;
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
 pub mod groups;
 pub mod page;
 pub mod status;
+
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::fuzz_convert;

@@ -14,6 +14,7 @@ mod buffers;
 mod connect;
 mod durable;
 mod enhanced;
+#[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod gate;
 mod inbound;
@@ -32,6 +33,7 @@ pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, ConnectRefused, evaluate_connect};
 pub use durable::{BacklogLoad, Disk, StoredQueue};
 pub use enhanced::{Enhanced, PresentedAuth};
+#[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::{fuzz_inbound, fuzz_session};
 pub use gate::{Gate, TooManyGranted};
 pub use inbound::{Effect, Filters, Inbound, InboundOwner, Incoming, PublishPermit, Reply, Violation};

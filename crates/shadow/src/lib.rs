@@ -21,6 +21,7 @@
 //! Must not know: tokio, stores, MQTT's packets, gRPC.
 
 mod answer;
+#[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod json;
 mod rejection;
@@ -31,6 +32,7 @@ mod tests;
 mod topics;
 
 pub use answer::{AnswerContext, Snapshot};
+#[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_shadow;
 pub use json::{Json, JsonError, Object};
 pub use rejection::Rejection;

@@ -13,5 +13,7 @@ pub use role::{Role, Roles};
 pub use scope::{Scope, ScopeError, covers, intersection, pattern_matches};
 pub use tokens::{TokenGrant, TokenHash, TokenLineError, Tokens, hash, mint};
 
+#[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
+#[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_backends;

@@ -13,6 +13,7 @@ mod connect;
 mod cover;
 mod explain;
 mod file;
+#[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod list;
 mod mosquitto;
@@ -38,6 +39,7 @@ use crate::Subject;
 
 pub use explain::{AccessQuestion, Explanation};
 pub use file::Mistake;
+#[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_rules;
 pub use list::ListedRule;
 pub use mosquitto::{ImportedRules, import_mosquitto};

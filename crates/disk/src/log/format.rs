@@ -257,6 +257,7 @@ pub(super) fn put_batch(offset: u64, out: &mut Vec<u8>) {
 }
 
 /// Adds a frame of any body.
+#[cfg(any(test, feature = "fuzz"))]
 pub(super) fn put_frame(tag: u8, body: &[u8], offset: u64, out: &mut Vec<u8>) {
     let start = begin_frame(out, tag);
     out.extend_from_slice(body);

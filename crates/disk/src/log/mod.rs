@@ -19,6 +19,7 @@
 
 mod copy;
 mod format;
+#[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod open;
 mod read;
@@ -52,6 +53,7 @@ use parking_lot::{Condvar, Mutex, RwLock};
 use super::committer::join;
 pub(super) use copy::copy;
 use format::GroupCount;
+#[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::{fuzz_log, fuzz_log_frame};
 use read::{LogReadRequest, LogReaders};
 use segment::LogSegment;

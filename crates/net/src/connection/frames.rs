@@ -17,7 +17,7 @@ use tracing::info;
 use super::{Connection, ConnectionExtras, ending::End, fault::PacketFault, unfinished::Publishing};
 use crate::{NetShared, device::Device, shard::PacketWork, trace};
 use auth::{
-    Authority, AuthorizationRequest, Excess, PermissionRefused, Permissions, Remembered, RemoteAuthorizer,
+    Authority, Authorized, DeviceNames, Excess, PermissionRefused, Permissions, PublishRequest, Remembered,
 };
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
@@ -332,58 +332,48 @@ impl Owned<'_> {
         if closes { PublishPermit::Closed } else { PublishPermit::Dropped }
     }
 
-    /// Asks the rules about a message.
+    /// Has a message authorized.
     fn ask(&mut self, authority: &Authority, topic: &str, publish: &Publish<'_>) -> PublishPermit {
-        let core = self.device.core();
-        let (epoch, permissions) = (self.epoch, self.permissions);
-        let how = (publish.qos, publish.retain, publish.payload.len());
-        let decide = || {
-            let info = core.connection(epoch);
-            let listener = info.as_ref().map_or("", |info| info.listener.as_str());
-            authority.publish(&permissions.subject(core.client_id().as_str(), listener), topic)
-        };
-        let recent = &mut self.rare.get_or_insert_with(Box::default).recent;
+        let names = OwnNames { device: self.device, epoch: self.epoch };
+        let request =
+            PublishRequest { topic, qos: publish.qos, retain: publish.retain, bytes: publish.payload.len() };
+        let rare = self.rare.get_or_insert_with(Box::default);
         let account = self.device.shared.broker.account();
-        let recent =
-            recent.get_or_insert_with(|| Box::new(Remembered::new(account, size_of::<ConnectionExtras>())));
-        let Err(refused) = Permissions::may_publish(authority, recent, decide, topic, how) else {
-            return PublishPermit::Granted;
-        };
-        if refused.is_unnamed()
-            && let Some(authorizer) = authority.authorizer()
-        {
-            match self.ask_service(authorizer, topic, publish) {
-                Some(true) => return PublishPermit::Granted,
-                Some(false) => {}
-                None => return PublishPermit::Later,
+        let recent = rare
+            .recent
+            .get_or_insert_with(|| Box::new(Remembered::new(account, size_of::<ConnectionExtras>())));
+        let authorized = self.permissions.authorize_publish(
+            authority,
+            &names,
+            &request,
+            recent,
+            &mut rare.asked,
+            self.now,
+        );
+        match authorized {
+            Authorized::Granted => PublishPermit::Granted,
+            Authorized::Later => PublishPermit::Later,
+            Authorized::Refused(refused) => {
+                log_denied(self.device, self.epoch, "publish", topic, refused);
+                if authority.closes { PublishPermit::Closed } else { PublishPermit::Dropped }
             }
         }
-        log_denied(self.device, epoch, "publish", topic, refused);
-        if authority.closes { PublishPermit::Closed } else { PublishPermit::Dropped }
+    }
+}
+
+/// Names of the device of a connection.
+struct OwnNames<'a> {
+    device: &'a Device,
+    epoch: u32,
+}
+
+impl DeviceNames for OwnNames<'_> {
+    fn client_id(&self) -> &str {
+        self.device.core().client_id().as_str()
     }
 
-    /// Asks the user's service about a message; returns `None` while the answer is on its way.
-    fn ask_service(
-        &mut self,
-        authorizer: &Arc<RemoteAuthorizer>,
-        topic: &str,
-        publish: &Publish<'_>,
-    ) -> Option<bool> {
-        let asked = self.rare.get_or_insert_with(Box::default).asked.get_or_insert_with(Box::default);
-        let told = asked.about_publish(topic, publish.qos, publish.retain, self.now);
-        if told.is_none() {
-            let core = self.device.core();
-            let info = core.connection(self.epoch);
-            let listener = info.as_ref().map_or("", |info| info.listener.as_str());
-            let subject = self.permissions.subject(core.client_id().as_str(), listener);
-            let authorization_request = AuthorizationRequest::Publish {
-                topic: topic.into(),
-                qos: publish.qos,
-                retain: publish.retain,
-            };
-            asked.begin(authorizer, &subject, authorization_request);
-        }
-        told
+    fn listener(&self) -> Option<Arc<String>> {
+        self.device.core().connection(self.epoch).map(|info| Arc::clone(&info.listener))
     }
 }
 

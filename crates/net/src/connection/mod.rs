@@ -40,7 +40,7 @@ use self::{
     unfinished::Unfinished,
 };
 use super::{
-    device::{Device, flush},
+    device::Device,
     layers::layered::Io,
     shard::{PacketWork, ShardLocal},
     timers, wheel,
@@ -164,17 +164,7 @@ impl Connection {
 
     /// A v5 DISCONNECT with `code`; nothing in v3.
     pub(crate) fn disconnect_bytes(&self, code: u8) -> &'static [u8] {
-        // 0xE0 0x01 code: one static table keeps this free of allocation.
-        static TABLE: [[u8; 3]; 256] = {
-            let mut table = [[0xE0, 0x01, 0]; 256];
-            let mut code = 0;
-            while code < 256 {
-                table[code][2] = code as u8;
-                code += 1;
-            }
-            table
-        };
-        if self.inbound.protocol().is_v5() { &TABLE[usize::from(code)] } else { &[] }
+        if self.inbound.protocol().is_v5() { codec::disconnect(code) } else { &[] }
     }
 
     /// Goes on until the connection ends; the caller then calls [`Self::finish`].
@@ -301,7 +291,7 @@ impl Connection {
     pub(crate) fn note_sending(rare: &mut Option<Box<ConnectionExtras>>, packets: &[u8]) {
         let Some(rare) = rare else { return };
         let Some(limiter) = rare.limiter.as_mut().filter(|limiter| limiter.room().is_some()) else { return };
-        let messages = flush::count_messages(packets);
+        let messages = codec::count_publishes(packets);
         if let Some(pause) = limiter.take_output(messages, packets.len(), clock::now()) {
             count(|c| c.sending_paused.add(1));
             rare.sending_pause = Some(Box::pin(timers::sleep(pause.max(Duration::from_millis(1)))));

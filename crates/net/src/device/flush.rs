@@ -100,44 +100,11 @@ pub(crate) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'_>) -> P
     Poll::Pending
 }
 
-/// QoS 0 PUBLISH frames of `bytes` that are not completely below `written`.
-pub(crate) fn count_qos0(bytes: &[u8], written: usize) -> u64 {
-    let mut lost = 0;
-    let mut at = 0;
-    while let Ok(Some(len)) = codec::frame_len(&bytes[at.min(bytes.len())..]) {
-        if at + len > written && bytes[at] & 0xF6 == 0x30 {
-            lost += 1;
-        }
-        at += len;
-        if at >= bytes.len() {
-            break;
-        }
-    }
-    lost
-}
-
-/// PUBLISH frames in `bytes`, which are whole frames.
-pub(crate) fn count_messages(bytes: &[u8]) -> u32 {
-    let (mut messages, mut rest) = (0, bytes);
-    while let Ok(Some(len)) = codec::frame_len(rest) {
-        messages += u32::from(rest[0] >> 4 == 3);
-        rest = rest.get(len..).unwrap_or_default();
-    }
-    messages
-}
-
 /// Sends what is left of a started frame and then `last`, if the socket takes it at once; then closes.
 pub(crate) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &[u8]) {
     let (bytes, written) = unsent.map_or((&[][..], 0), |unsent| (&unsent.bytes, unsent.written));
-    let mut rest = Vec::new();
-    let mut at = 0;
-    while at < written {
-        match codec::frame_len(&bytes[at..]) {
-            Ok(Some(len)) if at + len <= bytes.len() => at += len,
-            _ => return,
-        }
-    }
-    rest.extend_from_slice(&bytes[written.min(at)..at]);
+    let Some(end) = codec::end_of_begun(bytes, written) else { return };
+    let mut rest = bytes[written.min(end)..end].to_vec();
     rest.extend_from_slice(last);
     if !rest.is_empty() {
         let _ = writer.try_write(&rest);

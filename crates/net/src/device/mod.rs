@@ -291,9 +291,11 @@ impl Link {
     /// Gathers everything unsent after `writing`, and counts whole QoS 0 messages in it.
     fn take_unsent(&mut self, out: &mut Outbound) -> u64 {
         let rest = out.take_out();
-        let started =
-            self.unsent.as_ref().map_or(0, |unsent| flush::count_qos0(&unsent.bytes, unsent.written));
-        let lost = started + flush::count_qos0(&rest, 0);
+        let started = self
+            .unsent
+            .as_ref()
+            .map_or(0, |unsent| codec::count_unwritten_qos0(&unsent.bytes, unsent.written));
+        let lost = started + codec::count_unwritten_qos0(&rest, 0);
         recycle(rest);
         lost
     }
