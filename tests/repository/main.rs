@@ -5,6 +5,7 @@
 mod book;
 mod compose;
 mod configuration;
+mod crates;
 mod house;
 mod layers;
 mod logs;
