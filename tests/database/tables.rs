@@ -118,6 +118,17 @@ impl Tables {
         &self.keyspace
     }
 
+    /// Tells whether the database lists this table.
+    pub(crate) fn list(&self, table: &str) -> Result<(), String> {
+        let text = "SELECT table_name FROM system_schema.tables WHERE keyspace_name = ? AND table_name = ?";
+        let found = RUNTIME.block_on(self.session.query_unpaged(text, (&self.keyspace, table)));
+        let rows = found
+            .map_err(|error| error.to_string())?
+            .into_rows_result()
+            .map_err(|error| error.to_string())?;
+        if rows.rows_num() > 0 { Ok(()) } else { Err(format!("no {table}")) }
+    }
+
     /// The payloads of a device by topic. An error also if there is no such table.
     pub(crate) fn of_device(&self, device: &str) -> Result<BTreeMap<String, Vec<u8>>, String> {
         let text = format!("SELECT topic, payload FROM {}.latest_by_device WHERE device = ?", self.keyspace);

@@ -52,7 +52,8 @@ pub(super) fn kind(error: &ExecutionError) -> ErrorKind {
     }
 }
 
-fn preparing(error: &PrepareError) -> ErrorKind {
+/// The kind of the error of a statement that was not prepared.
+pub(super) fn preparing(error: &PrepareError) -> ErrorKind {
     match error {
         PrepareError::AllAttemptsFailed { first_attempt } => attempt(first_attempt),
         PrepareError::ConnectionPoolError(error) if denied(error) => ErrorKind::Denied,

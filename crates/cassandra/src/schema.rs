@@ -18,7 +18,7 @@ use scylla::{
 
 use super::{
     ScyllaOptions, StoreError,
-    errors::{damaged, failed},
+    errors::{self, ErrorKind, damaged, failed},
 };
 
 /// Migration n is entry n - 1; `{}` is the keyspace. What was released is never changed, only added to, and can be run
@@ -139,8 +139,13 @@ impl FoundSchema {
             return Ok(Self { keyspace: false, tables: TableIds::new(), applied: 0 });
         }
         let found = ask(session, options, names("table_name, id", "tables")).await?;
-        let tables: Result<TableIds, _> = found.rows::<(String, CqlValue)>().map_err(damaged)?.collect();
-        let tables = tables.map_err(damaged)?;
+        let listed: Result<Vec<(String, CqlValue)>, _> = found.rows().map_err(damaged)?.collect();
+        let mut tables = TableIds::new();
+        for (table, id) in listed.map_err(damaged)? {
+            if is_known(session, keyspace, &table).await? {
+                tables.insert(table, id);
+            }
+        }
         let mut applied = 0;
         if tables.contains_key("migrations") {
             let newest = format!(
@@ -151,6 +156,23 @@ impl FoundSchema {
             applied = number.and_then(|(number,)| usize::try_from(number).ok()).unwrap_or(0);
         }
         Ok(Self { keyspace: true, tables, applied })
+    }
+}
+
+/// Returns whether the database knows a table that its list of tables has. Cassandra that was killed amid a change of its schema
+/// may come back with a list that is ahead of it; such a table has to be made again.
+async fn is_known(session: &Session, keyspace: &str, table: &str) -> Result<bool, StoreError> {
+    match session.prepare(Statement::new(format!("SELECT * FROM {keyspace}.{table}"))).await {
+        Ok(_) => Ok(true),
+        Err(error) if errors::preparing(&error) == ErrorKind::Schema => {
+            tracing::warn!(
+                keyspace,
+                table,
+                "the database lists a table that it does not know, it is made again"
+            );
+            Ok(false)
+        }
+        Err(error) => Err(errors::not_prepared(&error)),
     }
 }
 
