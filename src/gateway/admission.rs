@@ -1,4 +1,4 @@
-//! Who is let in, and what devices and backends may do.
+//! Authentication and authorization: devices and backends are let in, and held to their rights.
 
 use std::sync::Arc;
 

@@ -16,7 +16,7 @@ struct Ending {
     late: Box<dyn FnOnce() + Send>,
 }
 
-/// What a part has left to do.
+/// Rest of the work of a part.
 enum Rest {
     /// Tasks that end by themselves once they are told to.
     Tasks(JoinSet<()>),

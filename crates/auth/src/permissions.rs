@@ -55,9 +55,9 @@ pub struct PublishRequest<'a> {
 /// Decision about a request of a device.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Authorized {
-    /// It is allowed.
+    /// Allowed.
     Granted,
-    /// It is not.
+    /// Not allowed.
     Refused(PermissionRefused),
     /// The user's service is being asked.
     Later,

@@ -184,7 +184,7 @@ impl Default for GrpcConfig {
     }
 }
 
-/// What the Publisher remembers: the keys of requests and their answers, and messages that wait for their time.
+/// Memory of the Publisher: the keys of requests and their answers, and messages that wait for their time.
 #[derive(Clone)]
 pub struct PublisherMemory {
     keys: Arc<RequestKeys>,
@@ -261,7 +261,7 @@ pub struct Hooks {
     pub authority: Option<Arc<Authority>>,
     /// Bans on devices and addresses.
     pub bans: Arc<BanRegistry>,
-    /// What the Publisher remembers.
+    /// Memory of the Publisher.
     pub publisher: PublisherMemory,
     /// Consumer groups, or the key of the configuration that switches them off.
     pub groups: Result<Arc<ConsumerGroups>, &'static str>,

@@ -1,4 +1,4 @@
-//! How a broker is set up, and results of its calls.
+//! Settings of a broker, and results of its calls.
 
 use std::{collections::BTreeMap, sync::Arc};
 

@@ -2,7 +2,7 @@
 //!
 //! Routing knows them, and all other receivers, as [`Target`]s ([`target`]). [`Sessions`] opens, closes and ends them
 //! ([`lifecycle`]); [`core`] is the broker's part of each, and [`wills`] are the rules of its record while a will leaves it.
-//! They are found by client id ([`registry`]), by number ([`slots`]) and by deadline ([`timers`]). [`devices`] shows them to
+//! Sessions are found by client id ([`registry`]), by number ([`slots`]) and by deadline ([`timers`]). [`devices`] shows them to
 //! operators, and [`shed`] has the largest give memory back.
 //!
 //! [`target`] and [`core`] use each other: a session has its core, and the core the facts of its connection.
