@@ -12,7 +12,8 @@
 //!   main cli           arguments, logs, runtimes, signals
 //!   gateway            starts and stops everything
 //!   shutdown           order of the end
-//! crates/net           sockets, TLS, WebSocket, QUIC, connection task, flush
+//! crates/net           sockets, TLS, WebSocket, QUIC, connection task
+//! crates/device        the receiver: outbound half, link and lock of a session, and the write to its socket
 //! crates/grpc          the API for backends: tonic services over the broker
 //! crates/grpc-messages its messages and the gateway's types, and the errors of calls with their statuses
 //! crates/http          the HTTP listener: metrics and health, the API as JSON, the web page

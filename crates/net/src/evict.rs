@@ -93,7 +93,9 @@ mod tests {
     use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
     use super::*;
-    use crate::device::link_tests::{open_as, shared};
+    use crate::test_util::shared;
+    use config::Limits;
+    use device::test_util::open_as;
 
     /// Bans who is called so, once it is in force.
     struct Ban {
@@ -110,8 +112,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_judge_ends_those_it_names_of_many_and_nobody_else() {
-        let shared = shared();
-        let devices: Vec<_> = (0..600).map(|n| open_as(&shared, &format!("c{n}"), true)).collect();
+        let shared = shared(Limits::default());
+        let devices: Vec<_> = (0..600).map(|n| open_as(&shared.devices, &format!("c{n}"), true)).collect();
         let connection_check = Arc::new(Ban { name: "c515", in_force: AtomicBool::new(false) });
         shared.add_connection_check(Arc::clone(&connection_check) as _);
         assert_eq!(shared.evict().await, 0);
@@ -128,11 +130,11 @@ mod tests {
     /// The failure: a device that was let in just before the change, and is opened just after the walk, stays.
     #[tokio::test]
     async fn a_connection_that_opens_after_the_walk_is_judged_by_itself() {
-        let shared = shared();
+        let shared = shared(Limits::default());
         let connection_check = Arc::new(Ban { name: "late", in_force: AtomicBool::new(true) });
         shared.add_connection_check(connection_check as _);
         assert_eq!(shared.evict().await, 0);
-        let (device, epoch) = open_as(&shared, "late", true);
+        let (device, epoch) = open_as(&shared.devices, "late", true);
         shared.check_connection(&*device, epoch);
         assert_eq!(device.asked_to_close(epoch), Some(CloseReason::Banned));
     }

@@ -3,34 +3,31 @@
 //! ```text
 //! accept       from a listening socket to a connection that owns a session
 //! connection   the task of a connection: reads, has the session handle frames, does what that leaves, ends
-//! device       a session as all threads see it: out-buffer and link behind one lock; flush writes
 //! layers       TLS and WebSocket, and the socket below them
 //! quic         what is in the place of a socket for MQTT over QUIC
-//! replay_work  what connections do for subscriptions that they have not asked for
 //! evict        ends connections that may no longer be
 //! shard        threads with their runtimes and buffers; timers, wheel (keep alive), shared (what all connections share)
 //! ```
 //!
 //! A PUBLISH goes: `connection` reads and lets the session's inbound half handle the frame, `connection::frames` hands its
-//! message to the broker, which calls `device` for each receiver; that encodes into the receiver's out-buffer, and at the
-//! end of the turn `device::flush` writes each touched buffer with one system call.
+//! message to the broker, which calls the crate `device` for each receiver; that encodes into the receiver's out-buffer, and
+//! at the end of the turn `device::flush` writes each touched buffer with one system call.
 
 mod accept;
 mod connection;
-mod device;
 mod evict;
 mod layers;
 #[cfg(feature = "quic")]
 mod quic;
-mod replay_work;
 mod shard;
 mod shared;
+#[cfg(test)]
+mod test_util;
 mod timers;
-mod trace;
 mod wheel;
 
 pub use accept::listener::{BoundListener, accept_loop, listen, probe_silent_peers};
 #[cfg(feature = "quic")]
 pub use quic::ALPN;
 pub use shard::{Pulse, ShardHandle, start_shards, tick_shards};
-pub use shared::{NetShared, session_maker};
+pub use shared::NetShared;

@@ -13,15 +13,11 @@ use std::{
 
 use broker::{Broker, Session, SessionCore};
 use config::Limits;
+use device::DeviceContext;
 use edge::door::ConnectionLimit;
-use gateway_core::{QueueId, Timestamp};
-use session::{Disk, Env};
 use tokio::sync::watch;
 
-use super::{
-    accept::unauthenticated::Unauthenticated, device::Device, evict::ConnectionChecks,
-    replay_work::PendingReplayWork,
-};
+use super::{accept::unauthenticated::Unauthenticated, evict::ConnectionChecks};
 use auth::{Authenticator, Authority, abuse::AbuseGuard};
 
 /// Shared state of all listeners and shards.
@@ -42,8 +38,8 @@ pub struct NetShared {
     pub bridge_mark: String,
     /// Connections in all, handshakes included.
     pub connection_limit: Arc<ConnectionLimit>,
-    /// Requests of backends to connections.
-    pub(super) waiting_work: PendingReplayWork,
+    /// Shared by the devices.
+    pub(super) devices: Arc<DeviceContext>,
     /// Checks that decide whether a connection may stay.
     pub(super) connection_checks: ConnectionChecks,
     /// Clients that have not authenticated.
@@ -85,6 +81,7 @@ impl NetShared {
         let (shut, ended) = (watch::Sender::new(false), watch::Sender::new(false));
         let unauthenticated = Unauthenticated::new(broker.account());
         Arc::new(Self {
+            devices: DeviceContext::new(broker.clone()),
             broker,
             limits,
             auth,
@@ -93,7 +90,6 @@ impl NetShared {
             response_information,
             bridge_mark,
             connection_limit,
-            waiting_work: PendingReplayWork::default(),
             connection_checks: ConnectionChecks::default(),
             unauthenticated,
             door,
@@ -137,39 +133,21 @@ impl NetShared {
         let _ = self.ended.subscribe().wait_for(|ended| *ended).await;
     }
 
-    /// Returns the environment of a session at `now`; `queue` is its durable queue, if it has one.
-    pub(super) fn env(&self, queue: QueueId, now: Timestamp) -> Env<'_> {
-        let stores = self.broker.stores().filter(|_| queue != QueueId::NONE);
-        let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });
-        Env { limits: &self.limits, now, budget: &**self.broker.account(), disk }
+    /// Builds session objects, for the broker to restore sessions of an earlier process.
+    pub fn session_maker(&self) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
+        device::session_maker(&self.devices)
     }
-}
-
-/// Builds session objects, for the broker to restore sessions of an earlier process.
-pub fn session_maker(shared: &Arc<NetShared>) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
-    let shared = Arc::clone(shared);
-    move |core| Arc::new(Device::new(core, Arc::clone(&shared))) as Arc<dyn Session>
 }
 
 #[cfg(test)]
 mod tests {
-    use broker::BrokerConfig;
-
     use super::*;
-    use auth::AllowAll;
+    use crate::test_util::shared;
 
     /// In virtual time.
     #[tokio::test(start_paused = true)]
     async fn a_stop_waits_for_who_is_being_accepted_and_lets_nobody_in_after() {
-        let broker = Broker::new(BrokerConfig::default());
-        let shared = NetShared::new(
-            broker,
-            Arc::new(AllowAll),
-            None,
-            AbuseGuard::idle(),
-            String::new(),
-            String::new(),
-        );
+        let shared = shared(Limits::default());
         drop(shared.enter().expect("an open door"));
         let entering = shared.enter().expect("an open door");
         let long = Duration::from_millis(100);

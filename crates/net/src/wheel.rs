@@ -8,9 +8,8 @@ use std::{
 };
 
 use broker::{CloseReason, Session};
+use device::{Device, HEARD, PAUSED};
 use gateway_core::metrics::count;
-
-use super::device::Device;
 
 /// Ticks of a shard's clock in a second.
 pub(super) const PER_SECOND: u32 = 8;
@@ -29,12 +28,6 @@ const LONGEST: Duration = Duration::from_millis(2 * 1000 / PER_SECOND as u64);
 /// Slack, so that nobody is closed early: what was heard is noted with the tick before, which is up to [`LONGEST`] old, and
 /// ticks are rounded down. Together with the next tick this stays far below the second that a will may be late.
 const BEHIND: u32 = 3;
-
-/// Instead of a tick, while the gateway itself pauses the reader: that time counts for nobody.
-pub(super) const PAUSED: u32 = u32::MAX;
-
-/// The bits of a tick that a device keeps.
-pub(super) const HEARD: u32 = PAUSED >> 8;
 
 struct WheelEntry {
     device: Weak<Device>,
@@ -167,14 +160,103 @@ fn insert(wheel: &mut Wheel, entry: WheelEntry, due: u32) {
     wheel.entries += 1;
 }
 
-/// The tests' clock: a tick so many milliseconds after the wheel began.
 #[cfg(test)]
-pub(super) fn tick_after(millis: u64) {
-    tick_at(Duration::from_millis(millis));
-}
+mod tests {
+    use device::{
+        SocketWriter,
+        test_util::{attach, context, open, open_as},
+    };
+    use gateway_core::limits::Limits;
 
-/// Entries of this thread's wheel.
-#[cfg(test)]
-pub(super) fn entries() -> usize {
-    WHEEL.with_borrow(|wheel| wheel.entries)
+    use super::*;
+
+    /// A tick so many milliseconds after the wheel began.
+    fn tick_after(millis: u64) {
+        tick_at(Duration::from_millis(millis));
+    }
+
+    /// Its bytes may wait in its socket all the time: only the shard was silent.
+    #[test]
+    fn what_a_shard_stood_still_is_nobody_s_silence() {
+        let context = context(Limits::default());
+        let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
+        let (device, epoch) = open(&context, true);
+        assert!(attach(&device, epoch, &Arc::default(), SocketWriter::Owner));
+        tick_after(1_000);
+        device.heard(epoch, now());
+        watch(&device, epoch, 10);
+        // A minute, and then all ticks at once.
+        for _ in 0..60 {
+            tick_after(61_000);
+        }
+        assert_eq!(close(&device), None);
+        ticks(61_000, 75_750);
+        assert_eq!(close(&device), None, "15 seconds, of which the stall counts for a quarter of one");
+        ticks(75_750, 76_500);
+        assert_eq!(close(&device), Some(CloseReason::KeepAlive), "real silence is found as before");
+    }
+
+    /// All ticks between two times, in milliseconds.
+    fn ticks(from: u64, to: u64) {
+        (from..=to).step_by(125).for_each(tick_after);
+    }
+
+    /// [MQTT-3.1.2-24] of 3.1.1, [MQTT-3.1.2-22] of 5.0: whenever the last packet comes between two ticks, and though ticks
+    /// are late.
+    #[test]
+    fn silence_ends_a_connection_within_a_second_of_its_time_and_never_early() {
+        let context = context(Limits::default());
+        let tick_time = |tick: u64| tick * 125 + tick * 37 % 100;
+        let mut open_connections = Vec::new();
+        let mut closed = 0;
+        for tick in 0..100 {
+            tick_after(tick_time(tick));
+            open_connections.retain(|(device, heard): &(Arc<Device>, u64)| {
+                let close = device.lock().link.as_ref().and_then(|link| link.close);
+                if close == Some(CloseReason::KeepAlive) {
+                    let silent = tick_time(tick) - heard;
+                    assert!((1_500..2_500).contains(&silent), "{silent} ms");
+                    closed += 1;
+                }
+                close.is_none()
+            });
+            if tick < 70 {
+                let (device, epoch) = open_as(&context, &format!("c{tick}"), true);
+                assert!(attach(&device, epoch, &Arc::default(), SocketWriter::Owner));
+                let time_to_next = tick_time(tick + 1) - tick_time(tick);
+                device.heard(epoch, now());
+                watch(&device, epoch, 1);
+                open_connections.push((device, tick_time(tick) + (tick * 29) % time_to_next));
+            }
+        }
+        assert_eq!(closed, 70);
+    }
+
+    /// The earlier connection may be on another shard, in the middle of a poll, when its session is taken over.
+    #[test]
+    fn what_a_taken_over_connection_notes_does_not_count_for_its_successor() {
+        let context = context(Limits::default());
+        let close = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
+        let (device, earlier) = open(&context, false);
+        assert!(attach(&device, earlier, &Arc::default(), SocketWriter::Owner));
+        let (device, epoch) = open(&context, false);
+        device.heard(epoch, now());
+        assert!(attach(&device, epoch, &Arc::default(), SocketWriter::Owner));
+        watch(&device, epoch, 10);
+        device.heard(earlier, PAUSED);
+        ticks(1_000, 40_000);
+        assert_eq!(close(&device), Some(CloseReason::KeepAlive), "silent since it attached");
+    }
+
+    #[test]
+    fn connections_that_come_and_go_leave_no_memory_in_the_wheel() {
+        let context = context(Limits::default());
+        for _ in 0..5_000 {
+            let (device, epoch) = open(&context, true);
+            watch(&device, epoch, 60_000);
+            ended();
+        }
+        let entries = WHEEL.with_borrow(|wheel| wheel.entries);
+        assert!(entries <= 1_024, "{entries} entries of ended connections");
+    }
 }

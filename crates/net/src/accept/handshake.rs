@@ -18,7 +18,7 @@ use std::{
     time::Duration,
 };
 
-use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Session, Turn};
+use broker::{Charge, ConnectionInfo, Event, EventKind, MemoryKind, OpenRequest, Turn};
 use bytes::Bytes;
 use codec::{ConnAck, Connect, DecodeError, Packet, reason};
 use edge::{
@@ -53,15 +53,15 @@ use crate::{
         Connection, ending::finish_alone, frames::grant_held, limiter::Limiter,
         reauthentication::Reauthentication,
     },
-    device::{Device, Link, Reception, SocketWriter, flush},
     layers::{LayerError, Layers, layered::Io, socket::Socket, tls::TlsLayer},
     shard::{Arrived, IncomingSocket, ShardLocal},
     shared::Entering,
-    timers, trace, wheel,
+    timers, wheel,
 };
 use auth::{
     AuthorizationRequest, Credentials, Denied, NoDecision, Permissions, ProvedIdentity, SecretBytes, Subject,
 };
+use device::{Device, Link, Reception, SocketWriter, flush, trace};
 
 /// As the broker keeps it.
 type KeptIdentity = Option<Arc<dyn Any + Send + Sync>>;
@@ -431,11 +431,7 @@ async fn open(
     let request =
         OpenRequest { client_id: client_id.clone(), clean_start, expiry, will, info, quota_holders, now };
     let mut turn = Turn::default();
-    let maker = Arc::clone(shared);
-    let opened = shared
-        .broker
-        .open(request, move |core| Arc::new(Device::new(core, maker)) as Arc<dyn Session>, &mut turn)
-        .await;
+    let opened = shared.broker.open(request, shared.session_maker(), &mut turn).await;
     turn.flush();
     let mut opened = match opened {
         Ok(opened) => opened,
@@ -515,6 +511,7 @@ async fn open(
     let Ok(replaced) = attached else { return Err(HandshakeError::Superseded.into()) };
     let expires = permissions.expires();
     let mut connection = Connection::new(
+        shared,
         Arc::clone(&device),
         opened.epoch,
         io,
@@ -720,7 +717,7 @@ impl Wire<'_> {
         let max = usize::try_from(connect.maximum_packet_size.unwrap_or(u32::MAX)).unwrap_or(usize::MAX);
         // A refusal above the client's maximum is left out, the close is not.
         codec::encode_within(&packet, protocol, max, &mut bytes);
-        trace::refused(&connect.client_id, &bytes, protocol);
+        trace::written(&connect.client_id, &bytes, protocol);
         self.say_last(&bytes, wire_code, code).await;
         self.fail(HandshakeError::Refused { code, client_id: connect.client_id.as_str().into() })
     }

@@ -197,7 +197,7 @@ impl Connection {
         let device = Arc::clone(&self.device);
         Box::pin(async move {
             let core = device.core();
-            match device.shared.broker.read_queue(core.client_id(), core.queue(), from, bytes).await {
+            match device.broker().read_queue(core.client_id(), core.queue(), from, bytes).await {
                 Ok(page) => Some(page),
                 Err(error) => {
                     gateway_core::warn_limited!(client_id = %core.client_id(), %error, "queue cannot be read, trying again");

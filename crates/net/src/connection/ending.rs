@@ -8,13 +8,8 @@ use gateway_core::{clock, info_of_peer, log_limits::LineKind, metrics::count};
 use tracing::{Level, debug, enabled};
 
 use super::Connection;
-use crate::{
-    accept::lingering::Remains,
-    device::{Flushing, Link, SocketWriter, flush},
-    layers::layered::Io,
-    shard::flush_turn,
-    trace, wheel,
-};
+use crate::{accept::lingering::Remains, layers::layered::Io, shard::flush_turn, wheel};
+use device::{Flushing, Link, SocketWriter, flush, trace};
 
 /// End of a connection, with its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -67,7 +62,7 @@ impl Connection {
         };
         let mut turn = Turn::default();
         let closed = Closed { publish_will, expiry, reason };
-        let broker = &self.device.shared.broker;
+        let broker = &self.device.broker();
         let cleanup = broker.closed(&session, self.epoch, closed, clock::now(), &mut turn);
         turn.flush();
         finish_alone(cleanup);
@@ -127,10 +122,10 @@ impl Connection {
                 let rest = slot.out.take_out();
                 drop(slot);
                 let _ = io.layers.seal(&rest);
-                trace::written(&self.device, &rest, self.inbound.protocol());
+                trace::written(self.device.core().client_id().as_str(), &rest, self.inbound.protocol());
             }
             let _ = io.layers.seal(last);
-            trace::written(&self.device, last, self.inbound.protocol());
+            trace::written(self.device.core().client_id().as_str(), last, self.inbound.protocol());
             io.layers.close(code);
             io.socket.try_write(&io.layers.wire[io.layers.sent..]);
             io.socket.set_code(code.unwrap_or(reason::NORMAL_DISCONNECTION));
@@ -140,7 +135,7 @@ impl Connection {
         let Some(link) = self.detach_flushed() else { return };
         let Link { writer: SocketWriter::Direct(Some(writer)), unsent, .. } = link else { return };
         flush::farewell(&writer, unsent.as_deref(), last);
-        trace::written(&self.device, last, self.inbound.protocol());
+        trace::written(self.device.core().client_id().as_str(), last, self.inbound.protocol());
     }
 
     /// Writes what waits and the socket takes, and detaches. The last bytes come after that, so that no message of

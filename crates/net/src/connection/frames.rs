@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, Target, Turn};
 use codec::{DecodeError, Frame, Packet, Publish, reason};
+use device::{Device, trace};
 use gateway_core::{
     ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit,
     info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
@@ -15,7 +16,7 @@ use telemetry::{ClientTrace, trace_clients};
 use tracing::info;
 
 use super::{Connection, ConnectionExtras, ending::End, fault::PacketFault, unfinished::Publishing};
-use crate::{NetShared, device::Device, shard::PacketWork, trace};
+use crate::{NetShared, shard::PacketWork};
 use auth::{
     Authority, Authorized, DeviceNames, Excess, PermissionRefused, Permissions, PublishRequest, Remembered,
 };
@@ -48,7 +49,7 @@ impl Connection {
 
     fn handle_each(&mut self, bytes: &[u8], handled: &mut Handled, work: &mut PacketWork) -> Result<(), End> {
         let PacketWork { turn, answers, now, .. } = work;
-        let max = self.device.shared.limits.max_packet_size.0;
+        let max = self.device.broker().limits().max_packet_size.0;
         let traced = trace_clients().of(self.device.core().client_id().as_str());
         self.go_on(*now, turn, answers)?;
         let mut incoming = Incoming::default();
@@ -122,8 +123,8 @@ impl Connection {
         now: Timestamp,
         turn: &'a mut Turn,
     ) -> (&'a mut Inbound, &'a mut Effort, Owned<'a>) {
-        let Self { device, epoch, inbound, permissions, rare, .. } = self;
-        let owned = Owned { device, epoch: *epoch, permissions, rare, now, dirty: &mut turn.dirty };
+        let Self { shared, device, epoch, inbound, permissions, rare, .. } = self;
+        let owned = Owned { shared, device, epoch: *epoch, permissions, rare, now, dirty: &mut turn.dirty };
         (inbound, &mut turn.effort, owned)
     }
 
@@ -182,13 +183,13 @@ impl Connection {
         message.properties = publish.properties.as_ref();
         message.expires = publish.expiry.map(|seconds| now.plus_secs(seconds));
         if publish.qos != QoS::AtMostOnce {
-            message.durability = self.device.shared.broker.durability(topic, self.durability);
+            message.durability = self.device.broker().durability(topic, self.durability);
         }
         // Its packet identifier goes to disk with it, if both outlive the process.
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
-        let stores = self.device.shared.broker.stores().filter(|_| message.unit);
+        let stores = self.device.broker().stores().filter(|_| message.unit);
         let unit = stores.map(|stores| Unit::new(&message, &*stores.queues));
-        let published = match self.device.shared.broker.publish_some(&message, turn) {
+        let published = match self.device.broker().publish_some(&message, turn) {
             Routing::Done(published) => published,
             Routing::More(spread) => {
                 let _ = unit.map(Unit::keep_open);
@@ -249,6 +250,7 @@ impl Connection {
 
 /// A connection as its session's inbound half sees it.
 struct Owned<'a> {
+    shared: &'a NetShared,
     device: &'a Arc<Device>,
     epoch: u32,
     permissions: &'a Permissions,
@@ -261,7 +263,7 @@ impl InboundOwner for Owned<'_> {
     type End = End;
 
     fn limits(&self) -> &Limits {
-        &self.device.shared.limits
+        self.device.broker().limits()
     }
 
     fn now(&self) -> Timestamp {
@@ -274,7 +276,7 @@ impl InboundOwner for Owned<'_> {
 
     #[inline]
     fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> PublishPermit {
-        let NetShared { authority, broker, .. } = &*self.device.shared;
+        let NetShared { authority, broker, .. } = self.shared;
         if broker.is_foreign(self.device.core().client_id().as_str(), topic) {
             return self.refuse_foreign(topic);
         }
@@ -290,7 +292,7 @@ impl InboundOwner for Owned<'_> {
             return Ok(());
         }
         let aliases = &mut self.rare.get_or_insert_with(Box::default).aliases;
-        let account = self.device.shared.broker.account();
+        let account = self.device.broker().account();
         if aliases.get_or_insert_with(|| Charge::new(account, MemoryKind::Aliases)).set(bytes) {
             return Ok(());
         }
@@ -328,7 +330,7 @@ impl Owned<'_> {
             topic,
             PermissionRefused { line: 0, why: Excess::Topic },
         );
-        let closes = self.device.shared.authority.as_ref().is_some_and(|authority| authority.closes);
+        let closes = self.shared.authority.as_ref().is_some_and(|authority| authority.closes);
         if closes { PublishPermit::Closed } else { PublishPermit::Dropped }
     }
 
@@ -338,7 +340,7 @@ impl Owned<'_> {
         let request =
             PublishRequest { topic, qos: publish.qos, retain: publish.retain, bytes: publish.payload.len() };
         let rare = self.rare.get_or_insert_with(Box::default);
-        let account = self.device.shared.broker.account();
+        let account = self.device.broker().account();
         let recent = rare
             .recent
             .get_or_insert_with(|| Box::new(Remembered::new(account, size_of::<ConnectionExtras>())));
@@ -417,7 +419,7 @@ impl From<Violation> for End {
 
 /// Completes a unit with the packet identifier of its QoS 2 message.
 pub(crate) fn close_unit(device: &Device, packet_id: u16, commit: Arc<Commit>) {
-    let Some(stores) = device.shared.broker.stores() else { return };
+    let Some(stores) = device.broker().stores() else { return };
     let queue = device.core().queue();
     // Also if another connection has taken the session meanwhile, and its client may have gone on.
     let kept = device.lock().out.keep_received(packet_id, Arc::clone(&commit));

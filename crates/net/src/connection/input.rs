@@ -79,7 +79,7 @@ impl Connection {
                 drop(self.partial.take());
                 let bytes = &buffer[..have + read];
                 let used = self.handle(bytes, work)?;
-                let kept = self.partial.keep(&bytes[used..], self.device.shared.broker.account());
+                let kept = self.partial.keep(&bytes[used..], self.device.broker().account());
                 self.note_partial(kept, have > 0, used > 0)
             }
             Io::Plain(_) | Io::Ended => self.process(&buffer[..read], work),
@@ -118,13 +118,13 @@ impl Connection {
     fn process(&mut self, bytes: &[u8], work: &mut PacketWork) -> Result<(), End> {
         if self.partial.is_empty() {
             let used = self.handle(bytes, work)?;
-            let kept = self.partial.keep(&bytes[used..], self.device.shared.broker.account());
+            let kept = self.partial.keep(&bytes[used..], self.device.broker().account());
             return self.note_partial(kept, false, used > 0);
         }
         let mut joined = self.partial.take();
         partial::append(&mut joined, bytes);
         let used = self.handle(&joined, work)?;
-        let kept = self.partial.put_back_from(used, joined, self.device.shared.broker.account());
+        let kept = self.partial.put_back_from(used, joined, self.device.broker().account());
         self.note_partial(kept, true, used > 0)
     }
 
@@ -145,7 +145,7 @@ impl Connection {
 
     /// The connection ends: what it had begun is given back.
     pub(crate) fn forget_partial(&mut self) {
-        self.partial.clear(self.device.shared.broker.account());
+        self.partial.clear(self.device.broker().account());
         started::forget(&self.device, self.epoch);
     }
 

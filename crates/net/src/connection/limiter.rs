@@ -83,7 +83,7 @@ mod tests {
     use std::{cmp::Reverse, collections::BinaryHeap};
 
     use super::*;
-    use crate::device::link_tests::shared_with;
+    use crate::test_util::shared;
     use config::Quotas;
 
     /// The failure: of many who share a rate the first take it all, or together they take more than it. In virtual time.
@@ -94,7 +94,7 @@ mod tests {
         const SECONDS: u64 = 20;
         let identity = Quotas { byte_rate_out: ByteSize(RATE), ..Quotas::default() };
         let limits = Limits { identity, ..Limits::default() };
-        let shared = shared_with(limits.clone());
+        let shared = shared(limits.clone());
         let limiter = || {
             let quota_holders = shared.broker.quota_holders(Some("user"), "c", "t");
             Limiter::new(&limits, &quota_holders, Timestamp(0)).expect("a rate is set")

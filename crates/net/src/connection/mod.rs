@@ -40,12 +40,13 @@ use self::{
     unfinished::Unfinished,
 };
 use super::{
-    device::Device,
+    NetShared,
     layers::layered::Io,
     shard::{PacketWork, ShardLocal},
     timers, wheel,
 };
 use auth::{Asked, Permissions, Remembered};
+use device::{Device, PAUSED};
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;
@@ -108,6 +109,7 @@ impl ConnectionExtras {
 
 /// One connection that owns a session.
 pub(crate) struct Connection {
+    pub(crate) shared: Arc<NetShared>,
     pub device: Arc<Device>,
     pub epoch: u32,
     pub(crate) inbound: Inbound,
@@ -130,6 +132,7 @@ pub(crate) struct Connection {
 impl Connection {
     #[expect(clippy::too_many_arguments, reason = "one call site, all different types")]
     pub(crate) fn new(
+        shared: &Arc<NetShared>,
         device: Arc<Device>,
         epoch: u32,
         io: Io,
@@ -143,6 +146,7 @@ impl Connection {
             Box::new(ConnectionExtras { limiter: Some(limiter), ..ConnectionExtras::default() })
         });
         Self {
+            shared: Arc::clone(shared),
             device,
             epoch,
             inbound,
@@ -237,7 +241,7 @@ impl Connection {
         }
         if choked {
             self.choked = true;
-            self.device.heard(self.epoch, wheel::PAUSED);
+            self.device.heard(self.epoch, PAUSED);
             return false;
         }
         if std::mem::take(&mut self.choked) {
@@ -245,7 +249,7 @@ impl Connection {
         }
         if self.backlogged {
             let paused = self.is_backlogged(work);
-            self.device.heard(self.epoch, if paused { wheel::PAUSED } else { wheel::now() });
+            self.device.heard(self.epoch, if paused { PAUSED } else { wheel::now() });
             return !paused;
         }
         true
@@ -269,7 +273,7 @@ impl Connection {
             return false;
         }
         let waits = asked.poll(clock::now(), cx).is_pending();
-        self.device.heard(self.epoch, if waits { wheel::PAUSED } else { wheel::now() });
+        self.device.heard(self.epoch, if waits { PAUSED } else { wheel::now() });
         waits
     }
 
@@ -304,7 +308,7 @@ impl Connection {
         if let Some(pause) = limiter.take_input(messages, bytes, clock::now()) {
             count(|c| c.rate_limited.add(1));
             rare.pause = Some(Box::pin(timers::sleep(pause.max(Duration::from_millis(1)))));
-            self.device.heard(self.epoch, wheel::PAUSED);
+            self.device.heard(self.epoch, PAUSED);
         }
     }
 }

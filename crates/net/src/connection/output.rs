@@ -11,11 +11,11 @@ use gateway_core::{Effort, metrics::count};
 
 use super::{BACKLOG, Connection, ending::End};
 use crate::{
-    device::{SocketWriter, flush},
     layers::{LayerError, layered::Io},
     shard::PacketWork,
     timers, wheel,
 };
+use device::{SocketWriter, flush};
 
 impl Connection {
     /// Looks at the link: is it still ours, must it end, is there something that only we can write?
@@ -74,7 +74,7 @@ impl Connection {
             }
             return Ok(());
         }
-        let limit = self.device.shared.limits.write_timeout.0;
+        let limit = self.device.broker().limits().write_timeout.0;
         let rare = self.rare();
         if progress || rare.stalled.is_none() {
             rare.stalled = Some(Box::pin(timers::sleep(limit)));

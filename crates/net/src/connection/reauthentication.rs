@@ -86,7 +86,7 @@ impl Connection {
     pub(crate) fn authenticate(&mut self, presented: PresentedAuth) -> Result<(), End> {
         let PresentedAuth { begins, data } = presented;
         let begun = if begins { Some(self.begin_reauthentication(&data)?) } else { None };
-        let allowed = self.device.shared.limits.connect_timeout.0;
+        let allowed = self.device.broker().limits().connect_timeout.0;
         let Some(this) = self.reauthentication() else { return Err(End::Protocol(reason::PROTOCOL_ERROR)) };
         if begun.is_some() {
             this.dialogue = begun;
@@ -109,12 +109,13 @@ impl Connection {
     fn begin_reauthentication(&mut self, first: &[u8]) -> Result<Box<dyn Dialogue>, End> {
         let device = Arc::clone(&self.device);
         let core = device.core();
+        let shared = Arc::clone(&self.shared);
         let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
         let Some(this) = self.reauthentication() else { return Err(End::Protocol(reason::PROTOCOL_ERROR)) };
         let of_scram = this.enhanced.method() == scram::METHOD;
         this.given_name = of_scram.then(|| scram::user_of(first)).flatten().map(Into::into);
         let login = LoginName { username: this.given_name.as_deref(), client_id: core.client_id().as_str() };
-        if device.shared.guard.waits(&login, info.peer, clock::now()).is_some() {
+        if shared.guard.waits(&login, info.peer, clock::now()).is_some() {
             count(|c| c.refused_failed_logins.add(1));
             return Err(self.refuse_reauthentication(Denied::NotAuthorized));
         }
@@ -126,9 +127,8 @@ impl Connection {
             peer: info.peer.to_string(),
             listener: info.listener,
         };
-        let auth = Arc::clone(&self.device.shared.auth);
         let Some(this) = self.reauthentication() else { return Err(End::Protocol(reason::PROTOCOL_ERROR)) };
-        let begun = timers::within(|| auth.begin(this.enhanced.method(), credentials));
+        let begun = timers::within(|| shared.auth.begin(this.enhanced.method(), credentials));
         // The listener offers the method no longer.
         begun.ok_or(End::Protocol(reason::BAD_AUTHENTICATION_METHOD))
     }
@@ -198,7 +198,7 @@ impl Connection {
         let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
         let (client_id, listener) = (core.client_id().as_str(), info.listener.as_str());
         let subject = Subject { client_id, listener, principal: &principal };
-        let shared = &self.device.shared;
+        let shared = &self.shared;
         // Its groups and claims may be others than before.
         if shared.authority.as_ref().is_some_and(|authority| !authority.may_connect(&subject)) {
             return Err(self.refuse_reauthentication(Denied::ClientId));
@@ -238,7 +238,7 @@ impl Connection {
     /// In the order of their filters.
     fn subscriptions(&self, work: &mut PacketWork) -> Vec<(String, QoS)> {
         let client_id = self.device.core().client_id().as_str();
-        let listed = self.device.shared.broker.subscriptions(client_id, usize::MAX);
+        let listed = self.device.broker().subscriptions(client_id, usize::MAX);
         let mut filters = listed.unwrap_or_default();
         work.turn.effort.spend_each(Effort::NODE, filters.len());
         filters.sort_unstable();
@@ -254,7 +254,7 @@ impl Connection {
                 return self.replace_principal(&principal, data, granted.ok(), work);
             }
             // The client has subscribed to others meanwhile. It does that at the cost of its own deadline.
-            let Some(authority) = self.device.shared.authority.clone() else { return Ok(()) };
+            let Some(authority) = self.shared.authority.clone() else { return Ok(()) };
             self.ask_about_subscriptions(authority, principal, data, work)?;
         }
         Ok(())
@@ -278,16 +278,15 @@ impl Connection {
         let device = Arc::clone(&self.device);
         let core = device.core();
         let Some(info) = core.connection(self.epoch) else { return Err(End::Superseded) };
-        let Ok(identity) = ProvedIdentity::kept(principal, certificate, device.shared.broker.account())
-        else {
+        let Ok(identity) = ProvedIdentity::kept(principal, certificate, device.broker().account()) else {
             return Err(self.refuse_reauthentication(Denied::Busy));
         };
         let again = |before: &str| permissions.author_again(before);
-        if !device.shared.broker.reauthenticated(core, self.epoch, identity, again) {
+        if !device.broker().reauthenticated(core, self.epoch, identity, again) {
             return Err(End::Superseded);
         }
-        if let Some(authority) = &device.shared.authority {
-            let account = device.shared.broker.account();
+        if let Some(authority) = &self.shared.authority {
+            let account = device.broker().account();
             let mut gate = permissions.gate(authority, core.client_id().as_str(), &info.listener, account);
             let Some(mut slot) = device.lock_owned(self.epoch) else { return Err(End::Superseded) };
             let granted = granted
@@ -310,7 +309,7 @@ impl Connection {
         let auth = this.enhanced.conclude(data);
         count(|c| c.reauthentication_ok.add(1));
         self.send_auth(&auth, work)?;
-        device.shared.check_connection(&*device, self.epoch);
+        self.shared.check_connection(&*device, self.epoch);
         Ok(())
     }
 
@@ -323,7 +322,7 @@ impl Connection {
                 let rare = self.rare.as_ref().and_then(|rare| rare.reauthentication.as_deref());
                 let username = rare.and_then(|this| this.given_name.as_deref());
                 let login = LoginName { username, client_id: core.client_id().as_str() };
-                self.device.shared.guard.failed(&login, info.peer, clock::now());
+                self.shared.guard.failed(&login, info.peer, clock::now());
             }
             let (peer, listener) = (info.peer, info.listener.as_str());
             info_of_peer!(
@@ -332,7 +331,7 @@ impl Connection {
             );
         }
         let client_id = core.client_id().clone();
-        self.device.shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
+        self.device.broker().emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
         match denied {
             // The client may try again.
             Denied::Busy | Denied::Unavailable => {

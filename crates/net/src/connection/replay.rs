@@ -15,10 +15,10 @@ use tokio::time::Sleep;
 
 use super::{Connection, durable::HeldAnswer};
 use crate::{
-    device::Device,
     shard::{PacketWork, go_on_after_others},
     timers,
 };
+use device::Device;
 
 /// The replays of one connection, one for a filter: their number is bounded by that of its subscriptions.
 pub(crate) struct Replays {
@@ -112,7 +112,7 @@ impl Connection {
             }
             work.now = clock::now();
             let session = Arc::clone(&self.device) as Arc<dyn Session>;
-            rare.group_queues = self.device.shared.broker.online(&session, work.now, &mut work.turn);
+            rare.group_queues = self.device.broker().online(&session, work.now, &mut work.turn);
             if !rare.group_queues {
                 self.rare.take_if(|rare| rare.is_unused());
                 return;
@@ -122,7 +122,7 @@ impl Connection {
 
     /// Sends the retained messages of a new subscription, as [`Self::poll_replays`] comes to them.
     pub(crate) fn begin_replay(&mut self, cursor: RetainedCursor, now: Timestamp) {
-        let rate = self.device.shared.limits.retained_scan_rate;
+        let rate = self.device.broker().limits().retained_scan_rate;
         self.rare().replays.get_or_insert_with(|| Box::new(Replays::new(rate, now))).add(cursor);
     }
 
@@ -170,7 +170,7 @@ impl Connection {
             }
             let most = effort.affords(Effort::TOPIC);
             let mut left = most;
-            let polled = first.get_mut().poll_next(&device.shared.broker, now, &mut left, cx);
+            let polled = first.get_mut().poll_next(device.broker(), now, &mut left, cx);
             effort.spend(Effort::NODE);
             effort.spend_each(Effort::TOPIC, most - left);
             let Poll::Ready(next) = polled else {

@@ -11,7 +11,8 @@ use broker::{CloseReason, Session};
 use gateway_core::metrics::count;
 use hashbrown::HashMap;
 
-use crate::{device::Device, wheel};
+use crate::wheel;
+use device::{Device, PAUSED};
 
 struct Started {
     device: Weak<Device>,
@@ -63,7 +64,7 @@ pub(crate) fn tick(allowed: u32) {
     STARTED.with_borrow_mut(|started| {
         for ((_, epoch), entry) in started.iter_mut() {
             let Some(device) = entry.device.upgrade() else { continue };
-            if device.last_heard(*epoch, now) == Some(wheel::PAUSED) {
+            if device.last_heard(*epoch, now) == Some(PAUSED) {
                 // We don't read.
                 entry.since = now;
             } else if now.saturating_sub(entry.since) > allowed.saturating_mul(wheel::PER_SECOND) {

@@ -14,8 +14,8 @@ use super::{
     ending::End,
     frames::{close_unit, log_denied, subscribe_code},
 };
-use crate::device::Device;
 use auth::{AuthorizationRequest, PermissionRefused};
+use device::Device;
 
 /// Remainder of a packet, and the commit that must be on disk before the packet is answered.
 pub(crate) enum Unfinished {
@@ -205,7 +205,7 @@ impl Connection {
 
     /// Returns whether the user's service has to be asked first. If so, the question is now under way.
     fn must_ask(&mut self, wanted: &SubscribeFilter, now: Timestamp) -> bool {
-        let Some(authority) = &self.device.shared.authority else { return false };
+        let Some(authority) = &self.shared.authority else { return false };
         let Some(authorizer) = authority.authorizer() else { return false };
         let core = self.device.core();
         let info = core.connection(self.epoch);
@@ -251,7 +251,7 @@ impl Connection {
         effort.spend(Effort::FILTER);
         effort.spend_each(Effort::NODE, level_count(request.filter));
         let mut is_granted = false;
-        if let Some(authority) = &self.device.shared.authority {
+        if let Some(authority) = &self.shared.authority {
             let core = self.device.core();
             let info = core.connection(self.epoch);
             let listener = info.as_ref().map_or("", |info| info.listener.as_str());
@@ -273,7 +273,7 @@ impl Connection {
             }
         }
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
-        let subscribed = self.device.shared.broker.subscribe(&session, request, now).inspect_err(|_| {
+        let subscribed = self.device.broker().subscribe(&session, request, now).inspect_err(|_| {
             if is_granted {
                 self.tell_gate(|gate| gate.withdraw(request.filter));
             }
@@ -300,8 +300,8 @@ impl Connection {
         while !effort.is_spent() {
             let Some(filter) = filters.next_filter() else { break };
             effort.spend(Effort::FILTER);
-            let existed = self.device.shared.broker.unsubscribe(&session, &filter, now, commit);
-            if self.device.shared.authority.as_ref().is_some_and(|known| known.authorizer().is_some()) {
+            let existed = self.device.broker().unsubscribe(&session, &filter, now, commit);
+            if self.shared.authority.as_ref().is_some_and(|known| known.authorizer().is_some()) {
                 self.tell_gate(|gate| gate.withdraw(&filter));
             }
             // [MQTT-3.10.4-2]

@@ -21,14 +21,15 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use super::{Connection, ending::End};
 use crate::{
     NetShared,
-    device::{
-        Device, SocketWriter,
-        link_tests::{Wakes, attach, open, open_as, shared_with, socket},
-    },
     layers::{Layers, layered::Io, socket::Socket},
     shard::ShardLocal,
+    test_util::shared,
 };
 use auth::Permissions;
+use device::{
+    Device, SocketWriter,
+    test_util::{Wakes, attach, open, open_as, socket},
+};
 
 /// One step may go beyond the account: the largest is a read, whose bytes are paid for before they are handled.
 const STEP: u64 = 100_000;
@@ -49,9 +50,10 @@ impl Scene {
     async fn of(shared: &Arc<NetShared>, clean_start: bool, input: Vec<u8>) -> Self {
         let wakes = Arc::new(Wakes::default());
         let (writer, read, peer) = socket().await;
-        let (device, epoch) = open(shared, clean_start);
+        let (device, epoch) = open(&shared.devices, clean_start);
         assert!(attach(&device, epoch, &wakes, writer));
         let connection = Connection::new(
+            shared,
             Arc::clone(&device),
             epoch,
             Io::Plain(read),
@@ -133,7 +135,7 @@ fn unsubscribe(filters: impl Iterator<Item = String>) -> Vec<u8> {
 
 /// A broker with retained messages on `t/0`, `t/1`, ….
 fn with_retained(topics: usize, limits: Limits) -> Arc<NetShared> {
-    let shared = shared_with(limits);
+    let shared = shared(limits);
     for number in 0..topics {
         let topic = format!("t/{number}");
         let mut message = Message::new(&topic, b"payload", Timestamp(1), Origin::BACKEND);
@@ -282,7 +284,7 @@ const RECEIVERS: usize = 12_000;
 /// Very many receivers of topic `t`, without connections.
 fn subscribed(shared: &Arc<NetShared>) -> Vec<Arc<Device>> {
     let subscribed = |number| {
-        let (device, _) = open_as(shared, &format!("r{number}"), true);
+        let (device, _) = open_as(&shared.devices, &format!("r{number}"), true);
         let session = Arc::clone(&device) as Arc<dyn Session>;
         let request = SubscribeRequest {
             filter: "t",
@@ -302,7 +304,7 @@ fn subscribed(shared: &Arc<NetShared>) -> Vec<Arc<Device>> {
 /// The acknowledgement waits for all of them, and the publisher's later packets wait for the acknowledgement.
 #[tokio::test]
 async fn a_message_for_many_takes_several_polls_and_outlives_its_publisher() {
-    let shared = shared_with(Limits::default());
+    let shared = shared(Limits::default());
     let receivers = subscribed(&shared);
     let waiting = || receivers.iter().map(|device| device.queue().pending).sum::<usize>();
     // QoS 1, topic `t`, packet identifier 9, no properties, payload `p`; then a ping.
@@ -330,7 +332,7 @@ async fn a_message_for_many_takes_several_polls_and_outlives_its_publisher() {
 /// The client has lost its connection and sends the message again on the next: a PUBREC lets it forget the message.
 #[tokio::test]
 async fn a_duplicate_of_an_unfinished_message_is_acknowledged_when_it_is_safe() {
-    let shared = shared_with(Limits::default());
+    let shared = shared(Limits::default());
     let receivers = subscribed(&shared);
     let waiting = || receivers.iter().map(|device| device.queue().pending).sum::<usize>();
     let mut first = Scene::new(&shared, b"\x34\x07\x00\x01t\x00\x09\x00p".to_vec()).await;

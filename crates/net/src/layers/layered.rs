@@ -6,7 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use broker::{Charge, CloseReason};
+use broker::{Charge, CloseReason, Session};
 use gateway_core::{Effort, clock, metrics::count};
 use session::recycle;
 use tokio::{io::AsyncWrite, net::tcp::OwnedReadHalf};
@@ -14,10 +14,9 @@ use tokio::{io::AsyncWrite, net::tcp::OwnedReadHalf};
 use super::{LayerError, Layers, socket::Socket};
 use crate::{
     connection::{BACKLOG, Connection, ending::End},
-    device::{Unsent, flush},
     shard::go_on_after_others,
-    trace,
 };
+use device::{Unsent, flush, trace};
 
 /// Bytes that the layers of a connection may hold uncharged.
 const FREE: usize = 1 << 10;
@@ -130,7 +129,7 @@ impl Connection {
             if bytes.is_empty() {
                 return Poll::Ready(Ok(()));
             }
-            trace::written(&self.device, &bytes, self.inbound.protocol());
+            trace::written(self.device.core().client_id().as_str(), &bytes, self.inbound.protocol());
             Self::note_sending(&mut self.rare, &bytes);
             io.layers.wire = flush::scratch();
             let sealed = io.layers.seal(&bytes);
@@ -147,8 +146,7 @@ impl Connection {
         {
             link.sending.leave(want);
             // Bytes that wait behind the layers are charged here.
-            let shared = &self.device.shared;
-            let standing = || Box::new(Unsent::standing(shared.broker.account()));
+            let standing = || Box::new(Unsent::standing(self.device.broker().account()));
             link.unsent = want.then(|| link.unsent.take().unwrap_or_else(standing));
         }
     }

@@ -3,7 +3,7 @@
 
 /// The state of one link, behind its device's lock.
 #[derive(Default)]
-pub(crate) struct SendState {
+pub struct SendState {
     /// On the list of a turn, which flushes it.
     listed: bool,
     /// A thread writes. It looks again afterwards.
@@ -84,17 +84,17 @@ impl SendState {
 
     /// Returns whether the owner writes next.
     #[inline]
-    pub(crate) fn is_left(&self) -> bool {
+    pub fn is_left(&self) -> bool {
         self.left
     }
 
     /// The owner writes by itself, behind layers of which others know nothing: whether it waits for the socket.
-    pub(crate) fn leave(&mut self, left: bool) {
+    pub fn leave(&mut self, left: bool) {
         self.left = left;
     }
 
     /// The owner has taken all that waited, behind its layers.
-    pub(crate) fn take_all(&mut self) {
+    pub fn take_all(&mut self) {
         (self.listed, self.left) = (false, false);
     }
 

@@ -1,14 +1,7 @@
 //! A session as the broker and the connection see it: the outbound half and its link, behind one short lock.
 //!
 //! Invariants: the lock covers memory only. Bytes taken under epoch e go only to that epoch's socket. At most one
-//! thread writes to a socket at a time, and some thread sees to all waiting bytes ([`SendState`]).
-
-pub(super) mod flush;
-#[cfg(test)]
-pub(super) mod link_tests;
-#[cfg(test)]
-mod memory_tests;
-mod sending;
+//! thread writes to a socket at a time, and some thread sees to all waiting bytes ([`sending`](super::sending)).
 
 use std::{
     any::Any,
@@ -21,27 +14,27 @@ use std::{
 };
 
 use broker::{
-    Account, Charge, CloseReason, Delivered, MemoryKind, QueueInfo, QueueSummary, Queued, ReplayWork,
-    Session, SessionCore, Target,
+    Broker, CloseReason, Delivered, QueueInfo, QueueSummary, Queued, ReplayWork, Session, SessionCore, Target,
 };
 use codec::reason;
 use gateway_core::{
     Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, clock, metrics::count,
 };
 use parking_lot::{Mutex, MutexGuard};
-use session::{Env, Gate, LinkParams, Outbound, StoredQueue, recycle};
-use tokio::net::tcp::OwnedWriteHalf;
+use session::{Env, Gate, LinkParams, Outbound, StoredQueue};
 
-use super::{
-    NetShared,
-    wheel::{HEARD, PAUSED},
-};
-use sending::{FlushDuty, SendState};
+use super::{DeviceContext, flush, link::Link, sending::FlushDuty};
+
+/// Instead of a tick, while the gateway itself pauses the reader: that time counts for nobody.
+pub const PAUSED: u32 = u32::MAX;
+
+/// The bits of a tick that a device keeps.
+pub const HEARD: u32 = PAUSED >> 8;
 
 /// The session object; one allocation holds the broker's part and ours.
-pub(crate) struct Device {
+pub struct Device {
     core: SessionCore,
-    pub shared: Arc<NetShared>,
+    context: Arc<DeviceContext>,
     slot: Mutex<DeviceSlot>,
     /// The end of the epoch of the connection that was heard last, and above it the end of the tick. In one word: a
     /// connection that was taken over may still run on another shard, and its notes must not count for its successor.
@@ -53,120 +46,34 @@ pub(crate) struct Device {
 
 /// Limits of a connection's client: its delivery gate, and the bytes that may wait in the out-buffer.
 #[derive(Debug, Default)]
-pub(crate) struct Reception {
+pub struct Reception {
     pub gate: Option<Box<dyn Gate>>,
     pub room: Option<NonZeroU32>,
 }
 
+/// Another thread is writing.
+pub struct Flushing;
+
 /// State of a device behind its lock.
-pub(crate) struct DeviceSlot {
+pub struct DeviceSlot {
     pub out: Outbound,
     pub link: Option<Link>,
 }
 
-/// The connection that owns the session now.
-pub(crate) struct Link {
-    pub epoch: u32,
-    /// Wakes the connection's task.
-    pub waker: Waker,
-    /// Plain TCP: any thread writes. `None` inside while a thread is writing.
-    pub writer: SocketWriter,
-    /// Taken from the out-buffer and not completely written: the socket was full.
-    pub(crate) unsent: Option<Box<Unsent>>,
-    pub sending: SendState,
-    /// The owner wants to be woken when there is room again.
-    pub(crate) notify_room: bool,
-    /// Something waits elsewhere for the owner: in the queue of a shared group, or as replay work.
-    pub elsewhere: bool,
-    pub close: Option<CloseReason>,
-}
-
-/// A buffer of which the socket has taken a part.
-pub(crate) struct Unsent {
-    pub bytes: Vec<u8>,
-    pub written: usize,
-    /// Charge of this buffer and of the bytes behind it, once the socket was full.
-    charge: Option<Charge>,
-}
-
-/// Bytes that are charged at once for a buffer that grows.
-const STEP: usize = 16 << 10;
-/// Bytes that may wait uncharged behind full layers, or for a rate: thousands of devices that share a rate all wait
-/// with a little.
-const FREE: usize = 1 << 10;
-
-impl Unsent {
-    pub(crate) fn new(bytes: Vec<u8>) -> Self {
-        Self { bytes, written: 0, charge: None }
-    }
-
-    /// None, behind layers that are full: what waits for them is charged.
-    pub(crate) fn standing(account: &Arc<Account>) -> Self {
-        let mut unsent = Self::new(Vec::new());
-        unsent.stands(account);
-        unsent
-    }
-
-    /// Bytes that it has of the memory account.
-    fn charged(&self) -> usize {
-        self.charge.as_ref().map_or(0, Charge::bytes)
-    }
-
-    /// The socket is full: from now on the buffer is charged, once [`Self::settle`] is called.
-    pub(crate) fn stands(&mut self, account: &Arc<Account>) {
-        self.charge.get_or_insert_with(|| Charge::new(account, MemoryKind::Replies));
-    }
-
-    /// Charges the buffer, if it stands, and the `behind` bytes of the next; false if memory does not allow it.
-    fn settle(&mut self, behind: usize) -> bool {
-        let Some(charge) = &mut self.charge else { return true };
-        if self.bytes.capacity() == 0 && behind <= FREE {
-            return true;
-        }
-        let held = self.bytes.capacity() + behind;
-        held <= charge.bytes() || charge.set(held.next_multiple_of(STEP))
-    }
-
-    pub(crate) fn rest(&self) -> &[u8] {
-        &self.bytes[self.written..]
-    }
-}
-
-/// Another thread is writing.
-pub(crate) struct Flushing;
-
-/// Threads that may write to the socket.
-pub(crate) enum SocketWriter {
-    /// Any thread that flushes.
-    Direct(Option<OwnedWriteHalf>),
-    /// Only the owner (TLS, WebSocket).
-    Owner,
-}
-
-impl Link {
-    pub(crate) fn new(epoch: u32, waker: Waker, writer: SocketWriter) -> Self {
-        Self {
-            epoch,
-            waker,
-            writer,
-            unsent: None,
-            sending: SendState::default(),
-            notify_room: false,
-            elsewhere: false,
-            close: None,
-        }
-    }
-}
-
 impl Device {
-    pub(crate) fn new(core: SessionCore, shared: Arc<NetShared>) -> Self {
+    pub fn new(core: SessionCore, context: Arc<DeviceContext>) -> Self {
         let slot = Mutex::new(DeviceSlot { out: Outbound::new(), link: None });
-        Self { core, shared, slot, heard: AtomicU32::new(0), asked: AtomicU32::new(0) }
+        Self { core, context, slot, heard: AtomicU32::new(0), asked: AtomicU32::new(0) }
+    }
+
+    /// The broker that the session is with.
+    pub fn broker(&self) -> &Broker {
+        &self.context.broker
     }
 
     /// Returns the environment of the session at `now`.
-    pub(crate) fn env(&self, now: Timestamp) -> Env<'_> {
-        self.shared.env(self.core.queue(), now)
+    pub fn env(&self, now: Timestamp) -> Env<'_> {
+        self.context.env(self.core.queue(), now)
     }
 
     /// Waits for the writes that must be on disk before a new connection is answered: `commit`, and steps of QoS 2
@@ -175,7 +82,7 @@ impl Device {
     /// The connection before may be in the middle of a message on another thread. Only when that is routed does the session
     /// know what the answer to the same PUBLISH, sent again, must wait for, or that it was refused. It begins no other: it has
     /// been asked to close.
-    pub(crate) async fn is_written(&self, commit: Option<Arc<Commit>>) -> bool {
+    pub async fn is_written(&self, commit: Option<Arc<Commit>>) -> bool {
         while self.core.is_handling() {
             tokio::task::yield_now().await;
         }
@@ -197,12 +104,13 @@ impl Device {
         self.slot.lock().out.unsafe_releases()
     }
 
-    pub(crate) fn lock(&self) -> MutexGuard<'_, DeviceSlot> {
+    pub fn lock(&self) -> MutexGuard<'_, DeviceSlot> {
         self.slot.lock()
     }
 
     /// The slot, if the connection of `epoch` still owns the session.
-    pub(crate) fn lock_owned(&self, epoch: u32) -> Option<MutexGuard<'_, DeviceSlot>> {
+    #[inline]
+    pub fn lock_owned(&self, epoch: u32) -> Option<MutexGuard<'_, DeviceSlot>> {
         let slot = self.slot.lock();
         slot.link.as_ref().is_some_and(|link| link.epoch == epoch).then_some(slot)
     }
@@ -210,7 +118,7 @@ impl Device {
     /// Swaps in a new connection, and with it what its client may get. `Err` gives the link back when a later connection
     /// owns the session already, or has ended it by its Clean Start: that one's rights stay. `Ok` gives the link that it
     /// replaced, for the farewell.
-    pub(crate) fn attach(
+    pub fn attach(
         &self,
         mut link: Link,
         params: LinkParams,
@@ -233,7 +141,7 @@ impl Device {
         let env = self.env(now);
         slot.out.detach(&env);
         slot.out.note_lost(lost);
-        self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
+        self.context.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
         slot.out.set_gate(reception.gate);
         slot.out.set_room(reception.room);
         slot.out.attach(params, connack, &env);
@@ -242,12 +150,12 @@ impl Device {
 
     /// Takes the replay work asked of the connection of `epoch` since the last call. A connection that has left the link is
     /// asked for none.
-    pub(crate) fn take_all_replay_work(&self, epoch: u32) -> Vec<ReplayWork> {
-        self.shared.waiting_work.take((self.core.slot(), epoch))
+    pub fn take_all_replay_work(&self, epoch: u32) -> Vec<ReplayWork> {
+        self.context.waiting_work.take((self.core.slot(), epoch))
     }
 
     /// The connection of `epoch` is gone. Returns its link if it still owned the session.
-    pub(crate) fn detach(&self, epoch: u32) -> Option<Link> {
+    pub fn detach(&self, epoch: u32) -> Option<Link> {
         let mut slot = self.slot.lock();
         if slot.link.as_ref()?.epoch != epoch {
             return None;
@@ -256,7 +164,7 @@ impl Device {
     }
 
     /// As [`Self::detach`], but not while another thread writes: `Err` then, and nothing has changed.
-    pub(crate) fn detach_idle(&self, epoch: u32) -> Result<Option<Link>, Flushing> {
+    pub fn detach_idle(&self, epoch: u32) -> Result<Option<Link>, Flushing> {
         let mut slot = self.slot.lock();
         match &slot.link {
             Some(link) if link.epoch == epoch && link.sending.is_writing() => Err(Flushing),
@@ -271,53 +179,28 @@ impl Device {
         let lost = link.take_unsent(&mut slot.out);
         slot.out.detach(&self.env(clock::now()));
         slot.out.note_lost(lost);
-        self.shared.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
+        self.context.broker.note_dropped(self.core.client_id(), DropReason::ConnectionLost, lost);
         Some(link)
-    }
-}
-
-impl Link {
-    /// Charges what the full socket has not taken, with `behind` bytes in the next buffer; ends the connection if memory
-    /// does not allow it: a peer that does not read is who gives back.
-    pub(crate) fn settle_unsent(&mut self, behind: usize) {
-        let Some(unsent) = self.unsent.as_mut().filter(|_| self.close.is_none()) else { return };
-        if !unsent.settle(behind) {
-            count(|c| c.memory_replies.add(1));
-            self.close = Some(CloseReason::Memory);
-            self.waker.wake_by_ref();
-        }
-    }
-
-    /// Gathers everything unsent after `writing`, and counts whole QoS 0 messages in it.
-    fn take_unsent(&mut self, out: &mut Outbound) -> u64 {
-        let rest = out.take_out();
-        let started = self
-            .unsent
-            .as_ref()
-            .map_or(0, |unsent| codec::count_unwritten_qos0(&unsent.bytes, unsent.written));
-        let lost = started + codec::count_unwritten_qos0(&rest, 0);
-        recycle(rest);
-        lost
     }
 }
 
 impl DeviceSlot {
     /// Bytes that the socket has taken on this connection.
-    pub(crate) fn written(&self) -> u64 {
+    pub fn written(&self) -> u64 {
         let unsent = self.link.as_ref().and_then(|link| link.unsent.as_ref());
         // The session's end forgets what was taken.
         self.out.taken().saturating_sub(unsent.map_or(0, |unsent| unsent.rest().len() as u64))
     }
 
     /// Waker of the task that reads more from disk.
-    pub(crate) fn loader(&self) -> Option<Waker> {
+    pub fn loader(&self) -> Option<Waker> {
         let link = self.link.as_ref().filter(|_| self.out.wants_load())?;
         Some(link.waker.clone())
     }
 
     /// Puts the device on the caller's flush list, unless another thread will flush it anyway.
     #[inline]
-    pub(crate) fn mark_dirty(&mut self) -> bool {
+    pub fn mark_dirty(&mut self) -> bool {
         let Some(link) = &mut self.link else { return false };
         let waits = self.out.buffered();
         if waits == 0 {
@@ -348,7 +231,7 @@ impl Target for Device {
         if lost > 0 || (matches!(outcome, Outcome::Dropped(_)) && offer.group == 0) {
             // Room for a message that was taken was made by pushing another out of the queue.
             let reason = if let Outcome::Dropped(reason) = outcome { reason } else { DropReason::QueueFull };
-            self.shared.broker.note_dropped(self.core.client_id(), reason, lost.max(1));
+            self.context.broker.note_dropped(self.core.client_id(), reason, lost.max(1));
         }
         if lost > 0 && slot.out.take_overflow() {
             let waker = slot.link.as_mut().map(|link| {
@@ -505,7 +388,7 @@ impl Session for Device {
         let before = slot.out.dropped();
         let gave = slot.out.give_back(&self.env(clock::now()));
         let lost = slot.out.dropped() - before;
-        self.shared.broker.note_dropped(self.core.client_id(), DropReason::Memory, lost);
+        self.context.broker.note_dropped(self.core.client_id(), DropReason::Memory, lost);
         if let Some(link) = slot.link.as_mut().filter(|link| !gave && link.close.is_none()) {
             count(|c| c.memory_queued.add(1));
             link.close = Some(CloseReason::Memory);
@@ -528,7 +411,7 @@ impl Session for Device {
             let purged = slot.out.purge(&self.env(clock::now()));
             (purged, slot.loader())
         };
-        self.shared.broker.note_dropped(self.core.client_id(), DropReason::Purged, purged as u64);
+        self.context.broker.note_dropped(self.core.client_id(), DropReason::Purged, purged as u64);
         if let Some(loader) = loader {
             loader.wake();
         }
@@ -542,7 +425,7 @@ impl Session for Device {
                 return Err(replay_work);
             };
             // Under the lock: who takes the link forgets what is there by then.
-            self.shared.waiting_work.add((self.core.slot(), link.epoch), replay_work)?;
+            self.context.waiting_work.add((self.core.slot(), link.epoch), replay_work)?;
             link.elsewhere = true;
             link.waker.clone()
         };
@@ -595,20 +478,20 @@ fn asked_to_close(asked: u32, epoch: u32) -> Option<CloseReason> {
 
 impl Device {
     /// Returns the reason for which the connection of `epoch` was asked to close before it attached, if it was.
-    #[cfg(test)]
-    pub(crate) fn asked_to_close(&self, epoch: u32) -> Option<CloseReason> {
+    #[cfg(any(test, feature = "test-util"))]
+    pub fn asked_to_close(&self, epoch: u32) -> Option<CloseReason> {
         asked_to_close(self.asked.load(Relaxed), epoch)
     }
 
     /// Notes that the peer of the connection of `epoch` was heard at this tick of its shard's clock, or [`PAUSED`].
-    pub(crate) fn heard(&self, epoch: u32, tick: u32) {
+    pub fn heard(&self, epoch: u32, tick: u32) {
         self.heard.store(tick << 8 | epoch & 0xFF, Relaxed);
     }
 
     /// Returns the tick, up to `now`, at which the peer of the connection of `epoch` was heard last; `None` if an
     /// earlier connection has overwritten it. Of the tick 24 bits are kept: no keep alive allows three weeks of
     /// silence.
-    pub(crate) fn last_heard(&self, epoch: u32, now: u32) -> Option<u32> {
+    pub fn last_heard(&self, epoch: u32, now: u32) -> Option<u32> {
         let heard = self.heard.load(Relaxed);
         if (heard ^ epoch) & 0xFF != 0 {
             return None;

@@ -12,20 +12,19 @@ use gateway_core::{Protocol, clock, metrics::count};
 use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
-use super::{Device, Link, SocketWriter, Unsent, sending::NextWrite};
-use crate::trace;
+use super::{Device, Link, SocketWriter, Unsent, sending::NextWrite, trace};
 
 const ROUNDS: usize = 4;
 
 /// Buffers and writer that a flush borrowed from the link.
-pub(crate) struct BorrowedWriter {
+pub struct BorrowedWriter {
     epoch: u32,
     writer: OwnedWriteHalf,
     unsent: Unsent,
     v5: bool,
 }
 
-/// Party for which a flush takes the writer.
+/// The one for whom a flush takes the writer.
 #[derive(Clone, Copy)]
 enum Taker {
     /// The turn that has the device on its list and keeps it there.
@@ -37,13 +36,13 @@ enum Taker {
 }
 
 /// Writes what waits, directly from this thread, or wakes the owner where only it may write.
-pub(crate) fn flush(device: &Device) {
+pub fn flush(device: &Device) {
     write_rounds(device, Taker::TurnEnd);
 }
 
 /// Writes what waits, if this thread may. The device stays on the list of the caller's turn, which flushes it once more:
 /// what the rest of the turn brings goes out in one write.
-pub(crate) fn flush_early(device: &Device) {
+pub fn flush_early(device: &Device) {
     write_rounds(device, Taker::Turn);
 }
 
@@ -59,7 +58,7 @@ fn write_rounds(device: &Device, taker: Taker) {
 
 /// Writes until nothing waits or the socket is full, at the end of the connection. Does nothing while another thread
 /// writes, or if the session has another connection.
-pub(crate) fn flush_owned(device: &Device, epoch: u32) {
+pub fn flush_owned(device: &Device, epoch: u32) {
     while let Some(flight) = take(device, Taker::Owner(epoch)) {
         let result = flight.writer.try_write(flight.unsent.rest());
         let failed = result.is_err();
@@ -71,7 +70,7 @@ pub(crate) fn flush_owned(device: &Device, epoch: u32) {
 }
 
 /// The owner's turn after the socket was full. `Pending` has registered the task for writability.
-pub(crate) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+pub fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
     for round in 1..=ROUNDS {
         let Some(mut flight) = take(device, Taker::Owner(epoch)) else { return Poll::Ready(Ok(())) };
         let polled = Pin::new(&mut flight.writer).poll_write(cx, flight.unsent.rest());
@@ -101,7 +100,7 @@ pub(crate) fn poll_flush(device: &Device, epoch: u32, cx: &mut Context<'_>) -> P
 }
 
 /// Sends what is left of a started frame and then `last`, if the socket takes it at once; then closes.
-pub(crate) fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &[u8]) {
+pub fn farewell(writer: &OwnedWriteHalf, unsent: Option<&Unsent>, last: &[u8]) {
     let (bytes, written) = unsent.map_or((&[][..], 0), |unsent| (&unsent.bytes, unsent.written));
     let Some(end) = codec::end_of_begun(bytes, written) else { return };
     let mut rest = bytes[written.min(end)..end].to_vec();
@@ -150,7 +149,7 @@ fn take(device: &Device, taker: Taker) -> Option<BorrowedWriter> {
     let flight = BorrowedWriter { epoch: link.epoch, writer, unsent, v5: protocol.is_v5() };
     drop(guard);
     if is_fresh {
-        trace::written(device, &flight.unsent.bytes, protocol);
+        trace::written(device.core().client_id().as_str(), &flight.unsent.bytes, protocol);
     }
     Some(flight)
 }
@@ -190,7 +189,7 @@ fn give_back(
     if complete {
         recycle(flight.unsent.bytes);
     } else {
-        flight.unsent.stands(device.shared.broker.account());
+        flight.unsent.stands(device.broker().account());
         link.unsent = Some(Box::new(flight.unsent));
         link.settle_unsent(slot.out.buffered());
     }
@@ -211,15 +210,15 @@ fn give_back(
 }
 
 /// Keeps a buffer ready for the owner's own writes.
-pub(crate) fn scratch() -> Vec<u8> {
+pub fn scratch() -> Vec<u8> {
     take_buffer()
 }
 
 /// Ends the replaced link `old` with `last` (a DISCONNECT in v5) where its writer is here.
-pub(crate) fn end_replaced(device: &Device, old: Link, last: &[u8]) {
+pub fn end_replaced(device: &Device, old: Link, last: &[u8]) {
     if let SocketWriter::Direct(Some(writer)) = &old.writer {
         farewell(writer, old.unsent.as_deref(), last);
-        trace::written(device, last, Protocol::V5);
+        trace::written(device.core().client_id().as_str(), last, Protocol::V5);
     }
     old.waker.wake();
 }

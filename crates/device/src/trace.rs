@@ -1,11 +1,8 @@
 //! Packets as those see them who trace a client. All of it is for clients that are traced; others do not come here.
 
-use broker::Session as _;
 use codec::{Frame, Packet};
 use gateway_core::{Protocol, clock};
 use telemetry::{ClientTrace, PacketWatch, TracedPacket, TracedPublish, trace_clients};
-
-use super::device::Device;
 
 /// Most bytes of a topic or a filter.
 const NAME: usize = 1 << 10;
@@ -13,7 +10,7 @@ const NAME: usize = 1 << 10;
 const LISTED: usize = 16;
 
 /// Shows a packet to all who watch.
-pub(super) fn show(trace: &ClientTrace, frame: &Frame<'_>, protocol: Protocol, is_from_client: bool) {
+pub fn show(trace: &ClientTrace, frame: &Frame<'_>, protocol: Protocol, is_from_client: bool) {
     if trace.watches.is_empty() {
         return;
     }
@@ -33,15 +30,15 @@ pub(super) fn show(trace: &ClientTrace, frame: &Frame<'_>, protocol: Protocol, i
 
 /// Shows what goes to a device, whole packets. The rest of one that has begun before is left out.
 #[inline]
-pub(super) fn written(device: &Device, bytes: &[u8], protocol: Protocol) {
+pub fn written(client_id: &str, bytes: &[u8], protocol: Protocol) {
     if trace_clients().any() {
-        sent(device.core().client_id().as_str(), bytes, protocol);
+        sent(client_id, bytes, protocol);
     }
 }
 
 /// Shows what one gets who may not connect.
 #[inline]
-pub(super) fn refused(client_id: &str, bytes: &[u8], protocol: Protocol) {
+pub fn refused(client_id: &str, bytes: &[u8], protocol: Protocol) {
     if trace_clients().any() {
         sent(client_id, bytes, protocol);
     }
@@ -58,7 +55,7 @@ fn sent(client_id: &str, bytes: &[u8], protocol: Protocol) {
 }
 
 /// Shows a CONNECT to those who watch this client, before it is known whether the sender is that client.
-pub(super) fn connect(client_id: &str, size: usize) {
+pub fn connect(client_id: &str, size: usize) {
     let Some(trace) = trace_clients().of(client_id) else { return };
     for watch in &trace.watches {
         watch.push(TracedPacket {

@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use broker::{CloseReason, MemoryKind, Session, Target, Turn};
-use config::{ByteSize, Limits, OverflowPolicy};
-use gateway_core::{Message, Offer, Origin, QoS, QueueId, Timestamp};
+use gateway_core::{
+    Message, Offer, Origin, QoS, QueueId,
+    limits::{Limits, OverflowPolicy},
+    units::ByteSize,
+};
 
 use super::{
     Device, SocketWriter,
-    link_tests::{Wakes, attach, open_as, shared_with, socket},
+    test_util::{NOW, Wakes, attach, context, open_as, socket},
 };
 
-const NOW: Timestamp = Timestamp(1_000);
 const BUDGET: usize = 8 << 20;
 
 fn deliver(device: &Device, qos: QoS, bytes: usize) {
@@ -34,9 +36,9 @@ fn the_largest_holder_gives_back_by_its_policy_or_is_closed() {
     ];
     for (overflow, qos, closed) in cases {
         let limits = Limits { memory_budget: ByteSize(BUDGET), overflow, ..Limits::default() };
-        let shared = shared_with(limits);
+        let context = context(limits);
         let device = |name| {
-            let (device, epoch) = open_as(&shared, name, true);
+            let (device, epoch) = open_as(&context, name, true);
             assert!(attach(&device, epoch, &Arc::new(Wakes::default()), SocketWriter::Owner));
             device
         };
@@ -46,14 +48,14 @@ fn the_largest_holder_gives_back_by_its_policy_or_is_closed() {
         let (before, kept) = (large.held(), small.held());
         assert!(before > 1_500_000 && kept > 0, "{before} and {kept} bytes");
         let closes = |device: &Device| device.lock().link.as_ref().and_then(|link| link.close);
-        shared.broker.tick(NOW, &mut Turn::default());
+        context.broker.tick(NOW, &mut Turn::default());
         assert_eq!((large.held(), closes(&large)), (before, None), "there is room for all");
 
-        let account = shared.broker.account();
+        let account = context.broker.account();
         let others = account.limit() * 3 / 4 - account.used() + 1;
         account.force(MemoryKind::Sessions, others);
         assert!(account.is_short());
-        shared.broker.tick(NOW, &mut Turn::default());
+        context.broker.tick(NOW, &mut Turn::default());
         assert_eq!((closes(&large), closes(&small)), (closed, None));
         assert_eq!(small.held(), kept);
         if closed.is_none() {
@@ -73,9 +75,8 @@ fn a_full_queue_ends_the_connection_where_that_is_the_policy() {
     for (overflow, closed) in
         [(OverflowPolicy::Disconnect, Some(CloseReason::SlowConsumer)), (OverflowPolicy::DropNewest, None)]
     {
-        let shared =
-            shared_with(Limits { max_inflight: 1, mailbox_messages: 1, overflow, ..Limits::default() });
-        let (device, epoch) = open_as(&shared, "c", true);
+        let context = context(Limits { max_inflight: 1, mailbox_messages: 1, overflow, ..Limits::default() });
+        let (device, epoch) = open_as(&context, "c", true);
         assert!(attach(&device, epoch, &Arc::new(Wakes::default()), SocketWriter::Owner));
         let closes = || device.lock().link.as_ref().and_then(|link| link.close);
         (0..2).for_each(|_| deliver(&device, QoS::AtLeastOnce, 1));
@@ -88,11 +89,11 @@ fn a_full_queue_ends_the_connection_where_that_is_the_policy() {
 /// Rules out buffers of full sockets, and answers behind them, that nobody counts.
 #[tokio::test]
 async fn what_a_full_socket_does_not_take_is_charged_until_it_goes() {
-    let shared = shared_with(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
-    let (device, epoch) = open_as(&shared, "c", true);
+    let context = context(Limits { memory_budget: ByteSize(BUDGET), ..Limits::default() });
+    let (device, epoch) = open_as(&context, "c", true);
     let (writer, _read, peer) = socket().await;
     assert!(attach(&device, epoch, &Arc::new(Wakes::default()), writer));
-    let account = shared.broker.account();
+    let account = context.broker.account();
     for _ in 0..200 {
         deliver(&device, QoS::AtMostOnce, 100_000);
         Arc::clone(&device).flush();
