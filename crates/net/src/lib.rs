@@ -1,4 +1,4 @@
-//! Sockets, TLS, WebSocket, the connection task and flushing. The only layer that knows sockets.
+//! Sockets, TLS, WebSocket, the and the connection task. The crate that knows listeners and layers.
 //!
 //! ```text
 //! accept       from a listening socket to a connection that owns a session
@@ -6,7 +6,8 @@
 //! layers       TLS and WebSocket, and the socket below them
 //! quic         what is in the place of a socket for MQTT over QUIC
 //! evict        ends connections that may no longer be
-//! shard        threads with their runtimes and buffers; timers, wheel (keep alive), shared (what all connections share)
+//! shard        threads with their runtimes; local (buffers and turn of a thread), timers, wheel (keep alive)
+//! shared       what all connections share
 //! ```
 //!
 //! A PUBLISH goes: `connection` reads and lets the session's inbound half handle the frame, `connection::frames` hands its
@@ -17,6 +18,7 @@ mod accept;
 mod connection;
 mod evict;
 mod layers;
+mod local;
 #[cfg(feature = "quic")]
 mod quic;
 mod shard;
@@ -26,7 +28,10 @@ mod test_util;
 mod timers;
 mod wheel;
 
-pub use accept::listener::{BoundListener, accept_loop, listen, probe_silent_peers};
+pub use accept::{
+    accept_loop::accept_loop,
+    listener::{BoundListener, listen, probe_silent_peers},
+};
 #[cfg(feature = "quic")]
 pub use quic::ALPN;
 pub use shard::{Pulse, ShardHandle, start_shards, tick_shards};

@@ -40,8 +40,7 @@ use super::{
     barred,
     claim::{SessionClaim, assigned_id, will},
     error::HandshakeError,
-    lingering::{LONGEST, Remains},
-    listener::{ListenerContext, count_refusal},
+    listener::{Arrived, IncomingSocket, ListenerContext, count_refusal},
     proxy,
     unauthenticated::{Crowded, UnauthenticatedPlace},
 };
@@ -50,11 +49,15 @@ use crate::quic::FirstPacket;
 use crate::{
     NetShared,
     connection::{
-        Connection, ending::finish_alone, frames::grant_held, limiter::Limiter,
+        Connection,
+        ending::finish_alone,
+        frames::grant_held,
+        limiter::Limiter,
+        lingering::{LONGEST, Remains},
         reauthentication::Reauthentication,
     },
     layers::{LayerError, Layers, layered::Io, socket::Socket, tls::TlsLayer},
-    shard::{Arrived, IncomingSocket, ShardLocal},
+    local::ShardLocal,
     shared::Entering,
     timers, wheel,
 };

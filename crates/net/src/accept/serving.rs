@@ -15,11 +15,14 @@ use std::{
 
 use edge::door::ConnectionPermit;
 
-use super::{
-    handshake,
-    lingering::{LONGEST, Remains},
+use super::{handshake, listener::IncomingSocket};
+use crate::{
+    NetShared,
+    connection::{
+        Connection,
+        lingering::{LONGEST, Remains},
+    },
 };
-use crate::{NetShared, connection::Connection, shard::IncomingSocket};
 
 /// The future of one socket. Dropping it ends the connection as lost.
 pub(crate) struct Serving {

@@ -16,7 +16,7 @@ use gateway_core::{Commit, CommitRefused, JournalPage, QoS, clock};
 use session::{BacklogLoad, Reply};
 
 use super::{Connection, ending::End};
-use crate::{shard::PacketWork, timers};
+use crate::{local::PacketWork, timers};
 
 /// Answers that may wait before reading pauses.
 const MOST_HELD: usize = 1024;

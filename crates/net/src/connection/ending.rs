@@ -8,7 +8,8 @@ use gateway_core::{clock, info_of_peer, log_limits::LineKind, metrics::count};
 use tracing::{Level, debug, enabled};
 
 use super::Connection;
-use crate::{accept::lingering::Remains, layers::layered::Io, shard::flush_turn, wheel};
+use super::lingering::Remains;
+use crate::{layers::layered::Io, local::flush_turn, wheel};
 use device::{Flushing, Link, SocketWriter, flush, trace};
 
 /// End of a connection, with its reason.
@@ -26,6 +27,12 @@ pub(crate) enum End {
     Superseded,
     /// The gateway ends it.
     Close(CloseReason),
+}
+
+impl From<CloseReason> for End {
+    fn from(reason: CloseReason) -> Self {
+        Self::Close(reason)
+    }
 }
 
 impl Connection {

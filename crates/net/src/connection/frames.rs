@@ -16,7 +16,7 @@ use telemetry::{ClientTrace, trace_clients};
 use tracing::info;
 
 use super::{Connection, ConnectionExtras, ending::End, fault::PacketFault, unfinished::Publishing};
-use crate::{NetShared, shard::PacketWork};
+use crate::{NetShared, local::PacketWork};
 use auth::{
     Authority, Authorized, DeviceNames, Excess, PermissionRefused, Permissions, PublishRequest, Remembered,
 };

@@ -19,7 +19,7 @@ use super::{
 };
 use crate::{
     layers::{LayerError, layered::Io, websocket::WebSocketError},
-    shard::{PacketWork, ShardLocal},
+    local::{PacketWork, ShardLocal},
     wheel,
 };
 

@@ -1,4 +1,6 @@
 //! The connection task: reads, hands packets on, writes when only it may, and ends.
+//!
+//! One type, its methods by subject: the files beside this one name [`Connection`] and each other, and nobody else's rules.
 
 pub(super) mod durable;
 pub(super) mod ending;
@@ -6,6 +8,7 @@ pub(super) mod fault;
 pub(super) mod frames;
 mod input;
 pub(super) mod limiter;
+pub(super) mod lingering;
 mod output;
 pub(super) mod partial;
 pub(super) mod reauthentication;
@@ -26,7 +29,7 @@ use std::{
 
 use broker::{Charge, CloseReason};
 use gateway_core::{Durability, Timestamp, clock, metrics::count};
-use session::{Inbound, OUT_BUFFER};
+use session::Inbound;
 use tokio::time::Sleep;
 
 use self::{
@@ -42,7 +45,7 @@ use self::{
 use super::{
     NetShared,
     layers::layered::Io,
-    shard::{PacketWork, ShardLocal},
+    local::{PacketWork, ShardLocal},
     timers, wheel,
 };
 use auth::{Asked, Permissions, Remembered};
@@ -50,9 +53,6 @@ use device::{Device, PAUSED};
 
 /// Reads per poll before other tasks get a turn.
 const READS_PER_POLL: usize = 4;
-/// A peer that does not read its answers is not read from beyond this.
-pub(crate) const BACKLOG: usize = 4 * OUT_BUFFER;
-
 /// State that few connections need.
 #[derive(Default)]
 pub(crate) struct ConnectionExtras {

@@ -2,20 +2,27 @@
 //! them.
 
 use std::{
+    io,
+    pin::Pin,
     sync::Arc,
     task::{Context, Poll},
 };
 
-use broker::{CloseReason, Target};
-use gateway_core::{Effort, metrics::count};
+use broker::{CloseReason, Session, Target};
+use gateway_core::{Effort, clock, metrics::count};
+use session::recycle;
+use tokio::io::AsyncWrite;
 
-use super::{BACKLOG, Connection, ending::End};
+use super::{Connection, ending::End};
 use crate::{
-    layers::{LayerError, layered::Io},
-    shard::PacketWork,
+    layers::{
+        LayerError,
+        layered::{BACKLOG, Io},
+    },
+    local::{PacketWork, go_on_after_others},
     timers, wheel,
 };
-use device::{SocketWriter, flush};
+use device::{SocketWriter, Unsent, flush, trace};
 
 impl Connection {
     /// Looks at the link: is it still ours, must it end, is there something that only we can write?
@@ -109,6 +116,84 @@ impl Connection {
         if slot.mark_dirty() {
             drop(slot);
             work.turn.dirty.push(Arc::clone(&self.device) as Arc<dyn Target>);
+        }
+    }
+
+    /// TLS, WebSocket and QUIC, and where sending has a rate: takes the out-buffer, wraps it, writes it.
+    fn poll_write_layers(
+        &mut self,
+        effort: &mut Effort,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<(), LayerError>> {
+        let Io::Layered(io) = &mut self.io else { return Poll::Ready(Ok(())) };
+        loop {
+            while io.layers.sent < io.layers.wire.len() {
+                match Pin::new(&mut io.socket).poll_write(cx, &io.layers.wire[io.layers.sent..]) {
+                    Poll::Ready(Ok(0)) => {
+                        return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
+                    }
+                    Poll::Ready(Ok(n)) => {
+                        count(|c| c.bytes_out.add(n as u64));
+                        io.layers.sent += n;
+                        io.total += n as u64;
+                        effort.spend(Effort::CALL);
+                        effort.spend_each(Effort::KIB, n / 1024);
+                    }
+                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+                    Poll::Pending => {
+                        self.set_want_write(true);
+                        return Poll::Pending;
+                    }
+                }
+            }
+            recycle(std::mem::take(&mut io.layers.wire));
+            io.layers.sent = 0;
+            if Self::poll_sending_paused(&mut self.rare, cx) {
+                // Nobody needs to wake us before.
+                self.set_want_write(true);
+                return Poll::Ready(Ok(()));
+            }
+            if effort.is_spent() {
+                // The next poll begins here.
+                go_on_after_others(cx);
+                return Poll::Ready(Ok(()));
+            }
+            let bytes = {
+                let Some(mut slot) = self.device.lock_owned(self.epoch) else { return Poll::Ready(Ok(())) };
+                if slot.out.buffered() == 0 {
+                    slot.out.pump(&self.device.env(clock::now()));
+                }
+                // The bytes taken before have gone to the socket; the bytes taken now have not.
+                slot.out.note_written(0);
+                let bytes = slot.out.take_out();
+                if let Some(link) = &mut slot.link {
+                    link.sending.take_all();
+                    link.unsent = None;
+                }
+                bytes
+            };
+            if bytes.is_empty() {
+                return Poll::Ready(Ok(()));
+            }
+            trace::written(self.device.core().client_id().as_str(), &bytes, self.inbound.protocol());
+            Self::note_sending(&mut self.rare, &bytes);
+            io.layers.wire = flush::scratch();
+            let sealed = io.layers.seal(&bytes);
+            recycle(bytes);
+            if let Err(error) = sealed {
+                return Poll::Ready(Err(error));
+            }
+        }
+    }
+
+    fn set_want_write(&self, want: bool) {
+        if let Some(mut slot) = self.device.lock_owned(self.epoch)
+            && let Some(link) = &mut slot.link
+        {
+            link.sending.leave(want);
+            // Bytes that wait behind the layers are charged here.
+            let standing = || Box::new(Unsent::standing(self.device.broker().account()));
+            link.unsent = want.then(|| link.unsent.take().unwrap_or_else(standing));
         }
     }
 }

@@ -18,7 +18,7 @@ use session::{Enhanced, PresentedAuth};
 use tokio::time::Sleep;
 
 use super::{Connection, ending::End, frames::grant_held};
-use crate::{layers::layered::Io, shard::PacketWork, timers};
+use crate::{layers::layered::Io, local::PacketWork, timers};
 use auth::{
     AuthProgress, Authority, Credentials, Denied, Dialogue, NoDecision, Permissions, Principal,
     ProvedIdentity, Subject, abuse::LoginName,

@@ -15,7 +15,7 @@ use tokio::time::Sleep;
 
 use super::{Connection, durable::HeldAnswer};
 use crate::{
-    shard::{PacketWork, go_on_after_others},
+    local::{PacketWork, go_on_after_others},
     timers,
 };
 use device::Device;

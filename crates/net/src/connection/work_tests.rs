@@ -22,7 +22,7 @@ use super::{Connection, ending::End};
 use crate::{
     NetShared,
     layers::{Layers, layered::Io, socket::Socket},
-    shard::ShardLocal,
+    local::ShardLocal,
     test_util::shared,
 };
 use auth::Permissions;

@@ -17,7 +17,7 @@ use tokio::{
 
 use crate::{
     layers::socket::Socket,
-    shard::{ShardLocal, go_on_after_others},
+    local::{ShardLocal, go_on_after_others},
     timers,
 };
 
