@@ -44,7 +44,7 @@ fn a_full_listener_refuses_and_leaves_the_others_open() {
     });
 }
 
-/// With a rate nobody is refused; how accepts are spaced is a test in virtual time of crates/net/src/accept/listener.rs.
+/// With a rate nobody is refused; how accepts are spaced is a test in virtual time of crates/net/src/accept/accept_loop.rs.
 #[test]
 fn the_accept_rate_refuses_nobody() {
     let server = Server::start_with(&[], "[limits]\naccept_rate = 50\n");

@@ -71,7 +71,8 @@ fn root() -> PathBuf {
 
 pub(crate) fn is_tests(path: &str) -> bool {
     path.split('/').any(|part| {
-        matches!(part, "tests" | "tests.rs" | "suite" | "suite.rs" | "fuzz.rs") || part.ends_with("_tests.rs")
+        matches!(part, "tests" | "tests.rs" | "test_util.rs" | "suite" | "suite.rs" | "fuzz.rs")
+            || part.ends_with("_tests.rs")
     })
 }
 

@@ -85,14 +85,15 @@ fn target(path: &str) -> String {
     let (package, inside) = match path.strip_prefix("crates/") {
         Some(rest) => {
             let (name, inside) = rest.split_once("/src/").expect("a source file of a crate");
-            (if name == "core" { "gateway_core" } else { name }, inside)
+            let prefix = if matches!(name, "core" | "http") { "gateway_" } else { "" };
+            (format!("{prefix}{name}").replace('-', "_"), inside)
         }
-        None => ("mqtt_server", path.trim_start_matches("src/")),
+        None => ("mqtt_server".to_owned(), path.trim_start_matches("src/")),
     };
     let inside = inside.trim_end_matches(".rs");
     let inside = inside.strip_suffix("mod").map_or(inside, |inside| inside.trim_end_matches('/'));
     let inside = if inside == "lib" { "" } else { inside };
-    [package]
+    [package.as_str()]
         .into_iter()
         .chain(inside.split('/').filter(|part| !part.is_empty()))
         .collect::<Vec<_>>()
@@ -189,4 +190,6 @@ fn arguments_are_read_as_the_compiler_reads_them() {
     assert_eq!(fields, ["client_id", "peer", "reason"].map(str::to_owned).into());
     assert_eq!(target("src/gateway/mod.rs"), "mqtt_server::gateway");
     assert_eq!(target("crates/core/src/clock.rs"), "gateway_core::clock");
+    assert_eq!(target("crates/http/src/server.rs"), "gateway_http::server");
+    assert_eq!(target("crates/device-shadows/src/lib.rs"), "device_shadows");
 }
