@@ -240,7 +240,7 @@ fn ask(host: u8, port: u16, request: &str) -> (String, String) {
 fn a_login_is_taken_beside_strangers_whose_forms_never_come() {
     let dir = tempfile::tempdir().expect("make a directory");
     let file = dir.path().join("tokens");
-    let secret = crate::page::token(&file, Role::Admin);
+    let secret = crate::browser::token(&file, Role::Admin);
     let toml = format!("[backends]\ntokens = {:?}\n[http]\n{PATIENT_HTTP}", file.display().to_string());
     let server = Server::start_with(&[], &toml);
     let port = server.ports.http;

@@ -4,6 +4,7 @@
 
 mod bans;
 mod bridges;
+mod browser;
 mod certificates;
 #[path = "../support/client.rs"]
 mod client;
@@ -34,7 +35,6 @@ mod memory;
 mod metrics;
 mod non_broker;
 mod observability;
-mod page;
 mod provider;
 mod quic;
 mod quotas;

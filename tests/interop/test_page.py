@@ -1,6 +1,6 @@
 """The web page in a real Chromium: every page for every role, by keyboard, on a phone, in the dark, without script.
 
-tests/gateway/page.rs starts the gateways: one that asks who calls, with a token of each role in GW_TOKENS, and one that asks
+tests/gateway/browser.rs starts the gateways: one that asks who calls, with a token of each role in GW_TOKENS, and one that asks
 nobody (GW_OPEN_HTTP). One browser serves all tests: who looks is a cookie, which is exchanged between them. Whoever else is
 needed at the same time comes by plain HTTP (`Visitor`), as forms do. Whatever a page's policy refuses, and each error in the
 console, fails the test that has loaded it.
@@ -646,7 +646,7 @@ def test_devices_by_the_thousand_are_paged(browser):
 
 
 def test_bridges_are_shown_paused_and_resumed(admin, device):
-    """One leads to the other gateway, one to nobody: tests/gateway/page.rs."""
+    """One leads to the other gateway, one to nobody: tests/gateway/browser.rs."""
     shown = lambda name: next(box.text for box in admin.get("/page/bridges").all("main section") if box.text.startswith(name))
     admin.wait(lambda: "State\nup" in shown("cloud"), "a bridge that is up")
     down = admin.wait(lambda: (text := shown("hooks")) and "State\ndown" in text and text, "a bridge that is down")
