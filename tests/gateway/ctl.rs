@@ -18,7 +18,7 @@ use crate::{
 };
 
 /// `mqtt-server ctl` for a gateway of the tests.
-fn ctl(server: &Server, args: &[&str]) -> Command {
+pub(crate) fn ctl(server: &Server, args: &[&str]) -> Command {
     let mut command = command(env!("CARGO_BIN_EXE_mqtt-server"));
     command
         .arg("ctl")
@@ -30,7 +30,7 @@ fn ctl(server: &Server, args: &[&str]) -> Command {
     command
 }
 
-fn said(output: &Output) -> String {
+pub(crate) fn said(output: &Output) -> String {
     let mut text = String::from_utf8_lossy(&output.stdout).into_owned();
     text.push_str(&String::from_utf8_lossy(&output.stderr));
     if !output.status.success() {
@@ -40,7 +40,7 @@ fn said(output: &Output) -> String {
 }
 
 /// Times, ports and what the gateway makes up. Columns as wide as these are not compared: gaps are two spaces.
-fn masked(text: &str) -> String {
+pub(crate) fn masked(text: &str) -> String {
     let mut masked = String::new();
     for line in text.lines() {
         let words =

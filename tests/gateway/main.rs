@@ -14,6 +14,7 @@ mod damage;
 mod delivery;
 mod doors;
 mod durable;
+mod earlier_build;
 mod enhanced;
 mod groups_restart;
 mod guides;
