@@ -73,5 +73,6 @@ pub mod proto {
 /// For tests of this repository; anything may change.
 #[doc(hidden)]
 pub mod internals {
+    pub use crate::gateway::counters::families;
     pub use telemetry::trace_clients;
 }

@@ -4,17 +4,17 @@ use ::values::LatestCache;
 use broker::{Broker, Counted, MemoryKind};
 use gateway_core::{
     clock,
-    metrics::{Row, figures, totals},
+    metrics::{Row, figures},
 };
 use telemetry::{ProcessStats, rows};
 
-use super::health::StoreWatch;
+use super::{counters, health::StoreWatch};
 
 /// Returns the figures that `/metrics` and OTLP show.
 pub(super) fn metrics(broker: &Broker, latest: Option<&LatestCache>, watch: &StoreWatch) -> Vec<Row> {
     let mut read = figures(broker, latest);
     read.extend(watch.figures());
-    let mut rows = rows(&totals(), read, &ProcessStats::read());
+    let mut rows = rows(counters::rows(), read, &ProcessStats::read());
     watch.bridges.rows(watch.home.groups(), &mut rows);
     if let Some(latest) = latest {
         rows.extend(latest.write_latency().rows(&figures::LATEST_WRITE));

@@ -10,13 +10,14 @@
 //! values      latest values and history; shadows
 //! api http    the listeners of backends and operators
 //! sys ticks   what comes by itself
-//! health metrics  what operators see
+//! health metrics counters  what operators see
 //! endings     the end of the parts
 //! ```
 
 mod admission;
 mod api;
 mod commands;
+pub(crate) mod counters;
 mod endings;
 mod evictions;
 mod groups;

@@ -6,7 +6,6 @@
 use std::time::Duration;
 
 use broker::Gauges;
-use gateway_core::metrics::Totals;
 
 /// Values that [`SysStats::tick`] needs besides the counters.
 #[derive(Debug, Clone, Copy, Default)]
@@ -19,12 +18,35 @@ pub(super) struct SysInput {
     pub(super) heap_maximum: u64,
 }
 
+/// Sums of the crates whose counters `$SYS` shows.
+#[derive(Debug, Clone, Copy, Default)]
+pub(super) struct SysTotals {
+    net: net::counters::Totals,
+    device: device::counters::Totals,
+    session: session::counters::Totals,
+    broker: broker::counters::Totals,
+    core: gateway_core::counters::Totals,
+}
+
+impl SysTotals {
+    /// Reads them.
+    pub(super) fn read() -> Self {
+        Self {
+            net: net::counters::totals(),
+            device: device::counters::totals(),
+            session: session::counters::totals(),
+            broker: broker::counters::totals(),
+            core: gateway_core::counters::totals(),
+        }
+    }
+}
+
 /// Rates and maxima between ticks.
 #[derive(Debug)]
 pub(super) struct SysStats {
     start: Duration,
     last: Duration,
-    previous: Totals,
+    previous: SysTotals,
     loads: Vec<[f64; 3]>,
 }
 
@@ -34,14 +56,14 @@ const PERIODS: [(&str, f64); 3] = [("1min", 1.0), ("5min", 5.0), ("15min", 15.0)
 impl SysStats {
     /// Starts at `start` (since 1970), with counters at zero.
     pub(super) fn new(start: Duration) -> Self {
-        Self { start, last: start, previous: Totals::default(), loads: Vec::new() }
+        Self { start, last: start, previous: SysTotals::default(), loads: Vec::new() }
     }
 
     /// All topics with their values now. Averages are per minute and decay as Mosquitto's.
     pub(super) fn tick(
         &mut self,
         input: SysInput,
-        totals: &Totals,
+        totals: &SysTotals,
         gauges: &Gauges,
     ) -> Vec<(String, String)> {
         let mut out = SysTopics(Vec::with_capacity(80));
@@ -77,7 +99,7 @@ impl SysStats {
         out.put("clients/maximum", gauges.online_peak);
     }
 
-    fn averages(&mut self, out: &mut SysTopics, now: Duration, totals: &Totals) {
+    fn averages(&mut self, out: &mut SysTopics, now: Duration, totals: &SysTotals) {
         let elapsed = now.saturating_sub(self.last).as_secs_f64();
         let (current, previous) = (rates(totals), rates(&self.previous));
         self.loads.resize(current.len(), [0.0; 3]);
@@ -94,10 +116,10 @@ impl SysStats {
     }
 }
 
-fn counts(out: &mut SysTopics, input: SysInput, totals: &Totals, gauges: &Gauges) {
-    out.put("clients/expired", totals.sessions_expired);
-    out.put("messages/received", totals.packets_in);
-    out.put("messages/sent", totals.packets_out);
+fn counts(out: &mut SysTopics, input: SysInput, totals: &SysTotals, gauges: &Gauges) {
+    out.put("clients/expired", totals.broker.sessions_expired);
+    out.put("messages/received", totals.session.packets_in);
+    out.put("messages/sent", totals.session.packets_out);
     out.put("messages/stored", gauges.retained);
     out.put("store/messages/count", gauges.retained);
     out.put("store/messages/bytes", gauges.retained_bytes + gauges.queued_bytes);
@@ -106,14 +128,18 @@ fn counts(out: &mut SysTopics, input: SysInput, totals: &Totals, gauges: &Gauges
     out.put("publish/messages/dropped", dropped(totals));
     out.put(
         "publish/bytes/received",
-        totals.payload_bytes_in_0 + totals.payload_bytes_in_1 + totals.payload_bytes_in_2,
+        totals.session.payload_bytes_in_0
+            + totals.session.payload_bytes_in_1
+            + totals.session.payload_bytes_in_2,
     );
     out.put(
         "publish/bytes/sent",
-        totals.payload_bytes_out_0 + totals.payload_bytes_out_1 + totals.payload_bytes_out_2,
+        totals.session.payload_bytes_out_0
+            + totals.session.payload_bytes_out_1
+            + totals.session.payload_bytes_out_2,
     );
-    out.put("bytes/received", totals.bytes_in);
-    out.put("bytes/sent", totals.bytes_out);
+    out.put("bytes/received", totals.net.bytes_in);
+    out.put("bytes/sent", totals.device.bytes_out);
     out.put("subscriptions/count", gauges.subscriptions);
     out.put("shared_subscriptions/count", gauges.shared_groups);
     out.put("retained messages/count", gauges.retained);
@@ -121,32 +147,32 @@ fn counts(out: &mut SysTopics, input: SysInput, totals: &Totals, gauges: &Gauges
     out.put("heap/maximum", input.heap_maximum);
 }
 
-fn published_in(totals: &Totals) -> u64 {
-    totals.messages_in_0 + totals.messages_in_1 + totals.messages_in_2
+fn published_in(totals: &SysTotals) -> u64 {
+    totals.session.messages_in_0 + totals.session.messages_in_1 + totals.session.messages_in_2
 }
 
-fn published_out(totals: &Totals) -> u64 {
-    totals.messages_out_0 + totals.messages_out_1 + totals.messages_out_2
+fn published_out(totals: &SysTotals) -> u64 {
+    totals.session.messages_out_0 + totals.session.messages_out_1 + totals.session.messages_out_2
 }
 
-fn dropped(totals: &Totals) -> u64 {
-    let rows = totals.rows();
+fn dropped(totals: &SysTotals) -> u64 {
+    let rows = totals.core.rows();
     rows.iter().filter(|row| row.name == "mqtt_messages_dropped_total").map(|row| row.value as u64).sum()
 }
 
 /// The counters that have averages.
-fn rates(totals: &Totals) -> [(&'static str, u64); 10] {
+fn rates(totals: &SysTotals) -> [(&'static str, u64); 10] {
     [
-        ("messages/received", totals.packets_in),
-        ("messages/sent", totals.packets_out),
+        ("messages/received", totals.session.packets_in),
+        ("messages/sent", totals.session.packets_out),
         ("publish/received", published_in(totals)),
         ("publish/sent", published_out(totals)),
         ("publish/dropped", dropped(totals)),
-        ("bytes/received", totals.bytes_in),
-        ("bytes/sent", totals.bytes_out),
-        ("connections", totals.connections_established),
-        ("sockets", totals.connections_accepted),
-        ("clients/expired", totals.sessions_expired),
+        ("bytes/received", totals.net.bytes_in),
+        ("bytes/sent", totals.device.bytes_out),
+        ("connections", totals.net.connections_established),
+        ("sockets", totals.net.connections_accepted),
+        ("clients/expired", totals.broker.sessions_expired),
     ]
 }
 
@@ -197,20 +223,18 @@ mod tests {
 
     #[test]
     fn the_topics_that_tools_read_are_there() {
-        let totals = Totals {
-            messages_in_0: 1,
-            messages_in_1: 2,
-            messages_in_2: 3,
-            packets_in: 40,
-            packets_out: 41,
-            dropped_offline: 5,
-            dropped_memory: 6,
-            payload_bytes_in_0: 40,
-            payload_bytes_in_2: 30,
-            bytes_out: 80,
-            sessions_expired: 9,
-            ..Totals::default()
-        };
+        let mut totals = SysTotals::default();
+        totals.session.messages_in_0 = 1;
+        totals.session.messages_in_1 = 2;
+        totals.session.messages_in_2 = 3;
+        totals.session.packets_in = 40;
+        totals.session.packets_out = 41;
+        totals.core.dropped_offline = 5;
+        totals.core.dropped_memory = 6;
+        totals.session.payload_bytes_in_0 = 40;
+        totals.session.payload_bytes_in_2 = 30;
+        totals.device.bytes_out = 80;
+        totals.broker.sessions_expired = 9;
         let gauges = Gauges {
             online: 3,
             sessions: 5,
@@ -268,21 +292,21 @@ mod tests {
     #[test]
     fn averages_approach_the_rate_and_decay() {
         let mut stats = SysStats::new(at(0).now);
-        let mut totals = Totals::default();
+        let mut totals = SysTotals::default();
         let read = |rows: Vec<(String, String)>| -> Vec<f64> {
             let topics = map(rows);
             let value =
                 |period| topics[&format!("$SYS/broker/load/bytes/received/{period}")].parse().unwrap();
             ["1min", "5min", "15min"].map(value).to_vec()
         };
-        totals.bytes_in = 100;
+        totals.net.bytes_in = 100;
         let first = read(stats.tick(at(10), &totals, &Gauges::default()));
         // 600 a minute, for 10 s of 60.
         assert!((first[0] - 600.0 * (1.0 - (-1.0_f64 / 6.0).exp())).abs() < 0.01, "{first:?}");
         assert!(first[0] > first[1] && first[1] > first[2]);
         let mut last = first;
         for step in 2..400 {
-            totals.bytes_in += 100;
+            totals.net.bytes_in += 100;
             last = read(stats.tick(at(step * 10), &totals, &Gauges::default()));
         }
         assert!(last.iter().all(|average| (average - 600.0).abs() < 10.0), "{last:?}");
@@ -293,7 +317,8 @@ mod tests {
     #[test]
     fn a_tick_without_time_keeps_the_averages() {
         let mut stats = SysStats::new(at(0).now);
-        let totals = Totals { bytes_in: 5, ..Totals::default() };
+        let mut totals = SysTotals::default();
+        totals.net.bytes_in = 5;
         let topics = map(stats.tick(at(0), &totals, &Gauges::default()));
         assert_eq!(topics["$SYS/broker/load/bytes/received/1min"], "0.00");
     }

@@ -3,10 +3,10 @@
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use broker::{Broker, Turn};
-use gateway_core::{Message, Origin, clock, metrics::totals};
+use gateway_core::{Message, Origin, clock};
 use telemetry::ProcessStats;
 
-use super::sys::{SysInput, SysStats, is_answered_once};
+use super::sys::{SysInput, SysStats, SysTotals, is_answered_once};
 
 /// Publishes `$SYS`, retained so that a subscriber is answered at once. The time and the version are only kept, so that
 /// a subscriber is answered once; the time is that of the last interval.
@@ -39,7 +39,7 @@ impl SysPublisher {
         let process = ProcessStats::read();
         let input =
             SysInput { now: since_epoch(), heap: process.rss_bytes, heap_maximum: process.rss_peak_bytes };
-        let values = self.stats.tick(input, &totals(), &self.broker.gauges());
+        let values = self.stats.tick(input, &SysTotals::read(), &self.broker.gauges());
         let mut turn = Turn::default();
         for (topic, payload) in &values {
             let mut message = Message::new(topic, payload.as_bytes(), clock::now(), Origin::SERVER);

@@ -377,7 +377,7 @@ fn a_half_open_handshake_does_not_keep_the_data_directory_locked() {
             stream
         });
         // All three are with the gateway before it ends.
-        until(|| gateway_core::metrics::totals().connections_accepted > 0);
+        until(|| net::counters::totals().connections_accepted > 0);
         connect_from(1, gateway.address("default").expect("an address").port(), "last");
         runtime.block_on(gateway.shutdown());
         held

@@ -1,7 +1,7 @@
 //! Walls that the manifests in crates/ cannot state, and habits of the source, read from it.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::Command,
@@ -207,6 +207,33 @@ fn sockets_tonic_and_databases_stay_in_their_folders() {
             }
         }
     }
+    assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
+}
+
+/// The failure: a counter below the crate that counts, whose change builds all between them again.
+#[test]
+fn a_crate_declares_what_it_counts() {
+    let sources = gateway_sources();
+    let name = |source: &Source| source.path.split('/').nth(1).unwrap_or_default().to_owned();
+    let mut counted = BTreeMap::<String, BTreeSet<String>>::new();
+    for source in sources.iter().filter(|source| !is_tests(&source.path)) {
+        for (at, _) in source.code.match_indices("c.") {
+            counted.entry(identifier(&source.code[at + 2..])).or_default().insert(name(source));
+        }
+    }
+    let mut families = 0;
+    let mut wrong = Vec::new();
+    for source in sources.iter().filter(|source| source.path.ends_with("src/counters.rs")) {
+        for family in source.code.split("\n    \"").skip(1) {
+            families += 1;
+            let rows = family.lines().skip(1).map(str::trim).take_while(|line| *line != "}").map(identifier);
+            let by: BTreeSet<String> = rows.filter_map(|row| counted.get(&row)).flatten().cloned().collect();
+            if by.len() < 2 && !by.contains(&name(source)) {
+                wrong.push(format!("{}: {} is counted by {by:?}", source.path, identifier(family)));
+            }
+        }
+    }
+    assert!(families > 100, "only {families} families were found");
     assert!(wrong.is_empty(), "\n{}", wrong.join("\n"));
 }
 

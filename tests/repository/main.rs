@@ -9,6 +9,7 @@ mod crates;
 mod house;
 mod layers;
 mod logs;
+mod metrics;
 mod observability;
 mod packages;
 #[path = "../support/mod.rs"]

@@ -4,7 +4,8 @@
 use std::{collections::BTreeSet, fs, process::Command, time::Duration};
 
 use crate::support::{need, prometheus, python, root, run};
-use gateway_core::metrics::{Family, MetricKind, families};
+use gateway_core::metrics::{Family, MetricKind};
+use mqtt_server::internals::families;
 use serde_json::Value;
 
 use crate::yaml;

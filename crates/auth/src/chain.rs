@@ -11,7 +11,6 @@ use access::{
 use broker::Account;
 use config::{AuthCertificate, AuthStep, Config, ConfigError};
 use edge::reload::Reloads;
-use gateway_core::metrics::count;
 
 use super::{
     AllowAll, Authenticator, Credentials, Decision, Denied, Dialogue, Method, Principal, certificate,
@@ -22,6 +21,7 @@ use super::{
     remote::{GrpcHook, HttpHook, LoginOutcome},
     tokens::JwtTokens,
 };
+use crate::counters::count;
 
 /// Verdict of a step.
 enum StepVerdict {

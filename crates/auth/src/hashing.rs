@@ -13,7 +13,6 @@ use std::{
 use access::passwords::Scratch;
 use broker::Account;
 use edge::door::SourceAddress;
-use gateway_core::metrics::count;
 use parking_lot::{Condvar, Mutex};
 use tokio::{sync::oneshot, time::Instant};
 
@@ -21,6 +20,7 @@ use super::{
     Denied,
     login_queue::{LoginClient, LoginQueue, LoginTicket},
 };
+use crate::counters::count;
 
 /// Time that a job is supposed to take before any was done: a hash of argon2id as made here takes about as long.
 const FIRST_GUESS: Duration = Duration::from_millis(25);

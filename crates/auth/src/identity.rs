@@ -4,7 +4,6 @@ use std::{any::Any, sync::Arc};
 
 use broker::{Account, Charge, CloseReason, ConnectionInfo, MemoryKind};
 use edge::tls::CertificateId;
-use gateway_core::metrics::count;
 
 use super::{Method, Principal};
 
@@ -46,7 +45,9 @@ impl ProvedIdentity {
             let mut charge = Box::new(Charge::new(account, MemoryKind::Sessions));
             charge.set(bytes).then_some(charge).ok_or(NoIdentityRoom)
         });
-        let charge = charge.transpose().inspect_err(|NoIdentityRoom| count(|c| c.memory_sessions.add(1)))?;
+        let charge = charge
+            .transpose()
+            .inspect_err(|NoIdentityRoom| broker::counters::count(|c| c.memory_sessions.add(1)))?;
         Ok(Some(Arc::new(Self { principal: Arc::clone(principal), certificate, _charge: charge }) as _))
     }
 }

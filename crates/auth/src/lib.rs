@@ -10,6 +10,7 @@ mod authorizer;
 pub mod backends;
 mod certificate;
 mod chain;
+pub mod counters;
 mod enhanced;
 mod hashing;
 mod identity;

@@ -18,15 +18,15 @@
 //! memory         the account of what peers make the process hold
 //! ```
 //!
-//! Beside them stand small modules that know no part: `drops` counts what was dropped, `subscriber` is an entry of the index,
-//! `slab` and `half_hash` are tables. Inside a module, files import what they need from beside them, and only `mod.rs` says what
+//! Beside them stand small modules that know no part: `counters`, `subscriber` is an entry of the index, `slab` and `half_hash` are
+//! tables. Inside a module, files import what they need from beside them, and only `mod.rs` says what
 //! others may use. The test `parts_of_the_broker_form_no_circle` keeps the order.
 //!
 //! Invariant: no lock of this crate is held while a target is called, and a target never calls back in.
 //! (The accessor [`Session::core`] is no call in this sense.) Lock order: registry shard, session state, then
 //! one of timers or index; slots last.
 
-mod drops;
+pub mod counters;
 mod durable;
 mod events;
 mod facade;

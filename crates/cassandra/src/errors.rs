@@ -1,12 +1,13 @@
 //! Errors of the database, and the consequences of each kind.
 
-use gateway_core::{metrics::count, warn_limited};
+use gateway_core::warn_limited;
 use scylla::errors::{
     ConnectionError, ConnectionPoolError, ConnectionSetupRequestErrorKind, DbError, ExecutionError,
     MetadataError, NewSessionError, PrepareError, RequestAttemptError,
 };
 
 use super::{ScyllaOptions, StoreError};
+use crate::counters::count;
 
 /// Kinds of errors, as they are counted and answered.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

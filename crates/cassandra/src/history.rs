@@ -5,7 +5,6 @@
 
 use std::{ops::ControlFlow, sync::Arc};
 
-use gateway_core::metrics::count;
 use scylla::{
     client::session::Session,
     errors::{ExecutionError, SerializationError},
@@ -213,7 +212,7 @@ impl WriteKind for Entries {
     }
 
     fn refused(&self, number: usize, error: &str) {
-        count(|c| c.history_dropped_rejected.add(1));
+        store::counters::count(|c| c.history_dropped_rejected.add(1));
         let value = &self.batch[number].value;
         write::warn_refused(value.device.as_str(), &value.topic, error);
     }

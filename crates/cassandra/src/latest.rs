@@ -6,7 +6,7 @@ use std::{
 };
 
 use ahash::RandomState;
-use gateway_core::{metrics::count, warn_limited};
+use gateway_core::warn_limited;
 use scylla::errors::ExecutionError;
 use tokio::task::JoinSet;
 
@@ -116,7 +116,7 @@ impl WriteKind for LatestBatch {
     }
 
     fn refused(&self, number: usize, error: &str) {
-        count(|c| c.latest_dropped_rejected.add(1));
+        store::counters::count(|c| c.latest_dropped_rejected.add(1));
         let value = &self.batch[number];
         write::warn_refused(value.device.as_str(), &value.topic, error);
     }
@@ -141,7 +141,7 @@ struct Dropped {
 
 impl Dropped {
     fn count(&self) {
-        count(|c| {
+        store::counters::count(|c| {
             c.latest_dropped_topics.add(self.topics as u64);
             c.latest_dropped_name.add(self.names as u64);
             c.latest_dropped_too_large.add(self.large as u64);

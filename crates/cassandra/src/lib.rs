@@ -16,6 +16,7 @@
 //! ```
 
 mod cluster;
+pub mod counters;
 mod errors;
 mod history;
 mod latest;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::{database::Compression, metrics::totals};
+use gateway_core::database::Compression;
 use parking_lot::Mutex;
 use scylla::errors::{DbError, ExecutionError, RequestAttemptError};
 
@@ -309,9 +309,9 @@ async fn a_key_that_the_server_refuses_is_dropped_alone() {
     let put = Arc::new(latest::LatestBatch { batch: values.clone().into(), options });
     let mut plan = Plan::new(2);
     plan.add(latest::LatestTable::ByDevice, &[0, 1]);
-    let dropped = totals().latest_dropped_rejected;
+    let dropped = store::counters::totals().latest_dropped_rejected;
     write::all(&store.cluster, &connection, put, plan).await.unwrap();
-    assert!(totals().latest_dropped_rejected > dropped);
+    assert!(store::counters::totals().latest_dropped_rejected > dropped);
     assert_eq!(store.get("t", Some("d")).await.unwrap().as_ref(), Some(&values[0]));
     cql(&store, "DROP KEYSPACE {}").await;
 }
@@ -327,7 +327,7 @@ async fn values_that_lose_against_one_of_the_future_are_counted() {
     put(&ahead, &[suite::value("d", "a", now + hour), suite::value("d", "b", now)]).await.unwrap();
 
     let store = with(&options, |o| o.server_id = "right".to_owned());
-    let older = || totals().latest_dropped_clock;
+    let older = || store::counters::totals().latest_dropped_clock;
     let before = older();
     put(&store, &[suite::value("d", "a", now + 1), suite::value("d", "b", now + 1)]).await.unwrap();
     assert_eq!(older(), before + 1);
@@ -507,12 +507,12 @@ async fn a_wrong_password_is_said_and_the_right_one_works_over_tls() {
     put(&store, &[suite::value("d", "t", 1)]).await.unwrap();
     assert!(store.get("t", None).await.unwrap().is_some());
 
-    let denied = totals().database_errors_denied;
+    let denied = counters::totals().database_errors_denied;
     let wrong = put(&with(&options, |o| o.password = "wrong".to_owned()), &[suite::value("d", "t", 2)]).await;
     assert!(matches!(&wrong, Err(StoreError::Unavailable(e)) if e.contains("refuses user")), "{wrong:?}");
     let nobody = put(&with(&options, |o| o.username.clear()), &[suite::value("d", "t", 2)]).await;
     assert!(matches!(&nobody, Err(StoreError::Unavailable(e)) if e.contains("wants a user")), "{nobody:?}");
-    assert!(totals().database_errors_denied >= denied + 2);
+    assert!(counters::totals().database_errors_denied >= denied + 2);
     let plain = put(&with(&options, |o| o.tls = None), &[suite::value("d", "t", 2)]).await;
     assert!(matches!(plain, Err(StoreError::Unavailable(_))), "{plain:?}");
     assert_eq!(store.get("t", None).await.unwrap().map(|value| value.version), Some(1));
@@ -600,9 +600,9 @@ async fn history_that_the_database_refuses_is_dropped_and_fails_nothing_else() {
     let long = "x".repeat(65_000);
     let values = [suite::value("d", "t", 1), suite::value(&long, &long, 2), suite::value("d", "t", 3)];
     let entries: Vec<_> = values.into_iter().map(|value| HistoryEntry { value, ttl: 1_000 }).collect();
-    let dropped = totals().history_dropped_rejected;
+    let dropped = store::counters::totals().history_dropped_rejected;
     history.append(entries.into()).await.unwrap();
-    assert_eq!(totals().history_dropped_rejected, dropped + 1);
+    assert_eq!(store::counters::totals().history_dropped_rejected, dropped + 1);
     let query = HistoryQuery {
         device: "d".to_owned(),
         topic: "t".to_owned(),

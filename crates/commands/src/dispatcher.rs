@@ -16,7 +16,7 @@ use std::{
 use ahash::RandomState;
 use broker::{Account, Broker, Charge, MemoryKind, Reserved, ReservedOutcome, Shortage, Turn};
 use bytes::Bytes;
-use gateway_core::{ClientId, Message, Properties, metrics::count};
+use gateway_core::{ClientId, Message, Properties};
 use parking_lot::Mutex;
 use tokio::sync::{Notify, oneshot};
 
@@ -24,6 +24,7 @@ use super::{
     CommandRegistry, CommandsOptions, DeviceReply, NoReply, RANDOM, STATUS, SendReply, Spec,
     topics::{ReplyAddress, number},
 };
+use crate::counters::count;
 
 /// Commands that have ended and are still known by their id.
 const REMEMBERED: usize = 16_384;
@@ -168,7 +169,7 @@ impl ReplyDispatcher {
         let (id, correlation) = (super::random_id()?, super::random()?);
         let mut charge = Charge::new(account, MemoryKind::Commands);
         if !charge.set(OVERHEAD + spec.cost()) {
-            count(|c| c.memory_commands.add(1));
+            broker::counters::count(|c| c.memory_commands.add(1));
             return Err(NoReply::Memory);
         }
         let (caller, reply) = oneshot::channel();
@@ -263,7 +264,7 @@ fn reply(address: &ReplyAddress<'_>, message: &Message<'_>, account: &Arc<Accoun
     let mut charge = Charge::new(account, MemoryKind::Commands);
     let answer = answer(address, message);
     if !charge.set(answer.cost()) {
-        count(|c| c.memory_commands.add(1));
+        broker::counters::count(|c| c.memory_commands.add(1));
         return None;
     }
     Some(SendReply { answer, _charge: charge })

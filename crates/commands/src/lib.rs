@@ -22,6 +22,7 @@
 //!
 //! Knows no tonic and no proto. Nothing waits under a lock; the dispatcher's is held for a lookup.
 
+pub mod counters;
 mod dispatcher;
 mod ending;
 mod listing;

@@ -21,7 +21,7 @@ use std::{
 
 use broker::{Account, Charge, MemoryKind, ReservedOutcome, Shortage};
 use bytes::Bytes;
-use gateway_core::{Commit, CommitRefused, Message, QoS, ReceiptState, Timestamp, clock, metrics::count};
+use gateway_core::{Commit, CommitRefused, Message, QoS, ReceiptState, Timestamp, clock};
 use parking_lot::Mutex;
 use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
 use thiserror::Error;
@@ -40,6 +40,7 @@ use super::{
     table::{CommandChanges, CommandEntry, CommandTable, Writing, cost},
     topics::ReplyAddress,
 };
+use crate::counters::count;
 
 /// Changes that a watcher may be behind; beyond them it gets the state as it is.
 const BEHIND: usize = 32;
@@ -266,7 +267,7 @@ impl CommandRegistry {
             return Err(CommandStartError::TooMany("commands.max_active_per_device"));
         }
         if !self.store.accepts() {
-            count(|c| c.refused_store.add(1));
+            gateway_core::counters::count(|c| c.refused_store.add(1));
             return Err(CommandStartError::Store);
         }
         let commit = Commit::new();
@@ -278,7 +279,7 @@ impl CommandRegistry {
             }
             let bytes = charge.bytes() + entry.bytes;
             if !charge.set(bytes) {
-                count(|c| c.memory_commands.add(1));
+                broker::counters::count(|c| c.memory_commands.add(1));
                 return Err(CommandStartError::Memory);
             }
         }
@@ -520,7 +521,7 @@ impl CommandRegistry {
             }
             let reply = answer(address, message);
             if !self.store.accepts() {
-                count(|c| c.refused_store.add(1));
+                gateway_core::counters::count(|c| c.refused_store.add(1));
                 return Some(ReservedOutcome::Refused(Shortage::Store));
             }
             {
@@ -528,7 +529,7 @@ impl CommandRegistry {
                 let mut charge = self.charge.lock();
                 let most = self.options.max_bytes.saturating_mul(2);
                 if !self.make_room(&mut table, &mut charge, reply.cost(), most) {
-                    count(|c| c.memory_commands.add(1));
+                    broker::counters::count(|c| c.memory_commands.add(1));
                     return Some(ReservedOutcome::Refused(Shortage::Memory));
                 }
             }

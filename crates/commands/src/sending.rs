@@ -7,13 +7,14 @@
 use std::{sync::Arc, time::Duration};
 
 use broker::{DirectOutcome, Shortage};
-use gateway_core::{DropReason, Outcome, QoS, Receipt, ReceiptState, clock, metrics::count};
+use gateway_core::{DropReason, Outcome, QoS, Receipt, ReceiptState, clock};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
 };
 
 use super::{CommandService, Failed, NoReply, SendReply, SendStage, Spec, after, dispatcher::PendingReply};
+use crate::counters::count;
 
 /// Most attempts of a command whose sessions end.
 const MOST_ATTEMPTS: usize = 16;

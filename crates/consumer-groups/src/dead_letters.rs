@@ -6,7 +6,7 @@ use std::{
 };
 
 use bytes::Bytes;
-use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timestamp};
 use serde::{Deserialize, Serialize};
 use store::{Expect, StateChange, StateRecord};
 
@@ -107,7 +107,7 @@ impl DeadLetters {
         while self.kept.len() > self.most.max(1) || (self.bytes > self.most_bytes && self.kept.len() > 1) {
             let Some((oldest, bytes)) = self.kept.pop_front() else { break };
             self.bytes -= bytes;
-            count(|c| c.groups_dropped_letters.add(1));
+            broker::counters::count(|c| c.groups_dropped_letters.add(1));
             changes.push(StateChange { key: key(oldest), value: None, expect: Expect::Any });
         }
         changes

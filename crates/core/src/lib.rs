@@ -5,6 +5,7 @@
 mod budget;
 pub mod clock;
 pub mod commit;
+pub mod counters;
 pub mod database;
 mod effort;
 mod flow;

@@ -60,6 +60,12 @@ impl ReceiptState {
             self.code = self.code.filter(|code| *code >= 0x80).or(Some(code));
         }
     }
+
+    /// One delivery was given up.
+    pub fn given_up(&mut self, reason: DropReason) {
+        self.dropped += 1;
+        self.reason = Some(reason);
+    }
 }
 
 /// Shared between the waiting caller and the sessions that hold its message.

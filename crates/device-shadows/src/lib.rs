@@ -15,6 +15,7 @@
 //!
 //! Must not know: tonic, MQTT's packets, which store it is.
 
+pub mod counters;
 mod device_queues;
 mod requests;
 #[cfg(test)]
@@ -24,11 +25,12 @@ mod watching;
 use std::{sync::Arc, time::Duration};
 
 use broker::{Broker, Turn};
-use gateway_core::{Budget, ClientId, Message, Origin, QoS, Timestamp, clock, is_one_level, metrics::count};
+use gateway_core::{Budget, ClientId, Message, Origin, QoS, Timestamp, clock, is_one_level};
 use shadow::{AnswerContext, DocumentLimits, Patch, Rejection, ShadowTopics, Snapshot, State, Update};
 use store::{MAX_SHADOW_DEVICE, ShadowPut, ShadowRecord, ShadowStore, StoreError};
 use tokio::{runtime::Handle, time::timeout};
 
+use counters::count;
 use device_queues::DeviceQueues;
 pub use requests::DeviceShadows;
 use watching::Watchers;
@@ -213,7 +215,7 @@ impl ShadowService {
         if waited < self.options.max_wait {
             return Ok(());
         }
-        count(|c| c.shadow_refused_waited.add(1));
+        store::counters::count(|c| c.shadow_refused_waited.add(1));
         Err(Rejection::Unavailable)
     }
 

@@ -4,10 +4,11 @@ use std::sync::Arc;
 
 use broker::{Broker, Reserved, ReservedOutcome, Shortage, Turn};
 use bytes::Bytes;
-use gateway_core::{Commit, Effort, Message, Timestamp, metrics::count};
+use gateway_core::{Commit, Effort, Message, Timestamp};
 use shadow::{AnswerContext, Rejection, ShadowOperation, Snapshot, Update, client_token, operation};
 
 use super::{ShadowKey, ShadowService, device_queues::WorkRefusal, wall};
+use crate::counters::count;
 
 /// A payload up to this size is read for its token on the thread that serves the device, to refuse a request with it.
 const QUICK: usize = 1024;
@@ -51,7 +52,7 @@ impl Reserved for DeviceShadows {
 
     fn take(&self, message: &Message<'_>, rest: &str, broker: &Broker, turn: &mut Turn) -> ReservedOutcome {
         let (Some(device), Some((operation, name))) = (message.origin.client_id, operation(rest)) else {
-            count(|c| c.shadow_requests_unknown.add(1));
+            store::counters::count(|c| c.shadow_requests_unknown.add(1));
             return ReservedOutcome::Taken;
         };
         turn.effort.spend(Effort::REQUEST);
@@ -84,11 +85,11 @@ impl Reserved for DeviceShadows {
                 ReservedOutcome::Taken
             }
             Err(WorkRefusal::Memory) => {
-                count(|c| c.shadow_refused_memory.add(1));
+                store::counters::count(|c| c.shadow_refused_memory.add(1));
                 ReservedOutcome::Refused(Shortage::Memory)
             }
             Err(WorkRefusal::Device) => {
-                count(|c| c.shadow_refused_requests.add(1));
+                store::counters::count(|c| c.shadow_refused_requests.add(1));
                 let quick = &message.payload[..size.min(QUICK)];
                 let token = client_token(quick, &shadows.options.limits).ok().flatten();
                 shadows.reject(broker, &key, operation, token.as_deref(), &Rejection::TooManyRequests, turn);

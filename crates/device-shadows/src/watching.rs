@@ -9,12 +9,13 @@ use std::{
 };
 
 use ahash::RandomState;
-use gateway_core::{Budget, ClientId, metrics::count};
+use gateway_core::{Budget, ClientId};
 use hashbrown::{HashMap, hash_map::Entry};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
 
 use super::ShadowDocument;
+use crate::counters::count;
 
 /// Bytes counted for a change besides its document.
 const OVERHEAD: usize = 512;

@@ -17,9 +17,7 @@ use broker::{
     Broker, CloseReason, Delivered, QueueInfo, QueueSummary, Queued, ReplayWork, Session, SessionCore, Target,
 };
 use codec::reason;
-use gateway_core::{
-    Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, clock, metrics::count,
-};
+use gateway_core::{Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, clock};
 use parking_lot::{Mutex, MutexGuard};
 use session::{Env, Gate, LinkParams, Outbound, StoredQueue};
 
@@ -390,7 +388,7 @@ impl Session for Device {
         let lost = slot.out.dropped() - before;
         self.context.broker.note_dropped(self.core.client_id(), DropReason::Memory, lost);
         if let Some(link) = slot.link.as_mut().filter(|link| !gave && link.close.is_none()) {
-            count(|c| c.memory_queued.add(1));
+            broker::counters::count(|c| c.memory_queued.add(1));
             link.close = Some(CloseReason::Memory);
             link.waker.wake_by_ref();
         }

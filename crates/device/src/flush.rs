@@ -8,11 +8,12 @@ use std::{
 
 use broker::Session;
 use codec::reason;
-use gateway_core::{Protocol, clock, metrics::count};
+use gateway_core::{Protocol, clock};
 use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
 use super::{Device, Link, SocketWriter, Unsent, sending::NextWrite, trace};
+use crate::counters::count;
 
 const ROUNDS: usize = 4;
 

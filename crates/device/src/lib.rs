@@ -14,6 +14,7 @@
 //! Knows sessions and the broker's [`Target`](broker::Target). Must not know: listeners, shards, permissions, stores.
 
 mod context;
+pub mod counters;
 mod device;
 pub mod flush;
 mod link;

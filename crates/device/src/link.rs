@@ -4,7 +4,6 @@
 use std::{sync::Arc, task::Waker};
 
 use broker::{Account, Charge, CloseReason, MemoryKind};
-use gateway_core::metrics::count;
 use session::{Outbound, recycle};
 use tokio::net::tcp::OwnedWriteHalf;
 
@@ -107,7 +106,7 @@ impl Link {
     pub fn settle_unsent(&mut self, behind: usize) {
         let Some(unsent) = self.unsent.as_mut().filter(|_| self.close.is_none()) else { return };
         if !unsent.settle(behind) {
-            count(|c| c.memory_replies.add(1));
+            broker::counters::count(|c| c.memory_replies.add(1));
             self.close = Some(CloseReason::Memory);
             self.waker.wake_by_ref();
         }

@@ -31,7 +31,7 @@ fn main() {
     // Number of messages that a publisher may have unacknowledged.
     for window in [20_000, 1_000] {
         let messages: Vec<_> = (0..MESSAGES).map(message).collect();
-        let commits = gateway_core::metrics::totals().store_commits;
+        let commits = disk::counters::totals().store_commits;
         let watch = Watch::start();
         let mut open = VecDeque::new();
         for (n, message) in (0..MESSAGES).zip(messages) {
@@ -55,7 +55,7 @@ fn main() {
             runtime.block_on(commit.wait()).unwrap();
         }
         watch.report(&format!("append, window {window}"), MESSAGES);
-        let commits = gateway_core::metrics::totals().store_commits - commits;
+        let commits = disk::counters::totals().store_commits - commits;
         let bytes = fs::metadata(dir.path().join("queues/data.mdb")).unwrap().len();
         println!("  {commits} commits, {:.0} bytes on disk each", bytes as f64 / MESSAGES as f64);
         let began = Instant::now();

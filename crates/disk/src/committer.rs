@@ -9,11 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gateway_core::metrics::count;
 use heed::RwTxn;
 use parking_lot::{Condvar, Mutex};
 
 use super::environment::Environment;
+use crate::counters::count;
 use store::{StoreError, StoreHealth};
 
 /// First pause after a failed commit; it doubles up to [`LONGEST_PAUSE`].

@@ -15,6 +15,7 @@
 mod answered;
 mod check;
 mod committer;
+pub mod counters;
 mod environment;
 mod fields;
 mod format;

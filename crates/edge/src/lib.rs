@@ -3,6 +3,7 @@
 //!
 //! Knows the configuration. Must not know MQTT, gRPC, the broker or a store.
 
+pub mod counters;
 pub mod door;
 pub mod reload;
 pub mod remote;

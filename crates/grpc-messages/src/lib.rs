@@ -4,6 +4,7 @@ pub mod answers;
 pub mod commands;
 pub mod consumed;
 pub mod convert;
+pub mod counters;
 pub mod encode;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;

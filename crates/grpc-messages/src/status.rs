@@ -11,14 +11,14 @@ use auth::{
 };
 use consumer_groups::{GroupError, MemberEnd};
 use gateway_api::gateway::v1;
-use gateway_core::{DropReason, ReceiptState, metrics::count};
+use gateway_core::{DropReason, ReceiptState};
 use shadow::Rejection;
 use store::StoreError;
 use thiserror::Error;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use crate::commands;
+use crate::{commands, counters::count};
 
 /// `ErrorInfo.domain` of every error.
 pub(crate) const ERROR_DOMAIN: &str = "mqtt-server";

@@ -11,6 +11,7 @@
 //! tonic. Invariants: a call flushes its `Turn` before it awaits anything; every stream, request and page is bounded;
 //! only `status` makes a gRPC status; a stream never slows a publisher.
 
+pub mod counters;
 pub mod proto;
 mod server;
 mod services;
@@ -23,7 +24,7 @@ use commands::CommandService;
 use consumer_groups::ConsumerGroups;
 use device_shadows::ShadowService;
 use edge::reload::Reloads;
-use gateway_core::{clock::now, metrics::count};
+use gateway_core::clock::now;
 use store::{PublisherStore, StoreError};
 use telemetry::TraceClients;
 use thiserror::Error;
@@ -43,6 +44,7 @@ use values::History;
 use auth::{Authority, abuse::BanRegistry};
 
 use self::{
+    counters::count,
     proto::{
         precedent_server::published_packet_service_server::PublishedPacketServiceServer,
         server::{

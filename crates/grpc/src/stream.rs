@@ -20,13 +20,12 @@ use std::{
 
 use broker::{Broker, StreamHandle};
 use bytes::{Buf, BufMut, Bytes};
-use gateway_core::metrics::count;
 use prost::encoding::{DecodeContext, WireType};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_stream::Stream;
 use tonic::Status;
 
-use crate::now;
+use crate::{counters::count, now};
 use grpc_messages::{convert::Linger, encode, status::Error};
 
 pub(super) use open::{OpenStream, OpenStreams, StreamBacklog, StreamSlot, size_of_filters, size_of_names};

@@ -11,7 +11,6 @@ use std::{
 
 use broker::{Account, Charge, MemoryKind};
 use edge::door::PendingConnection;
-use gateway_core::metrics::count;
 use hyper::http::Extensions;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
@@ -20,6 +19,7 @@ use super::{
     held::HeldBytes,
     seats::{RequestKind, Seats, TakenSeat},
 };
+use crate::counters::count;
 use auth::backends::callers::{CallerKey, NoPlace};
 
 /// Bytes that a connection is taken to hold: its task, a header and a piece of an answer.

@@ -10,7 +10,6 @@ use std::{
 use axum::body::Body;
 use broker::{Account, MemoryKind};
 use bytes::Bytes;
-use gateway_core::metrics::count;
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 
 /// Bytes of an answer that are handed on at once.
@@ -37,7 +36,7 @@ impl HeldBytes {
     /// There is no room; nothing has changed, and it is counted.
     pub(super) fn more(&mut self, bytes: usize) -> Result<(), NoMemory> {
         if !self.account.charge(MemoryKind::Http, self.bytes, bytes) {
-            count(|c| c.memory_http.add(1));
+            broker::counters::count(|c| c.memory_http.add(1));
             return Err(NoMemory);
         }
         self.bytes += bytes;

@@ -14,6 +14,7 @@
 //! Knows the door of connections, and the gRPC API as a client does; what pages show is given to it by the wiring.
 
 mod client;
+pub mod counters;
 mod held;
 mod json;
 mod local;

@@ -25,7 +25,7 @@ use edge::{
     door::{Arrival, ConnectionPermit, Door, DoorBounds, DoorListener, PendingConnection, is_this_machine},
     tls::{self, TlsHandle},
 };
-use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
+use gateway_core::{info_of_peer, log_limits::LineKind};
 use hyper::{
     body::Incoming,
     server::conn::http1,
@@ -53,6 +53,7 @@ use super::{
     pages::{Authorize, PageDenied},
     seats::{RequestKind, Seats},
 };
+use crate::counters::count;
 
 /// Bounds of the server.
 #[derive(Debug, Clone, Copy)]
@@ -146,7 +147,7 @@ pub async fn serve(
     let mut shutdown = pin!(shutdown);
     let prepare = |door: &Door| {
         if strangers.are_too_many() {
-            count(|c| c.memory_unauthenticated.add(1));
+            broker::counters::count(|c| c.memory_unauthenticated.add(1));
             door.shed();
         }
     };
@@ -187,11 +188,11 @@ async fn open(server: Arc<Server>, stream: TcpStream, tls: Option<TlsAcceptor>, 
     let Some(acceptor) = tls else { return run(&server, stream, false, entrant).await };
     let handshake = pin!(timeout(server.limits.header_timeout, acceptor.accept(stream)));
     let shaken = entrant.pending.attend(handshake).await;
-    count(|c| match &shaken {
-        Some(Ok(Ok(_))) => c.handshake_tls_ok.add(1),
-        Some(_) => c.handshake_tls_failed.add(1),
-        None => c.http_refused_silent.add(1),
-    });
+    match &shaken {
+        Some(Ok(Ok(_))) => edge::counters::count(|c| c.handshake_tls_ok.add(1)),
+        Some(_) => edge::counters::count(|c| c.handshake_tls_failed.add(1)),
+        None => count(|c| c.http_refused_silent.add(1)),
+    }
     let peer = entrant.peer;
     match shaken {
         Some(Ok(Ok(stream))) => run(&server, stream, true, entrant).await,

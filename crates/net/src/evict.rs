@@ -4,9 +4,10 @@ use std::sync::Arc;
 
 use arc_swap::ArcSwap;
 use broker::{CloseReason, Session};
-use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
+use gateway_core::{info_of_peer, log_limits::LineKind};
 
 use super::NetShared;
+use crate::counters::count;
 use auth::{Connected, ConnectionCheck};
 
 /// Checks that decide whether a connection may stay. Without any, a CONNECT pays one atomic load.

@@ -16,6 +16,7 @@
 
 mod accept;
 mod connection;
+pub mod counters;
 mod evict;
 mod layers;
 mod local;

@@ -9,7 +9,8 @@ use std::{
 
 use broker::{CloseReason, Session};
 use device::{Device, HEARD, PAUSED};
-use gateway_core::metrics::count;
+
+use crate::counters::count;
 
 /// Ticks of a shard's clock in a second.
 pub(super) const PER_SECOND: u32 = 8;

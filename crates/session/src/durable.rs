@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use gateway_core::{
     Commit, DropReason, Durability, Journal, JournalPage, Message, Offer, Outcome, QoS, QueueEntry, QueueId,
-    QueueOp, Receipt, StoredEntry, Tail, Timestamp, limits::OverflowPolicy, metrics::count, part_of_qos_0,
+    QueueOp, Receipt, StoredEntry, Tail, Timestamp, limits::OverflowPolicy, part_of_qos_0,
 };
 
 use super::{
@@ -302,12 +302,12 @@ impl Outbound {
                 || oldest >= backlog.tail.next();
             if keeps || disconnect || backlog.tail.messages() == 0 {
                 rare.dropped += 1;
-                count(|c| c.dropped_queue_full.add(1));
+                DropReason::QueueFull.count(1);
                 rare.overflowed = disconnect && !keeps;
                 return Outcome::Dropped(DropReason::QueueFull);
             }
             rare.dropped += 1;
-            count(|c| c.dropped_queue_full.add(1));
+            DropReason::QueueFull.count(1);
             disk.journal.submit(QueueOp::Trim { queue: disk.queue, from: oldest, count: 1 });
             backlog.note_trimmed();
         }
@@ -368,7 +368,7 @@ impl super::outbound::SessionExtras {
         let expired = message.as_ref().is_some_and(|message| message.is_expired(env.now));
         if expired {
             self.dropped += 1;
-            count(|c| c.dropped_expired.add(1));
+            DropReason::Expired.count(1);
             dropped(receipt.as_ref(), DropReason::Expired);
         }
         let Some(message) = message.filter(|_| !expired) else {

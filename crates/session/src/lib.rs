@@ -12,6 +12,7 @@ mod alias;
 mod backlog;
 mod buffers;
 mod connect;
+pub mod counters;
 mod durable;
 mod enhanced;
 #[cfg(any(test, feature = "fuzz"))]

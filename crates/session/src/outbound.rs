@@ -11,7 +11,6 @@ use gateway_core::{
     Budget, Commit, DropReason, Message, Offer, Outcome, Protocol, QoS, QueueOp, Receipt, SharedMessage,
     Tail, Timestamp, Yielded,
     limits::{Limits, OverflowPolicy},
-    metrics::count,
 };
 
 use super::{
@@ -24,6 +23,7 @@ use super::{
     ledger::{self, Ledger},
     pending::{Awaited, PendingQueue},
 };
+use crate::counters::count;
 
 /// Bytes that may wait in the out-buffer; beyond it deliveries wait as messages.
 pub const OUT_BUFFER: usize = 64 << 10;
@@ -219,7 +219,7 @@ impl Outbound {
     /// Takes one message: into the out-buffer if it can go now, else into the queue, else drops it.
     pub fn offer(&mut self, message: &Message<'_>, offer: Offer<'_>, env: &Env<'_>) -> Outcome {
         if self.ended {
-            count(|c| c.dropped_session_ended.add(1));
+            DropReason::SessionEnded.count(1);
             return Outcome::Dropped(DropReason::SessionEnded);
         }
         let qos = offer.qos.min(message.qos);
@@ -257,7 +257,7 @@ impl Outbound {
                 return self.send_acknowledged(message, qos, offer, env.now);
             }
         } else if !offer.queue_offline || (qos == QoS::AtMostOnce && !env.limits.offline_qos0) {
-            count(|c| c.dropped_offline.add(1));
+            DropReason::Offline.count(1);
             if let Some(rare) = &mut self.rare {
                 rare.dropped += 1;
             }
@@ -408,7 +408,7 @@ impl Outbound {
                 shared.push(delivery.into_shared(place));
             } else {
                 delivery.on_disk.settle();
-                count(|c| c.dropped_session_ended.add(1));
+                DropReason::SessionEnded.count(1);
                 dropped(delivery.receipt(), DropReason::SessionEnded);
             }
         }
@@ -442,7 +442,7 @@ impl Outbound {
             messages += on_disk;
         }
         rare.dropped += messages as u64;
-        count(|c| c.dropped_purged.add(messages as u64));
+        DropReason::Purged.count(messages as u64);
         self.settle(env.budget);
         messages
     }
@@ -483,7 +483,7 @@ impl Outbound {
             for delivery in gone {
                 env.budget.release(delivery.message.cost());
                 rare.dropped += 1;
-                count(|c| c.dropped_memory.add(1));
+                DropReason::Memory.count(1);
                 dropped(delivery.receipt(), DropReason::Memory);
             }
         }
@@ -494,7 +494,7 @@ impl Outbound {
     /// Notes that `messages` QoS 0 messages were lost with the connection.
     pub fn note_lost(&mut self, messages: u64) {
         if messages > 0 {
-            count(|c| c.dropped_connection_lost.add(messages));
+            DropReason::ConnectionLost.count(messages);
             self.rare().dropped += messages;
         }
     }
@@ -583,9 +583,6 @@ pub(super) fn answered(receipt: Option<&Arc<Receipt>>, code: u8) {
 
 pub(super) fn dropped(receipt: Option<&Arc<Receipt>>, reason: DropReason) {
     if let Some(receipt) = receipt {
-        receipt.update(|state| {
-            state.dropped += 1;
-            state.reason = Some(reason);
-        });
+        receipt.update(|state| state.given_up(reason));
     }
 }

@@ -4,8 +4,7 @@ use std::sync::Arc;
 
 use codec::{AckKind, PublishFrame, reason};
 use gateway_core::{
-    DropReason, Message, Offer, Outcome, QoS, Receipt, Timestamp, limits::OverflowPolicy, metrics::count,
-    part_of_qos_0,
+    DropReason, Message, Offer, Outcome, QoS, Receipt, Timestamp, limits::OverflowPolicy, part_of_qos_0,
 };
 
 use super::{
@@ -16,6 +15,7 @@ use super::{
     outbound::{ReceiptMark, SessionExtras, dropped},
     pending::{Awaited, PendingDelivery},
 };
+use crate::counters::count;
 
 impl Outbound {
     pub(super) fn send_qos0(&mut self, message: &Message<'_>, offer: Offer<'_>, now: Timestamp) -> Outcome {
@@ -97,7 +97,7 @@ impl Outbound {
         let cost = message.cost();
         while rare.pending.len() >= most || rare.pending.bytes() + cost > most_bytes {
             rare.dropped += 1;
-            count(|c| c.dropped_queue_full.add(1));
+            DropReason::QueueFull.count(1);
             if qos == QoS::AtMostOnce || env.limits.overflow == OverflowPolicy::DropNewest {
                 return Outcome::Dropped(DropReason::QueueFull);
             }
@@ -112,7 +112,7 @@ impl Outbound {
         }
         if !env.budget.charge(rare.held(), cost) {
             rare.dropped += 1;
-            count(|c| c.dropped_memory.add(1));
+            DropReason::Memory.count(1);
             return Outcome::Dropped(DropReason::Memory);
         }
         let mut delivery = PendingDelivery::keep(message, qos, offer);
@@ -139,7 +139,7 @@ impl Outbound {
             InflightStage::Publish(delivery)
                 if SessionExtras::withholds(&mut rare.gate, &delivery.message) =>
             {
-                count(|c| c.dropped_not_authorized.add(1));
+                DropReason::NotAuthorized.count(1);
                 rare.dropped += 1;
                 dropped(delivery.receipt(), DropReason::NotAuthorized);
                 if delivery.qos == QoS::ExactlyOnce {
@@ -178,7 +178,7 @@ impl Outbound {
                         rare.marks.push_back(ReceiptMark { end, id, receipt: Arc::clone(receipt) });
                     }
                 } else {
-                    count(|c| c.dropped_too_large.add(1));
+                    DropReason::TooLarge.count(1);
                     dropped(delivery.receipt(), DropReason::TooLarge);
                     delivery.on_disk.remove(place, env);
                 }
@@ -214,14 +214,14 @@ impl Outbound {
         env.budget.release(delivery.message.cost());
         if expired {
             rare.dropped += 1;
-            count(|c| c.dropped_expired.add(1));
+            DropReason::Expired.count(1);
             dropped(delivery.receipt(), DropReason::Expired);
             delivery.on_disk.remove(place, env);
             return true;
         }
         if withheld {
             rare.dropped += 1;
-            count(|c| c.dropped_not_authorized.add(1));
+            DropReason::NotAuthorized.count(1);
             dropped(delivery.receipt(), DropReason::NotAuthorized);
             delivery.on_disk.remove(place, env);
             return true;
@@ -249,7 +249,7 @@ impl Outbound {
     pub(super) fn too_large(&mut self) -> Outcome {
         // A packet above the client's maximum is dropped as if sent [MQTT-3.1.2-25].
         self.rare().dropped += 1;
-        count(|c| c.dropped_too_large.add(1));
+        DropReason::TooLarge.count(1);
         Outcome::Dropped(DropReason::TooLarge)
     }
 

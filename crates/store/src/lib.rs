@@ -18,6 +18,7 @@
 //! after the transaction, or refuses it.
 
 mod clock_mark;
+pub mod counters;
 mod data_dir;
 mod group_state;
 mod history;

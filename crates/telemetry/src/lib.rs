@@ -2,6 +2,7 @@
 //! reloads, and nothing that serves.
 
 mod audit;
+pub mod counters;
 mod export;
 mod libraries;
 mod lines;

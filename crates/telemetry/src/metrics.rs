@@ -2,14 +2,14 @@
 
 use std::fmt::Write;
 
-use gateway_core::metrics::{Row, Totals, figures};
+use gateway_core::metrics::{Row, figures};
 
 use super::ProcessStats;
 
-/// Returns everything countable: counters, the rows in `read`, figures of the process and the version. `/metrics` and
-/// OTLP show exactly these.
-pub fn rows(totals: &Totals, read: Vec<Row>, process: &ProcessStats) -> Vec<Row> {
-    let mut rows = totals.rows();
+/// Returns everything countable: the rows of counters, those in `read`, figures of the process and the version. `/metrics`
+/// and OTLP show exactly these.
+pub fn rows(counters: Vec<Row>, read: Vec<Row>, process: &ProcessStats) -> Vec<Row> {
+    let mut rows = counters;
     rows.extend(read);
     rows.extend(process_rows(process));
     rows.push(figures::BUILD_INFO.of([super::version()], 1.0));
@@ -80,18 +80,20 @@ impl Exposition {
 mod tests {
     use std::collections::HashSet;
 
+    use gateway_core::counters::Totals;
+
     use super::*;
 
     #[test]
     fn every_name_is_described_once_and_its_rows_stand_together() {
-        let totals = Totals { refused_connect: 3, handshake_timeout: 4, ..Totals::default() };
+        let totals = Totals { dropped_memory: 3, refused_store: 4, ..Totals::default() };
         let read = vec![
             figures::GROUP_LOST.of(["a"], 2.0),
             figures::SESSIONS.is(0.5),
             figures::GROUP_LOST.of(["b\"\\"], 1.0),
         ];
         let process = ProcessStats { cpu_seconds: 1.25, ..ProcessStats::default() };
-        let text = render(&rows(&totals, read, &process));
+        let text = render(&rows(totals.rows(), read, &process));
         let mut described = HashSet::new();
         let mut current = "";
         for line in text.lines() {
@@ -108,8 +110,8 @@ mod tests {
             }
         }
         for line in [
-            "mqtt_connections_refused_total{reason=\"connack\"} 3",
-            "mqtt_connections_refused_total{reason=\"connect_timeout\"} 4",
+            "mqtt_messages_dropped_total{reason=\"memory\"} 3",
+            "mqtt_messages_refused_total{reason=\"store\"} 4",
             "gateway_group_lost{group=\"b\\\"\\\\\"} 1",
             "mqtt_sessions 0.5",
             "process_cpu_seconds_total 1.25",

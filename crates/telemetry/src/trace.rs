@@ -11,9 +11,11 @@ use std::{
     },
 };
 
-use gateway_core::{QoS, Timestamp, metrics::count};
+use gateway_core::{QoS, Timestamp};
 use parking_lot::{Mutex, RwLock};
 use tokio::sync::Notify;
+
+use crate::counters::count;
 
 /// The most clients traced into the log at once, besides those of the configuration.
 const MOST: usize = 1000;

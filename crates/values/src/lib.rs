@@ -6,6 +6,7 @@
 //! history         every message of some topics, over the trait `HistoryStore`
 //! ```
 
+pub mod counters;
 mod history;
 mod latest;
 #[cfg(test)]

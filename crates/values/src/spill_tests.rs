@@ -7,10 +7,10 @@ use std::{
 };
 
 use disk::{EmbeddedLatest, EmbeddedOptions};
-use gateway_core::{ClientId, Timestamp, metrics::totals};
+use gateway_core::{ClientId, Timestamp};
 use store::{
     DataDir, LatestQuery, LatestStore, LatestValue, Recorder as _, SpillStore, VersionClock,
-    suite::latest::value, version_offset,
+    counters::totals, suite::latest::value, version_offset,
 };
 use tokio::sync::watch;
 

@@ -3,7 +3,7 @@
 use std::time::SystemTime;
 
 use access::backends::{Role, Scope, Tokens};
-use gateway_core::metrics::totals;
+use auth::counters::totals;
 use mqtt_server::proto::gateway::v1::{
     self, consumer_client::ConsumerClient, events_client::EventsClient, groups_client::GroupsClient,
     publisher_client::PublisherClient, state_client::StateClient, subscriber_client::SubscriberClient,

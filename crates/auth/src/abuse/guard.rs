@@ -4,13 +4,14 @@ use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use access::{BackoffRule, Flapping, Principal, bans::BanSubject};
 use edge::door::SourceAddress;
-use gateway_core::{Peer, Timestamp, metrics::count, warn_limited};
+use gateway_core::{Peer, Timestamp, warn_limited};
 use parking_lot::Mutex;
 
 use super::{
     BanRegistry,
     logins::{LoginHistory, LoginName},
 };
+use crate::counters::count;
 
 /// Client ids whose connects are remembered.
 const REMEMBERED: usize = 65_536;

@@ -5,13 +5,11 @@
 
 use std::{fmt::Display, net::IpAddr};
 
-use gateway_core::{
-    log_limits::{LineKind, peer_limits},
-    metrics::count,
-};
+use gateway_core::log_limits::{LineKind, peer_limits};
 use telemetry::AUDIT;
 
 use super::Caller;
+use crate::counters::count;
 
 /// A call.
 #[derive(Debug, Clone, Copy)]

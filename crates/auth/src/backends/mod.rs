@@ -15,7 +15,7 @@ use access::backends::{Role, Roles, Scope, TokenGrant, Tokens};
 use arc_swap::ArcSwap;
 use config::{self, BackendCertificate, ConfigError, Problem};
 use edge::reload::Reload;
-use gateway_core::{clock, metrics::count};
+use gateway_core::clock;
 use thiserror::Error;
 use tokio::sync::watch;
 use tracing::warn;
@@ -24,6 +24,8 @@ use access::jwt::looks_like_token;
 use audit::AuditLine;
 pub use certificate::CertificateNames;
 use jwt::Jwt;
+
+use crate::counters::count;
 
 /// Somebody who calls, as long as that is so.
 #[derive(Debug, Clone)]

@@ -11,7 +11,7 @@ use broker::{Event, EventKind};
 use config::{AuthGrpc, ConfigError, HookEvent};
 use edge::reload::Reload;
 use gateway_api::gateway::v1;
-use gateway_core::{metrics::count, warn_limited};
+use gateway_core::warn_limited;
 use prost::Message as _;
 use tokio::{
     sync::{
@@ -23,7 +23,7 @@ use tokio::{
 use tracing::{info, warn};
 
 use super::{guard::LONGEST_PAUSE, provider::Provider, status::NoAnswer};
-use crate::hooks::v1::OnEventsRequest;
+use crate::{counters::count, hooks::v1::OnEventsRequest};
 
 /// Most events of a batch, and most bytes, not counting the last event.
 const BATCH: usize = 256;

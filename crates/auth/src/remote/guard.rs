@@ -13,7 +13,7 @@ use aws_lc_rs::rand;
 use broker::Account;
 use config::RemoteLimits;
 use edge::door::SourceAddress;
-use gateway_core::{Timestamp, clock, metrics::count, warn_limited};
+use gateway_core::{Timestamp, clock, warn_limited};
 use parking_lot::Mutex;
 use tokio::{runtime::Handle, sync::oneshot, time::timeout};
 use tracing::{info, warn};
@@ -24,7 +24,7 @@ use super::{
     places::{Place, QuestionPlaces},
     status::NoAnswer,
 };
-use crate::login_queue::LoginClient;
+use crate::{counters::count, login_queue::LoginClient};
 
 /// The longest that a source that does not answer is left alone.
 pub(super) const LONGEST_PAUSE: Duration = Duration::from_secs(30);

@@ -11,7 +11,7 @@ use edge::{
     remote::{Client, Service},
     tls,
 };
-use gateway_core::{Timestamp, clock, metrics::count};
+use gateway_core::{Timestamp, clock};
 use hyper::StatusCode;
 use parking_lot::Mutex;
 use tokio::{
@@ -20,6 +20,8 @@ use tokio::{
     time::{sleep, timeout},
 };
 use tracing::{info, warn};
+
+use crate::counters::count;
 
 /// Time for one answer.
 const DEADLINE: Duration = Duration::from_secs(5);

@@ -3,10 +3,11 @@
 
 use std::sync::Weak;
 
-use gateway_core::{ClientId, JournalPage, OriginKind, QueueId, QueueOp, StoredEntry, metrics::count};
+use gateway_core::{ClientId, JournalPage, OriginKind, QueueId, QueueOp, StoredEntry};
 use store::{Loaded, StoreError};
 
 use super::{Durable, READ_MESSAGES};
+use crate::counters::count;
 
 impl Durable {
     /// Runs a short future in the background. It may be dropped unfinished when the process ends.

@@ -3,10 +3,11 @@
 use std::collections::HashMap;
 
 use ahash::RandomState;
-use gateway_core::{ClientId, DropReason, Timestamp, metrics::count};
+use gateway_core::{ClientId, DropReason, Timestamp};
 use parking_lot::Mutex;
 
 use super::{Event, EventKind};
+use crate::counters::count;
 
 /// (session, reason) pairs remembered between two ticks; drops beyond them are counted but cause no event.
 const MAX_PAIRS: usize = 4096;

@@ -6,7 +6,7 @@ use gateway_core::{DropReason, QoS, QueueId, SharedMessage, Yielded};
 use store::{Expiry, Loaded, StoreError};
 
 use super::BrokerInner;
-use crate::{Session, drops::count_drop, durable::StoreAnswers, shared::QueuedMessage};
+use crate::{Session, durable::StoreAnswers, shared::QueuedMessage};
 
 impl StoreAnswers for BrokerInner {
     fn take_read(&self, group: u32, queue: QueueId, read: Result<Loaded, StoreError>) {
@@ -23,7 +23,7 @@ impl StoreAnswers for BrokerInner {
                 durable.stall(group);
             }
             // Its queue went with it.
-            None => count_drop(DropReason::SessionEnded),
+            None => DropReason::SessionEnded.count(1),
         }
     }
 

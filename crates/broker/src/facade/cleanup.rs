@@ -4,10 +4,10 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use gateway_core::{Commit, Effort, Timestamp, metrics::count};
+use gateway_core::{Commit, Effort, Timestamp};
 
 use super::{Broker, Routing, Spread};
-use crate::{EventKind, Session, Turn, Will, sessions::EndedSession};
+use crate::{EventKind, Session, Turn, Will, counters::count, sessions::EndedSession};
 
 /// Work left to do after such an end. All of it is done in any case: on drop, the rest is done at once.
 pub struct SessionCleanup {

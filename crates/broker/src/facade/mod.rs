@@ -17,7 +17,7 @@ use std::{
 
 use gateway_core::{
     ClientId, Commit, DropReason, Durability, Effort, GroupId, JournalPage, Message, OriginKind, QoS,
-    QueueId, SharedMessage, Timestamp, limits::Limits, metrics::count,
+    QueueId, SharedMessage, Timestamp, limits::Limits,
 };
 use store::{Expiry, PartitionedLog, StoreError};
 use tokio::sync::broadcast;
@@ -27,6 +27,7 @@ use crate::{
     EventPlace, EventReader, GroupFilter, MemoryKind, Offline, OpenRequest, Published, QueueInfo,
     QuotaExceeded, QuotaHolder, QuotaHolders, RetainError, RetainedPage, Session, SessionCore, Shortage,
     Stores, SubscribeError, SubscribeRequest, Subscribed, Target, Turn,
+    counters::count,
     durable::Durable,
     log::LogTarget,
     routing::{SpreadProgress, deliver_direct, refusal},

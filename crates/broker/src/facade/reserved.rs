@@ -11,7 +11,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{ClientId, Message, OriginKind, ReservedTopics, below_own_name, metrics::count};
+use gateway_core::{ClientId, Message, OriginKind, ReservedTopics, below_own_name};
 
 use super::Broker;
 use crate::{Published, Shortage, Turn};
@@ -86,7 +86,7 @@ impl ReservedParts {
         let client_id = message.origin.client_id.map_or("", ClientId::as_str);
         let Some(rest) = below_own_name(client_id, behind) else {
             // A PUBLISH is refused before; this is a will.
-            count(|c| c.reserved_foreign.add(1));
+            gateway_core::counters::count(|c| c.reserved_foreign.add(1));
             return Some(Published::default());
         };
         Some(match self.parts[part].take(message, rest, broker, turn) {

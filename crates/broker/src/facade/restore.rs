@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use gateway_core::{OriginKind, QueueId, QueueOp, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{OriginKind, QueueId, QueueOp, SharedMessage, Timestamp};
 use store::{QueueSummary, Restore, SessionOp, StoreError, StoredSession, StoredSubscription};
 
 use super::{Broker, BrokerInner, SessionCleanup};
 use crate::{
-    QuotaHolders, Session, SessionCore, SubscribeRequest, Turn, durable::Durable,
+    QuotaHolders, Session, SessionCore, SubscribeRequest, Turn, counters::count, durable::Durable,
     quota_holders::SessionQuotaUse, routing::Index,
 };
 

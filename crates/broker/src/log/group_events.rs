@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{GroupId, LogRecord, Message, OriginKind, Partition, SharedMessage, metrics::count};
+use gateway_core::{GroupId, LogRecord, Message, OriginKind, Partition, SharedMessage};
 use parking_lot::Mutex;
 use tokio::sync::{
     Notify,
@@ -10,7 +10,7 @@ use tokio::sync::{
 };
 
 use super::{GroupFilter, GroupIndex, LogTarget};
-use crate::{Event, EventKind, events::Events};
+use crate::{Event, EventKind, counters::count, events::Events};
 
 /// Prefix of the topics under which events are appended: the rest of the topic is the kind.
 const TOPIC: &str = "$events/";

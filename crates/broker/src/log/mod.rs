@@ -22,15 +22,14 @@ use std::{
 };
 
 use ahash::RandomState;
-use gateway_core::{
-    DropReason, GroupId, Message, NoRoom, Offer, Outcome, Partition, QoS, matches, metrics::count,
-};
+use gateway_core::{DropReason, GroupId, Message, NoRoom, Offer, Outcome, Partition, QoS, matches};
 use hashbrown::{HashMap, HashSet};
 use parking_lot::{Mutex, RwLock};
 use store::{LogFull, PartitionedLog, StoreHealth};
 
 use crate::{
     Delivered, Target, Turn,
+    counters::count,
     events::Events,
     memory::{Account, MemoryKind},
     routing::Index,

@@ -17,8 +17,10 @@ use std::{
     },
 };
 
-use gateway_core::{Flow, Quotas, Timestamp, metrics::count, warn_limited};
+use gateway_core::{Flow, Quotas, Timestamp, warn_limited};
 use parking_lot::Mutex;
+
+use crate::counters::count;
 
 pub(crate) use self::{registry::QuotaRegistry, retained::RetainedQuotaUse, session::SessionQuotaUse};
 

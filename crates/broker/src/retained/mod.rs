@@ -18,15 +18,14 @@ use std::{
 };
 
 use ahash::RandomState;
-use gateway_core::{
-    Message, OriginKind, SharedMessage, Timestamp, has_wildcard, matches, metrics::count, warn_limited,
-};
+use gateway_core::{Message, OriginKind, SharedMessage, Timestamp, has_wildcard, matches, warn_limited};
 use parking_lot::{Mutex, RwLock};
 use store::{LoadedRetained, RetainedStore, StoreError};
 use tracing::field::display;
 
 use crate::{
     QuotaHolders,
+    counters::count,
     memory::{Account, MemoryKind},
     quota_holders::RetainedQuotaUse,
 };

@@ -7,11 +7,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use gateway_core::{ClientId, Offer, QueueId, SharedMessage, Timestamp, metrics::count};
+use gateway_core::{ClientId, Offer, QueueId, SharedMessage, Timestamp};
 use store::{BoxFuture, LoadedRetained, StoreError};
 
 use super::{FoundTopic, RetainedMessages, SCAN, Scanned};
-use crate::subscriber::Options;
+use crate::{counters::count, subscriber::Options};
 
 /// Messages and bytes that a cursor holds at once when it has to read from disk.
 const READ_MESSAGES: usize = 64;

@@ -1,6 +1,6 @@
 //! Refusal of a QoS 1 or 2 message as a whole, before any receiver has it.
 
-use gateway_core::{Message, NoRoom, metrics::count};
+use gateway_core::{Message, NoRoom};
 use store::StoreHealth;
 
 use super::{Index, Shortage, Turn};
@@ -13,11 +13,11 @@ pub(crate) fn refusal(
     admit: impl FnOnce() -> Result<(), NoRoom>,
 ) -> Option<Shortage> {
     if !account.has_room(message.payload.len() + message.topic.len()) {
-        count(|c| c.refused_memory.add(1));
+        gateway_core::counters::count(|c| c.refused_memory.add(1));
         return Some(Shortage::Memory);
     }
     let Err(reason) = admit() else { return None };
-    count(|c| match reason {
+    gateway_core::counters::count(|c| match reason {
         NoRoom::Full | NoRoom::QosZero => c.refused_store.add(1),
         NoRoom::Share => c.refused_share.add(1),
     });

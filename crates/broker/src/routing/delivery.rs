@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{
-    DropReason, Effort, Message, Offer, Outcome, QoS, QueueId, limits::Limits, metrics::count,
-};
+use gateway_core::{DropReason, Effort, Message, Offer, Outcome, QoS, QueueId, limits::Limits};
 
 use super::{
     index::{MatchList, Matched},
@@ -12,6 +10,7 @@ use super::{
 };
 use crate::{
     Delivered, Session, Target,
+    counters::count,
     durable::{Durable, Storage},
     memory::Account,
     shared::{DeliveryContext, SharedGroup},

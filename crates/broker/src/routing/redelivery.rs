@@ -7,7 +7,6 @@ use gateway_core::{DropReason, Outcome, QueueId, QueueOp, Timestamp, Unit, Yield
 use super::Index;
 use crate::{
     MemoryKind, Target,
-    drops::drop_message,
     durable::{Stalled, Storage},
     shared::{DeliveryContext, SharedGroup},
 };
@@ -31,7 +30,10 @@ impl Redelivery<'_> {
                 Some(group) => self.move_to(&group, yielded, from, dirty),
                 None => {
                     let reason = if expired { DropReason::Expired } else { DropReason::SessionEnded };
-                    drop_message(&message.receipt, reason);
+                    reason.count(1);
+                    if let Some(receipt) = &message.receipt {
+                        receipt.update(|state| state.given_up(reason));
+                    }
                     self.remove(&yielded, from);
                 }
             }
@@ -58,10 +60,7 @@ impl Redelivery<'_> {
         if let Outcome::Dropped(reason) = outcome
             && let Some(receipt) = &message.receipt
         {
-            receipt.update(|state| {
-                state.dropped += 1;
-                state.reason = Some(reason);
-            });
+            receipt.update(|state| state.given_up(reason));
         }
         let commit = borrowed.issued().cloned();
         drop(borrowed);

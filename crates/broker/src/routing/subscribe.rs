@@ -6,7 +6,6 @@ use ahash::RandomState;
 use gateway_core::{
     Commit, QoS, ReservedTopics, Timestamp, TopicFilter, has_wildcard, level_count,
     limits::{Limits, SharedStrategy},
-    metrics::count,
     parse_shared,
 };
 use store::{SessionOp, StoredSubscription};
@@ -14,6 +13,7 @@ use store::{SessionOp, StoredSubscription};
 use super::{Index, index::Added};
 use crate::{
     MemoryKind, QuotaExceeded, RetainedCursor, Session, SessionCore,
+    counters::count,
     durable::{Durable, Storage},
     memory::Account,
     retained::RetainedMessages,

@@ -8,7 +8,7 @@ use std::sync::{
     },
 };
 
-use gateway_core::{ClientId, Commit, QueueId, Timestamp, metrics::count};
+use gateway_core::{ClientId, Commit, QueueId, Timestamp};
 use parking_lot::MutexGuard;
 
 use super::{
@@ -20,6 +20,7 @@ use super::{
 };
 use crate::{
     MemoryKind, QuotaExceeded, QuotaHolders, Session, SessionCore, Target, Will,
+    counters::count,
     durable::{Durable, Storage},
     memory::Account,
     quota_holders::SessionQuotaUse,

@@ -19,7 +19,6 @@ use store::SessionOp;
 use super::queue::{Most, SharedQueue};
 use crate::{
     Delivered, Target,
-    drops::count_drop,
     durable::{Durable, Storage},
     memory::Account,
     subscriber::Options,
@@ -193,7 +192,7 @@ impl SharedGroup {
     pub(crate) fn deliver(&self, message: &Message<'_>, context: &mut DeliveryContext<'_>) -> Outcome {
         let outcome = self.deliver_or_keep(message, context);
         if outcome == Outcome::Dropped(DropReason::NotAuthorized) {
-            count_drop(DropReason::NotAuthorized);
+            DropReason::NotAuthorized.count(1);
         }
         outcome
     }

@@ -3,7 +3,7 @@
 
 use std::sync::{Arc, atomic::Ordering};
 
-use gateway_core::{DropReason, Message, Outcome, QoS, QueueEntry, QueueId, QueueOp, Unit, metrics::count};
+use gateway_core::{DropReason, Message, Outcome, QoS, QueueEntry, QueueId, QueueOp, Unit};
 use store::{Loaded, QueueSummary, StoreError};
 
 use super::{
@@ -12,7 +12,6 @@ use super::{
     queue::SharedQueue,
 };
 use crate::{
-    drops::count_drop,
     durable::{Durable, Storage},
     memory::{Account, MemoryKind},
 };
@@ -56,7 +55,7 @@ impl SharedGroup {
     pub(crate) fn close(&self, Storage { account, durable }: Storage<'_>) {
         let (messages, bytes) = self.change(SharedQueue::close);
         account.release(MemoryKind::Queued, bytes);
-        count(|c| c.dropped_session_ended.add(messages as u64));
+        DropReason::SessionEnded.count(messages as u64);
         let stored = self.stored_queue();
         if let Some(durable) = durable.filter(|_| stored != QueueId::NONE) {
             durable.forget_group(stored);
@@ -142,7 +141,7 @@ impl SharedGroup {
             queue.closed
         });
         if closed {
-            count_drop(DropReason::SessionEnded);
+            DropReason::SessionEnded.count(1);
         }
     }
 
@@ -189,7 +188,7 @@ impl SharedGroup {
     ) -> Outcome {
         let qos = message.qos.min(granted(members));
         if qos == QoS::AtMostOnce {
-            count(|c| c.dropped_offline.add(1));
+            DropReason::Offline.count(1);
             return Outcome::Dropped(DropReason::Offline);
         }
         let added = match context.durable {
@@ -199,7 +198,7 @@ impl SharedGroup {
         match added {
             Ok(()) => Outcome::Queued,
             Err(reason) => {
-                count_drop(reason);
+                reason.count(1);
                 Outcome::Dropped(reason)
             }
         }
@@ -278,7 +277,7 @@ impl SharedGroup {
             let QueuedMessage { message, place } = &waiting;
             let until = self.most.until(message.received, message.expires);
             if until.is_some_and(|at| at <= context.now) {
-                count_drop(DropReason::Expired);
+                DropReason::Expired.count(1);
                 self.remove(*place, context);
                 continue;
             }
@@ -308,7 +307,7 @@ impl SharedGroup {
                     | Outcome::Dropped(DropReason::TooLarge | DropReason::Expired | DropReason::NotAuthorized),
                 ) => {
                     if outcome == Some(Outcome::Dropped(DropReason::NotAuthorized)) {
-                        count_drop(DropReason::NotAuthorized);
+                        DropReason::NotAuthorized.count(1);
                     }
                     let queue = self.stored_queue();
                     let remove = |unit| QueueOp::Remove { queue, seq: *place, unit: Some(unit) };

@@ -272,7 +272,7 @@ fn a_message_that_changes_while_it_is_read_is_the_new_one() {
 
 #[test]
 fn an_unreadable_disk_ends_no_replay_and_gaps_are_counted() {
-    let unread = || gateway_core::metrics::totals().retained_unread;
+    let unread = || counters::totals().retained_unread;
     let before = unread();
     let (mut bench, shelf) = on_shelf();
     retain(&mut bench, "a", &long("a"));

@@ -135,7 +135,7 @@ fn what_no_member_may_have_is_dropped_and_blocks_nothing() {
     }
     assert_eq!(counts(&devices), [0, 4], "another member may have it");
     devices[1].set_denied(true);
-    let dropped = || gateway_core::metrics::totals().dropped_not_authorized;
+    let dropped = || gateway_core::counters::totals().dropped_not_authorized;
     for qos in [QoS::AtMostOnce, QoS::AtLeastOnce] {
         let before = dropped();
         let published = bench.publish("t", "m", qos);
@@ -204,7 +204,7 @@ fn the_group_queue_is_bounded_in_bytes_too() {
     bench.subscribe(&device, FILTER);
     bench.close(&device);
     let large = "l".repeat(600);
-    let dropped = || gateway_core::metrics::totals().dropped_queue_full;
+    let dropped = || gateway_core::counters::totals().dropped_queue_full;
     for _ in 0..2 {
         assert_eq!(bench.publish("t", &large, QoS::AtLeastOnce).queued, 1);
         let before = dropped();

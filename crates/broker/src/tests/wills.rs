@@ -242,7 +242,7 @@ fn a_will_is_judged_by_who_left_it_when_it_is_published() {
         connect.will.as_mut().unwrap().author = Some(Arc::new(author.to_owned()));
         connect
     };
-    let withheld = || gateway_core::metrics::totals().wills_withheld;
+    let withheld = || counters::totals().wills_withheld;
     let before = withheld();
     {
         let mut bench = judged(&disk, judge());

@@ -1,5 +1,5 @@
 //! Figures that are read when somebody asks for them, beside the counters: amounts at this moment. `/metrics` can show
-//! only the families declared here and in [`super::counters`](super::Counters). The comment of a family is what
+//! only the families declared here and the [counters](crate::counters!) of the crates. The comment of a family is what
 //! operators read in docs/metrics.md about it.
 
 use super::row::{Family, Figure, MetricKind};
@@ -26,7 +26,7 @@ macro_rules! figures {
         )*
 
         /// Every family of this file.
-        pub(super) static FAMILIES: &[&Family] = &[$(&$figure.family),*];
+        pub static FAMILIES: &[&Family] = &[$(&$figure.family),*];
     };
 }
 

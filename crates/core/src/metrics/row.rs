@@ -48,6 +48,16 @@ pub struct Family {
 }
 
 impl Family {
+    /// One of counters whose rows are known.
+    pub const fn of_counters(
+        name: &'static str,
+        help: &'static str,
+        about: &'static str,
+        rows: &'static [(&'static str, &'static str)],
+    ) -> Self {
+        Self { name, help, kind: MetricKind::Counter, labels: &[], about, rows }
+    }
+
     /// Returns the unit of the values, which the name tells by the conventions of Prometheus; none for numbers of things.
     pub fn unit(&self) -> Option<&'static str> {
         let units = ["bytes", "microseconds", "seconds", "days"];
@@ -78,8 +88,8 @@ impl Figure<0> {
     }
 }
 
-/// One value with everything that describes it; rows of one name need not be adjacent. Only what is declared in this crate
-/// can be a row.
+/// One value with everything that describes it; rows of one name need not be adjacent. Only what is declared, as a counter of a
+/// crate or in [`super::figures`], can be a row.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
 pub struct Row {

@@ -13,7 +13,7 @@ mod work;
 use std::{ops::Bound, path::PathBuf, sync::Arc};
 
 use bytes::Bytes;
-use gateway_core::{GroupId, metrics::count};
+use gateway_core::GroupId;
 use tokio::sync::oneshot;
 
 use super::{
@@ -24,6 +24,7 @@ use super::{
     fields,
     readers::ReadPermits,
 };
+use crate::counters::count;
 use store::{
     BoxFuture, DataDir, Epoch, GroupState, StateChange, StateError, StateRecord, StoreError, StoreHealth,
 };

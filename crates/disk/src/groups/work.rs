@@ -1,12 +1,13 @@
 //! Makes what was submitted: checks it against what is there, and writes it.
 
-use gateway_core::{GroupId, metrics::count};
+use gateway_core::GroupId;
 use heed::{RoTxn, RwTxn};
 use tokio::sync::oneshot;
 
 use super::{EPOCH, RECORD, REMOVED_AT_ONCE, key};
 use crate::{
     answered::{AnsweredOperation, Maker},
+    counters::count,
     environment::Table,
     fields,
     reserve::RESERVE,

@@ -6,11 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gateway_core::metrics::count;
 use heed::RoTxn;
 
 use super::{LatestTables, Table};
-use crate::{keys, record};
+use crate::{counters::count, keys, record};
 use store::{LatestPage, LatestValue, PageBuilder, PageToken, Selection};
 
 /// A page ends after this time, so that no read transaction keeps old pages from being reused.

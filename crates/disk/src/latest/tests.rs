@@ -299,7 +299,7 @@ async fn a_damaged_record_is_skipped_and_can_be_written_again() {
         }
         txn.commit().unwrap();
     }
-    let counted = || gateway_core::metrics::totals().latest_damaged;
+    let counted = || crate::counters::totals().latest_damaged;
     let before = counted();
     assert_eq!(suite::list_all(&store, all()).await, values[..1]);
     // At least: other tests count in the same process.

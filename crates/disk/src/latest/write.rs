@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{ClientId, metrics::count};
+use gateway_core::ClientId;
 use hashbrown::HashMap;
 use heed::RwTxn;
 use tokio::sync::{mpsc, oneshot};
@@ -128,7 +128,7 @@ impl LatestWriter {
         });
         match result {
             Err(_) => self.topics.clear(),
-            Ok(()) if refused > 0 => count(|c| c.latest_dropped_topics.add(refused)),
+            Ok(()) if refused > 0 => store::counters::count(|c| c.latest_dropped_topics.add(refused)),
             Ok(()) => {}
         }
         result

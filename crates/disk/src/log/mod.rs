@@ -45,12 +45,12 @@ use std::{
 
 use gateway_core::{
     Commit, Feeder, GroupId, Message, NoRoom, PARTITIONS, Partition, SharedMessage, Shares, Timestamp,
-    metrics::count,
 };
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::committer::join;
+use crate::counters::count;
 pub(super) use copy::copy;
 use format::GroupCount;
 #[cfg(any(test, feature = "fuzz"))]

@@ -10,7 +10,7 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{GroupId, PARTITIONS, Timestamp, metrics::count};
+use gateway_core::{GroupId, PARTITIONS, Timestamp};
 
 use super::{
     format::{GroupCount, Hole, VERSION},
@@ -18,6 +18,7 @@ use super::{
     synced,
     window::FileWindow,
 };
+use crate::counters::count;
 use store::{StoreError, sync_directory};
 
 /// State of the log that a start finds.

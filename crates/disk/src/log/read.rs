@@ -7,7 +7,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use gateway_core::{GroupId, LogRecord, PARTITIONS, Partition, Timestamp, metrics::count};
+use gateway_core::{GroupId, LogRecord, PARTITIONS, Partition, Timestamp};
 use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
@@ -17,6 +17,7 @@ use super::{
     segment::{LogSegment, RecordRun},
     window::FileWindow,
 };
+use crate::counters::count;
 use store::{BoxFuture, MissingReason, MissingRecords, ReadLimit, Slice, StoreError};
 
 pub(super) const THREADS: usize = 2;

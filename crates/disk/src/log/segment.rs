@@ -7,13 +7,14 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use gateway_core::{GroupId, PARTITIONS, Partition, Timestamp, metrics::count};
+use gateway_core::{GroupId, PARTITIONS, Partition, Timestamp};
 use parking_lot::{RwLock, RwLockReadGuard};
 
 use super::{
     format::{self, GroupCount, Hole, LogFrame, PREFIX, PlacesAt, Prefix, SegmentHeader, TRAILER, Trailer},
     window::FileWindow,
 };
+use crate::counters::count;
 
 /// A file of the log, whose name is the offset of its first frame.
 pub(super) struct LogSegment {

@@ -8,7 +8,7 @@ use std::{
     thread::JoinHandle,
 };
 
-use gateway_core::{GroupId, LogRecord, Partition, Timestamp, metrics::count};
+use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
 
 use super::{
     GroupCount, LogShared, LogStep, SubmittedRecord,
@@ -19,6 +19,7 @@ use super::{
     synced::SyncedMark,
     tail::LeavingOrder,
 };
+use crate::counters::count;
 use store::StoreError;
 
 /// Bytes of messages in one write; what is more waits for the next.

@@ -3,11 +3,12 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use bytes::Bytes;
-use gateway_core::{Commit, metrics::count};
+use gateway_core::Commit;
 use heed::RwTxn;
 
 use super::tables::PublisherTables;
 use crate::{
+    counters::count,
     pending::KeyChange,
     waiting::{Changes, Tally},
 };

@@ -1,10 +1,10 @@
 //! The tables of the Publisher: key -> record, a checksum and then bytes that only the Publisher reads.
 
 use bytes::Bytes;
-use gateway_core::metrics::count;
 use heed::{RoTxn, RwTxn};
 
 use crate::{
+    counters::count,
     environment::{Environment, Table},
     fields,
 };

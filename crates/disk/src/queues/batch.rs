@@ -2,10 +2,11 @@
 
 use std::{collections::VecDeque, ops::Range, sync::Arc};
 
-use gateway_core::{QueueId, QueueOp, SharedMessage, metrics::count};
+use gateway_core::{QueueId, QueueOp, SharedMessage};
 use hashbrown::{HashMap, HashSet};
 
 use super::inbox::{InboxGauges, QueueJob};
+use crate::counters::count;
 
 /// Bytes of messages after which a transaction is closed, at the next place where no unit is open.
 const MAX_BYTES: usize = 64 << 20;

@@ -2,10 +2,10 @@
 
 use std::sync::{Arc, atomic::AtomicU64};
 
-use gateway_core::{Commit, QueueEntry, QueueId, QueueOp, Shares, metrics::count};
+use gateway_core::{Commit, QueueEntry, QueueId, QueueOp, Shares};
 
 use super::load::PageRequest;
-use crate::committer;
+use crate::{committer, counters::count};
 
 /// Shorter lists are not searched for settled entries.
 const COMPACT_FROM: usize = 10_000;

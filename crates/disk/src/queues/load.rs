@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use gateway_core::{QueueId, SharedMessage, StoredEntry, Timestamp, metrics::count};
+use gateway_core::{QueueId, SharedMessage, StoredEntry, Timestamp};
 use hashbrown::HashMap;
 use heed::{RoTxn, WithoutTls};
 use parking_lot::{Condvar, Mutex};
@@ -16,6 +16,7 @@ use tokio::sync::oneshot;
 
 use super::tables::{self, EntryHead, QueueTables};
 use crate::{
+    counters::count,
     environment::{Environment, PAGE},
     message,
 };

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::{QueueId, QueueOp, Timestamp, metrics::count};
+use gateway_core::{QueueId, QueueOp, Timestamp};
 use hashbrown::HashSet;
 use heed::RwTxn;
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use super::{
     tables::{self, EntryHead, QueueTables},
     uses::Uses,
 };
-use crate::{committer::EnvironmentWriter, message};
+use crate::{committer::EnvironmentWriter, counters::count, message};
 use store::Expiry;
 
 /// Operations in one transaction, unless a unit has more.

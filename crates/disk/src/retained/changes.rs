@@ -2,11 +2,12 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use gateway_core::{Commit, Feeder, SharedMessage, metrics::count};
+use gateway_core::{Commit, Feeder, SharedMessage};
 use heed::RwTxn;
 
 use super::tables::RetainedTables;
 use crate::{
+    counters::count,
     pending::KeyChange,
     waiting::{Changes, Tally},
 };

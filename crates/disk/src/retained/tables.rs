@@ -2,10 +2,11 @@
 
 use std::ops::Bound;
 
-use gateway_core::{SharedMessage, Timestamp, metrics::count};
+use gateway_core::{SharedMessage, Timestamp};
 use heed::{RoTxn, RwTxn};
 
 use crate::{
+    counters::count,
     environment::{Environment, Table},
     keys, message,
 };

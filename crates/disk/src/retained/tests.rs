@@ -222,7 +222,7 @@ fn a_stalled_disk_does_not_make_waiting_messages_grow_without_end() {
     });
     let taken = taken.count();
     assert!((100..1000).contains(&taken), "{taken}");
-    let counted = || gateway_core::metrics::totals().store_refused_retained;
+    let counted = || crate::counters::totals().store_refused_retained;
     let before = counted();
     store.set(message("one/more", 0), None);
     assert!(counted() > before);
@@ -298,7 +298,7 @@ fn expired_and_damaged_messages_are_left_out_and_removed() {
         Ok(())
     });
     spoilt.unwrap();
-    let counted = || gateway_core::metrics::totals().store_damaged_records;
+    let counted = || crate::counters::totals().store_damaged_records;
     let before = counted();
     assert_eq!(topics(&store), ["a", "c"]);
     // At least: other tests count in the same process.

@@ -8,11 +8,12 @@ use std::{
     },
 };
 
-use gateway_core::{Commit, QueueId, metrics::count};
+use gateway_core::{Commit, QueueId};
 use heed::RwTxn;
 
 use super::tables::SessionTables;
 use crate::{
+    counters::count,
     pending::KeyChange,
     waiting::{Changes, Tally},
 };

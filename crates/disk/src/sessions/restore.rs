@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gateway_core::{QueueId, metrics::count};
+use gateway_core::QueueId;
 use hashbrown::HashMap;
 use heed::RoTxn;
 
@@ -10,6 +10,7 @@ use super::{
     record,
     tables::{SessionTables, number},
 };
+use crate::counters::count;
 use store::Restore;
 
 /// Records found that nobody can use; they are removed after reading.

@@ -2,11 +2,12 @@
 
 use std::ops::Bound;
 
-use gateway_core::{QueueId, metrics::count};
+use gateway_core::QueueId;
 use heed::{RoTxn, RwTxn};
 
 use super::record;
 use crate::{
+    counters::count,
     environment::{Environment, Table},
     keys::{PROBES, first_hash},
 };

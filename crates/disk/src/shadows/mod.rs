@@ -21,7 +21,6 @@ use std::{
     },
 };
 
-use gateway_core::metrics::count;
 use tokio::sync::oneshot;
 
 use super::{
@@ -32,6 +31,7 @@ use super::{
     keys,
     readers::ReadPermits,
 };
+use crate::counters::count;
 pub(super) use record::is_sound;
 use room::ShadowRoom;
 use store::{

@@ -12,7 +12,6 @@ use std::{
     },
 };
 
-use gateway_core::metrics::count;
 use heed::{RoTxn, RwTxn};
 
 use super::record;
@@ -88,14 +87,14 @@ impl ShadowRoom {
         }
         let free = self.max_bytes.saturating_sub(self.filled);
         if growth > free {
-            count(|c| c.shadow_refused_full.add(1));
+            store::counters::count(|c| c.shadow_refused_full.add(1));
             return Ok(false);
         }
         let may_hold = free.saturating_mul(2);
         if self.filled <= may_hold || held(table, txn, key)? + growth <= may_hold {
             return Ok(true);
         }
-        count(|c| c.shadow_refused_share.add(1));
+        store::counters::count(|c| c.shadow_refused_share.add(1));
         Ok(false)
     }
 

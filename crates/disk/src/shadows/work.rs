@@ -1,6 +1,5 @@
 //! Makes what was submitted: checks it against what is there, and writes it.
 
-use gateway_core::metrics::count;
 use heed::RwTxn;
 use tokio::sync::oneshot;
 
@@ -10,6 +9,7 @@ use super::{
 };
 use crate::{
     answered::{AnsweredOperation, Maker},
+    counters::count,
     environment::Table,
 };
 use store::{ShadowPut, StoreError};

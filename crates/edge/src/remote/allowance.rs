@@ -8,9 +8,11 @@ use std::{
     task::{Context, Poll},
 };
 
-use gateway_core::{Timestamp, clock, metrics::count};
+use gateway_core::{Timestamp, clock};
 use parking_lot::Mutex;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+
+use crate::counters::count;
 
 /// Bytes that a read costs at least: many that bring one byte each are as much work.
 const LEAST_READ: usize = 64;

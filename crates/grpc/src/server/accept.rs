@@ -8,7 +8,7 @@ use edge::{
     door::{Arrival, ConnectionPermit, Door, DoorBounds, DoorListener, DoorRefusal, PendingConnection},
     tls::{self, Revocations},
 };
-use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
+use gateway_core::{info_of_peer, log_limits::LineKind};
 use parking_lot::Mutex;
 use rustls::ServerConfig;
 use tokio::{
@@ -24,7 +24,7 @@ use super::{
     connection::{GrpcSocket, MeteredSocket, ServedConnection, say_left, say_refused, say_timed_out},
     unauthenticated::UnauthenticatedMemory,
 };
-use crate::GrpcConfig;
+use crate::{GrpcConfig, counters::count};
 use auth::backends::CertificateNames;
 
 /// Sockets that may wait for a handshake's place, as a multiple of the places.
@@ -164,11 +164,11 @@ async fn handshake(
     });
     let ended = pending.attend(accepted).await;
     if let Some(Some(Ok(Ok(mut stream)))) = ended {
-        count(|c| c.handshake_tls_ok.add(1));
+        edge::counters::count(|c| c.handshake_tls_ok.add(1));
         stream.get_mut().0.stop_metering();
         return Some(GrpcSocket::Tls(Box::new(stream)));
     }
-    count(|c| c.handshake_tls_failed.add(1));
+    edge::counters::count(|c| c.handshake_tls_failed.add(1));
     match ended {
         Some(Some(Ok(result))) => {
             let (listener, reason) = ("grpc", result.err().map(|error| tls::io_in_words(&error)));

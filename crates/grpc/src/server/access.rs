@@ -14,7 +14,7 @@ use std::{
 
 use access::backends::{Scope, TokenGrant, covers};
 use broker::InScope;
-use gateway_core::{has_wildcard, metrics::count};
+use gateway_core::has_wildcard;
 use hyper::body::{Frame, SizeHint};
 use parking_lot::Mutex;
 use tokio::task::AbortHandle;
@@ -35,6 +35,7 @@ use super::{
     calls::{CallPlace, ConnectionCalls},
     methods::{AllowedCallers, GrpcMethod, method},
 };
+use crate::counters::count;
 use auth::backends::{
     BackendAuthenticator, Caller, Unknown,
     audit::{self, AuditLine},
@@ -173,7 +174,7 @@ impl Call {
 
     /// The denial of what is in `field`, counted and in the log.
     pub(crate) fn out_of_scope(&self, field: &str, object: &str) -> Error {
-        count(|c| c.backend_denied_scope.add(1));
+        auth::counters::count(|c| c.backend_denied_scope.add(1));
         let error = Error::OutOfScope { field: field.to_owned() };
         let end = object.floor_char_boundary(MOST_OBJECT);
         audit::denied(AuditLine { target: Some(&object[..end]), ..self.line() }, &error.reason());
@@ -262,7 +263,7 @@ impl<S> Guarded<S> {
         if let AllowedCallers::Has(roles) = method.who
             && !roles.include(caller.grant.role)
         {
-            count(|c| c.backend_denied_role.add(1));
+            auth::counters::count(|c| c.backend_denied_role.add(1));
             let error = Error::RoleDenied { role: caller.grant.role };
             return Err(deny(Some(&caller), error));
         }

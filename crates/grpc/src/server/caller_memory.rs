@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use broker::{Account, MemoryKind};
-use gateway_core::{Budget, metrics::count};
+use gateway_core::Budget;
 
 use super::unauthenticated::{UnauthenticatedMemory, UnauthenticatedPart};
 
@@ -86,7 +86,7 @@ impl CallerMemory {
                 self.held.store(held + more, Relaxed);
                 own.bytes += more;
             } else {
-                count(|c| c.memory_grpc.add(1));
+                broker::counters::count(|c| c.memory_grpc.add(1));
             }
             charged
         });
@@ -103,7 +103,7 @@ impl CallerMemory {
 
     fn count_refusal(&self) {
         let is_unauthenticated = self.unauthenticated.as_ref().is_some_and(|part| !part.is_authenticated());
-        count(|c| match self.kind {
+        broker::counters::count(|c| match self.kind {
             MemoryKind::GrpcStreams => c.memory_grpc_streams.add(1),
             _ if is_unauthenticated => c.memory_grpc_unauthenticated.add(1),
             _ => c.memory_grpc.add(1),

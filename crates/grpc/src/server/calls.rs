@@ -19,7 +19,6 @@ use std::{
 
 use broker::Account;
 use edge::door::{ConnectionPermit, PendingConnection};
-use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tonic::{
     Status,
@@ -36,6 +35,7 @@ use super::{
     caller_memory::{CallerMemory, MemoryReservation},
     request_body::{self, RequestBounds},
 };
+use crate::counters::count;
 use auth::backends::{CertificateNames, callers::Share};
 use grpc_messages::status::Error;
 

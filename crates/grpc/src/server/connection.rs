@@ -12,7 +12,7 @@ use std::{
 };
 
 use edge::tls::{CertificateId, Revocations};
-use gateway_core::{info_of_peer, log_limits::LineKind, metrics::count};
+use gateway_core::{info_of_peer, log_limits::LineKind};
 use rustls::pki_types::CertificateDer;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
@@ -27,6 +27,7 @@ use super::{
     calls::ConnectionCalls,
     frame_gate::{CHUNK, FrameGate, Step},
 };
+use crate::counters::count;
 
 /// Bytes that TLS may keep for a socket that does not take them: before there are credentials, and after that, which is what
 /// rustls has by default.

@@ -13,7 +13,6 @@ use std::{
 };
 
 use flate2::read::GzDecoder;
-use gateway_core::metrics::count;
 use hyper::body::Frame;
 use parking_lot::Mutex;
 use prost::encoding::{WireType, decode_key, decode_varint};
@@ -25,7 +24,7 @@ use tonic::{
 };
 
 use super::caller_memory::MemoryReservation;
-use crate::proto::gateway::v1::PublishRequest;
+use crate::{counters::count, proto::gateway::v1::PublishRequest};
 use grpc_messages::status::Error;
 
 /// The flag and the length of a message.

@@ -14,7 +14,7 @@ use std::{
 use ::groups::{AckId, AckResult, ClaimedPlace, Credit, Delivery, IdRange, MAX_CLAIMS, Nack, Ranges, Room};
 use broker::is_event;
 use consumer_groups::{ConsumerGroups, Joining, LiveMember, MemberBatch};
-use gateway_core::{PARTITIONS, clock, metrics::count};
+use gateway_core::{PARTITIONS, clock};
 use parking_lot::Mutex;
 use tokio::{
     task::AbortHandle,
@@ -25,7 +25,9 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::groups::{failed, log_id, name_of_free, offered};
 use crate::{
-    Context, now,
+    Context,
+    counters::count,
+    now,
     proto::{
         gateway::v1::{self, consume_item::Item},
         server::consumer_server::Consumer,

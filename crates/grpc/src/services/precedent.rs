@@ -3,12 +3,13 @@
 use std::sync::Arc;
 
 use broker::{Selector, Turn};
-use gateway_core::metrics::count;
 use tonic::{Request, Response, Status};
 
 use super::publisher::{check_scope, direct};
 use crate::{
-    Context, now,
+    Context,
+    counters::count,
+    now,
     proto::{
         gateway::v1, precedent_server::published_packet_service_server::PublishedPacketService, rpcserver,
     },

@@ -17,9 +17,7 @@ mod stream;
 use std::{pin::Pin, sync::Arc};
 
 use broker::{Broker, DirectOutcome, Published, Routing, Shortage, Spread, Turn};
-use gateway_core::{
-    Commit, Durability, Effort, Outcome, Receipt, SharedMessage, Timestamp, clock, metrics::count,
-};
+use gateway_core::{Commit, Durability, Effort, Outcome, Receipt, SharedMessage, Timestamp, clock};
 use tokio::{
     sync::{mpsc, watch},
     time::Instant,
@@ -35,7 +33,9 @@ use self::{
     stream::PublishRun,
 };
 use crate::{
-    Context, now,
+    Context,
+    counters::count,
+    now,
     proto::{gateway::v1, server::publisher_server::Publisher},
     server::{
         access::Call,

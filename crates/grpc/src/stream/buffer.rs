@@ -4,11 +4,11 @@ use std::{collections::VecDeque, sync::Arc, task::Waker};
 
 use ahash::RandomState;
 
-use gateway_core::{DropReason, Outcome, Timestamp, metrics::count};
+use gateway_core::{DropReason, Outcome, Timestamp};
 use hashbrown::HashMap;
 
 use super::target::StreamOptions;
-use crate::proto::gateway::v1::GapReason;
+use crate::{counters::count, proto::gateway::v1::GapReason};
 use grpc_messages::{
     convert::SlowPolicy,
     encode::{self, StreamForm},

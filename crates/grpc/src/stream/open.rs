@@ -10,7 +10,7 @@ use std::{
 
 use auth::backends::callers::{CallerKey, CallerPlaces, NoPlace};
 use broker::Account;
-use gateway_core::{Timestamp, clock, level_count, metrics::count};
+use gateway_core::{Timestamp, clock, level_count};
 use parking_lot::Mutex;
 
 use super::{
@@ -20,6 +20,7 @@ use super::{
     },
     Error, StreamTarget,
 };
+use crate::counters::count;
 
 /// Topic filters that are kept of a stream to be listed, and bytes of each.
 const FILTERS: usize = 10;

@@ -4,7 +4,7 @@ use std::{sync::Arc, task::Context};
 
 use broker::{Delivered, Selector, Target};
 use bytes::Bytes;
-use gateway_core::{DropReason, Message, Offer, Outcome, Timestamp, clock, matches, metrics::count};
+use gateway_core::{DropReason, Message, Offer, Outcome, Timestamp, clock, matches};
 use parking_lot::Mutex;
 
 use super::{
@@ -12,7 +12,7 @@ use super::{
     open::StreamBacklog,
 };
 
-use crate::server::caller_memory::CallerMemory;
+use crate::{counters::count, server::caller_memory::CallerMemory};
 use grpc_messages::{
     convert::SlowPolicy,
     encode::{self, StreamForm},

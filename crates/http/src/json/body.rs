@@ -2,12 +2,14 @@
 
 use axum::body::Body;
 use bytes::Bytes;
-use gateway_core::metrics::count;
 use http_body_util::BodyExt as _;
 use hyper::body::Body as _;
 
 use super::{JsonOptions, problem::HttpProblem};
-use crate::held::{HeldBytes, NoMemory};
+use crate::{
+    counters::count,
+    held::{HeldBytes, NoMemory},
+};
 
 impl From<NoMemory> for HttpProblem {
     fn from(NoMemory: NoMemory) -> Self {

@@ -14,9 +14,9 @@ use axum::{
     middleware::Next,
     response::{IntoResponse, Response},
 };
-use gateway_core::metrics::count;
 
 use super::{JsonApi, problem::HttpProblem};
+use crate::counters::count;
 
 const METHODS: &str = "GET, POST, PUT, PATCH, DELETE";
 const HEADERS: &str = "authorization, content-type, idempotency-key, last-event-id";

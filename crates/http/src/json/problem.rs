@@ -9,12 +9,11 @@ use axum::{
     },
     response::{IntoResponse, Response},
 };
-use gateway_core::metrics::count;
 use serde::Serialize;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use crate::client::NoSeat;
+use crate::{client::NoSeat, counters::count};
 
 /// Error that made a request fail.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -5,12 +5,11 @@ use axum::{
     http::{HeaderMap, StatusCode, header::CONTENT_TYPE},
     response::{IntoResponse, Response},
 };
-use gateway_core::metrics::count;
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
 use super::{PageState, short};
-use crate::held::HeldBytes;
+use crate::{counters::count, held::HeldBytes};
 
 /// Most bytes of a form, and of a form from an unknown sender.
 pub(super) const MOST: usize = 256 << 10;

@@ -7,13 +7,12 @@ use axum::{
     http::header::{CONTENT_TYPE, HeaderName},
     response::{IntoResponse, Response},
 };
-use gateway_core::metrics::count;
 use maud::Markup;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use super::{PageState, short, visit::Visitor};
-use crate::held::HeldBytes;
+use crate::{counters::count, held::HeldBytes};
 
 /// A comment so often, by which a browser that is gone is found out.
 pub(super) const PULSE: Duration = Duration::from_secs(15);

@@ -13,7 +13,7 @@ use axum::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use broker::Account;
 use gateway_api::gateway::v1;
-use gateway_core::{Timestamp, clock, metrics::count};
+use gateway_core::{Timestamp, clock};
 use maud::html;
 use parking_lot::Mutex;
 use serde::Deserialize;
@@ -30,6 +30,7 @@ use super::{
     visit::{Visitor, peer},
 };
 use crate::{
+    counters::count,
     held::{HeldBytes, NoMemory},
     server::Encrypted,
 };

@@ -7,10 +7,9 @@ use std::{
 
 use broker::Account;
 use gateway_api::gateway::v1::Metric;
-use gateway_core::metrics::count;
 use parking_lot::Mutex;
 
-use crate::held::HeldBytes;
+use crate::{counters::count, held::HeldBytes};
 
 /// Number of samples that charts reach back.
 const SAMPLES: usize = 150;

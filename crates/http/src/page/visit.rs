@@ -8,7 +8,7 @@ use axum::{
     response::{IntoResponse, Redirect, Response},
 };
 use gateway_api::gateway::v1;
-use gateway_core::{clock, metrics::count};
+use gateway_core::clock;
 use maud::html;
 use tonic::Code;
 
@@ -19,7 +19,7 @@ use super::{
     form, layout,
     login::{PageLogin, is_own_form},
 };
-use crate::{client::HttpClient, server::SenderAddress};
+use crate::{client::HttpClient, counters::count, server::SenderAddress};
 
 /// Visitor of a page, and the rights of the visitor's role.
 pub(super) struct Visitor {

@@ -7,7 +7,7 @@ use edge::{
     door::{AcceptQueue, Door, DoorRefusal},
     tls::TlsHandle,
 };
-use gateway_core::{Peer, info_of_peer, log_limits::LineKind, metrics::count, warn_limited};
+use gateway_core::{Peer, info_of_peer, log_limits::LineKind, warn_limited};
 use tokio::{
     net::{TcpListener, UnixListener},
     sync::watch,
@@ -21,7 +21,7 @@ use super::{
 };
 #[cfg(feature = "quic")]
 use crate::quic;
-use crate::{NetShared, shard::ShardHandle};
+use crate::{NetShared, counters::count, shard::ShardHandle};
 
 /// Sockets that may wait for a handshake's place, as a multiple of the places.
 const WAITING: usize = 16;

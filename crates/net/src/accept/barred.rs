@@ -9,10 +9,10 @@ use access::{
 use broker::{Event, EventKind};
 use codec::{Connect, reason};
 use edge::{door::DoorRefusal, tls::CertificateId};
-use gateway_core::{Peer, clock, metrics::count};
+use gateway_core::{Peer, clock};
 use session::{Accepted, ConnectRefused};
 
-use crate::NetShared;
+use crate::{NetShared, counters::count};
 use auth::{
     Principal,
     abuse::{Barred, LoginName},

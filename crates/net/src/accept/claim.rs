@@ -7,7 +7,7 @@ use std::sync::{
 
 use broker::{Charge, Closed, MemoryKind, Session, Turn, Will};
 use codec::Connect;
-use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp, clock, metrics::count};
+use gateway_core::{ClientId, Message, Origin, OriginKind, Timestamp, clock};
 
 use crate::{NetShared, connection::ending::finish_alone};
 
@@ -63,7 +63,7 @@ pub(crate) fn will(
     if will.topic.len() + will.payload.len() + properties > shared.limits.will_bytes.0
         || !charge.set(message.cost() + author.as_ref().map_or(0, |author| author.len()))
     {
-        count(|c| c.memory_wills.add(1));
+        broker::counters::count(|c| c.memory_wills.add(1));
         return Err(NoWillRoom);
     }
     let message = Arc::clone(message.share());

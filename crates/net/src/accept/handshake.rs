@@ -25,9 +25,7 @@ use edge::{
     door::{ConnectionPermit, PendingConnection},
     tls::CertificateId,
 };
-use gateway_core::{
-    BRIDGE_MARK, Peer, clock, info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
-};
+use gateway_core::{BRIDGE_MARK, Peer, clock, info_of_peer, limits::Limits, log_limits::LineKind};
 use session::{Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate, Inbound, evaluate_connect};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
@@ -56,6 +54,7 @@ use crate::{
         lingering::{LONGEST, Remains},
         reauthentication::Reauthentication,
     },
+    counters::count,
     layers::{LayerError, Layers, layered::Io, socket::Socket, tls::TlsLayer},
     local::ShardLocal,
     shared::Entering,
@@ -182,7 +181,9 @@ async fn answer(
 ) -> Result<Socket, HandshakeError> {
     let proved = call.is_proved();
     let shaken = call.shake(shared.broker.account()).await;
-    count(|c| if shaken.is_ok() { c.handshake_tls_ok.add(1) } else { c.handshake_tls_failed.add(1) });
+    edge::counters::count(|c| {
+        if shaken.is_ok() { c.handshake_tls_ok.add(1) } else { c.handshake_tls_failed.add(1) }
+    });
     let shaken = shaken?;
     pending.spoke();
     if !proved {
@@ -380,7 +381,7 @@ async fn may_leave_will(
             authorizer.may(&subject, &authorization_request).await.unwrap_or(false)
         }
     };
-    count(|c| c.wills_denied.add(u64::from(!allowed)));
+    broker::counters::count(|c| c.wills_denied.add(u64::from(!allowed)));
     allowed
 }
 
@@ -634,7 +635,9 @@ impl Wire<'_> {
         self.layers.tls = Some(Box::new(TlsLayer::new(config).map_err(LayerError::from)?));
         let mut early = std::mem::take(&mut self.plain);
         let result = self.finish_tls(&mut early).await;
-        count(|c| if result.is_ok() { c.handshake_tls_ok.add(1) } else { c.handshake_tls_failed.add(1) });
+        edge::counters::count(|c| {
+            if result.is_ok() { c.handshake_tls_ok.add(1) } else { c.handshake_tls_failed.add(1) }
+        });
         result
     }
 
@@ -686,7 +689,7 @@ impl Wire<'_> {
                 connect.user =
                     connect.user.into_iter().find(|(name, _)| name == BRIDGE_MARK).into_iter().collect();
                 self.present(held_by(&connect))?;
-                count(|c| c.packets_in.add(1));
+                session::counters::count(|c| c.packets_in.add(1));
                 trace::connect(&connect.client_id, len);
                 return Ok(connect);
             }

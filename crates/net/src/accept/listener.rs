@@ -7,10 +7,11 @@ use arc_swap::ArcSwap;
 use config::Quic;
 use config::{Address, FileMode, Limits};
 use edge::door::{self, ConnectionPermit, DoorBounds, DoorRefusal, Origins, PendingConnection};
-use gateway_core::{Durability, Peer, metrics::count};
+use gateway_core::{Durability, Peer};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
 use super::unix::{self, SocketFile};
+use crate::counters::count;
 #[cfg(feature = "quic")]
 use crate::quic::{self, FirstPacket};
 

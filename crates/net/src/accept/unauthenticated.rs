@@ -11,7 +11,6 @@ use std::{
 
 use broker::{Account, Charge, MemoryKind};
 use edge::door::SourceAddress;
-use gateway_core::metrics::count;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
@@ -159,7 +158,7 @@ impl UnauthenticatedPlace {
         self.listed.store(true, Relaxed);
         let mut pending_ones = self.all.pending_ones.lock();
         while !pending_ones.set(self.number, self, bytes) {
-            count(|c| c.memory_unauthenticated.add(1));
+            broker::counters::count(|c| c.memory_unauthenticated.add(1));
             let Some(gone) =
                 pending_ones.leaves_for(self.number, bytes).and_then(|number| pending_ones.remove(number))
             else {

@@ -4,12 +4,12 @@ use std::{sync::Arc, time::Duration};
 
 use broker::{CloseReason, Closed, Session, SessionCleanup, Turn};
 use codec::reason;
-use gateway_core::{clock, info_of_peer, log_limits::LineKind, metrics::count};
+use gateway_core::{clock, info_of_peer, log_limits::LineKind};
 use tracing::{Level, debug, enabled};
 
 use super::Connection;
 use super::lingering::Remains;
-use crate::{layers::layered::Io, local::flush_turn, wheel};
+use crate::{counters::count, layers::layered::Io, local::flush_turn, wheel};
 use device::{Flushing, Link, SocketWriter, flush, trace};
 
 /// End of a connection, with its reason.

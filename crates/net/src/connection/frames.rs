@@ -7,7 +7,7 @@ use codec::{DecodeError, Frame, Packet, Publish, reason};
 use device::{Device, trace};
 use gateway_core::{
     ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit,
-    info_of_peer, limits::Limits, log_limits::LineKind, metrics::count,
+    info_of_peer, limits::Limits, log_limits::LineKind,
 };
 use session::{
     Effect, Enhanced, Env, Gate, Inbound, InboundOwner, Incoming, Outbound, PublishPermit, Violation,
@@ -94,7 +94,7 @@ impl Connection {
                 turn.flush();
             }
             if answers.len() > answered {
-                count(|c| c.packets_out.add(1));
+                session::counters::count(|c| c.packets_out.add(1));
             }
             result.inspect_err(|end| self.note_fault(*end, &frame))?;
         }
@@ -296,7 +296,7 @@ impl InboundOwner for Owned<'_> {
         if aliases.get_or_insert_with(|| Charge::new(account, MemoryKind::Aliases)).set(bytes) {
             return Ok(());
         }
-        count(|c| c.memory_aliases.add(1));
+        broker::counters::count(|c| c.memory_aliases.add(1));
         Err(End::Close(CloseReason::Memory))
     }
 
@@ -322,7 +322,7 @@ impl Owned<'_> {
     /// A topic that the gateway answers, and not for this device.
     #[cold]
     fn refuse_foreign(&self, topic: &str) -> PublishPermit {
-        count(|c| c.reserved_foreign.add(1));
+        gateway_core::counters::count(|c| c.reserved_foreign.add(1));
         log_denied(
             self.device,
             self.epoch,
@@ -403,7 +403,7 @@ pub(crate) fn grant_held(
 ) {
     let left_out = filters.iter().filter(|filter| gate.grant(filter).is_err()).count();
     if left_out > 0 {
-        count(|c| c.subscribe_refused.add(left_out as u64));
+        broker::counters::count(|c| c.subscribe_refused.add(left_out as u64));
         info_of_peer!(
             LineKind::Limit, peer.ip(), %peer, %client_id, listener, left_out,
             "subscriptions get nothing, the service allows a session no more with wildcards"

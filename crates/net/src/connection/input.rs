@@ -6,7 +6,7 @@ use std::{
 };
 
 use broker::CloseReason;
-use gateway_core::{Effort, clock, metrics::count};
+use gateway_core::{Effort, clock};
 use session::OUT_BUFFER;
 use tokio::io::{AsyncRead, ReadBuf};
 
@@ -18,6 +18,7 @@ use super::{
     started,
 };
 use crate::{
+    counters::count,
     layers::{LayerError, layered::Io, websocket::WebSocketError},
     local::{PacketWork, ShardLocal},
     wheel,
@@ -131,7 +132,7 @@ impl Connection {
     /// Watches the time of a packet that has begun; `fresh` if it is another than before.
     fn note_partial(&self, kept: Result<(), NoPacketRoom>, had: bool, fresh: bool) -> Result<(), End> {
         if let Err(NoPacketRoom) = kept {
-            count(|c| c.memory_partial.add(1));
+            broker::counters::count(|c| c.memory_partial.add(1));
             return Err(End::Close(CloseReason::Memory));
         }
         // A complete frame waits for the gateway and is no partial packet.

@@ -9,13 +9,13 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::metrics::count;
 use tokio::{
     io::{AsyncRead as _, ReadBuf},
     net::tcp::OwnedReadHalf,
 };
 
 use crate::{
+    counters::count,
     layers::socket::Socket,
     local::{ShardLocal, go_on_after_others},
     timers,

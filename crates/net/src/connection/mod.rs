@@ -28,7 +28,7 @@ use std::{
 };
 
 use broker::{Charge, CloseReason};
-use gateway_core::{Durability, Timestamp, clock, metrics::count};
+use gateway_core::{Durability, Timestamp, clock};
 use session::Inbound;
 use tokio::time::Sleep;
 
@@ -48,6 +48,7 @@ use super::{
     local::{PacketWork, ShardLocal},
     timers, wheel,
 };
+use crate::counters::count;
 use auth::{Asked, Permissions, Remembered};
 use device::{Device, PAUSED};
 

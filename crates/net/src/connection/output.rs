@@ -9,12 +9,13 @@ use std::{
 };
 
 use broker::{CloseReason, Session, Target};
-use gateway_core::{Effort, clock, metrics::count};
+use gateway_core::{Effort, clock};
 use session::recycle;
 use tokio::io::AsyncWrite;
 
 use super::{Connection, ending::End};
 use crate::{
+    counters::count,
     layers::{
         LayerError,
         layered::{BACKLOG, Io},
@@ -133,7 +134,7 @@ impl Connection {
                         return Poll::Ready(Err(io::Error::from(io::ErrorKind::WriteZero).into()));
                     }
                     Poll::Ready(Ok(n)) => {
-                        count(|c| c.bytes_out.add(n as u64));
+                        device::counters::count(|c| c.bytes_out.add(n as u64));
                         io.layers.sent += n;
                         io.total += n as u64;
                         effort.spend(Effort::CALL);

@@ -13,12 +13,12 @@ use broker::{Account, Charge, CloseReason, Event, EventKind, MemoryKind, Session
 use bytes::Bytes;
 use codec::{Packet, reason};
 use edge::tls::CertificateId;
-use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::LineKind, metrics::count};
+use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::LineKind};
 use session::{Enhanced, PresentedAuth};
 use tokio::time::Sleep;
 
 use super::{Connection, ending::End, frames::grant_held};
-use crate::{layers::layered::Io, local::PacketWork, timers};
+use crate::{counters::count, layers::layered::Io, local::PacketWork, timers};
 use auth::{
     AuthProgress, Authority, Credentials, Denied, Dialogue, NoDecision, Permissions, Principal,
     ProvedIdentity, Subject, abuse::LoginName,
@@ -96,7 +96,7 @@ impl Connection {
             return Err(End::Protocol(reason::PROTOCOL_ERROR));
         };
         if !this.hold(&data) {
-            count(|c| c.memory_partial.add(1));
+            broker::counters::count(|c| c.memory_partial.add(1));
             return Err(self.refuse_reauthentication(Denied::Busy));
         }
         this.answering = Some(Box::pin(async move {
@@ -178,7 +178,7 @@ impl Connection {
             // The AUTH exceeds the client's maximum packet size, and the authentication cannot go on without it.
             return Err(End::Protocol(reason::PACKET_TOO_LARGE));
         }
-        count(|c| c.packets_out.add(1));
+        session::counters::count(|c| c.packets_out.add(1));
         self.append_answers(work);
         Ok(())
     }

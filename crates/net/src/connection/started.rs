@@ -8,10 +8,9 @@ use std::{
 
 use ahash::RandomState;
 use broker::{CloseReason, Session};
-use gateway_core::metrics::count;
 use hashbrown::HashMap;
 
-use crate::wheel;
+use crate::{counters::count, wheel};
 use device::{Device, PAUSED};
 
 struct Started {

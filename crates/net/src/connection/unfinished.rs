@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
 use codec::{Packet, SubscribeFilter, reason};
-use gateway_core::{Commit, Effort, QoS, Timestamp, TopicFilter, level_count, metrics::count, parse_shared};
+use gateway_core::{Commit, Effort, QoS, Timestamp, TopicFilter, level_count, parse_shared};
 use session::{Filters, Gate, Inbound, TooManyGranted};
 
 use super::{
@@ -14,6 +14,7 @@ use super::{
     ending::End,
     frames::{close_unit, log_denied, subscribe_code},
 };
+use crate::counters::count;
 use auth::{AuthorizationRequest, PermissionRefused};
 use device::Device;
 
@@ -263,7 +264,7 @@ impl Connection {
             if by_service {
                 let granted = self.tell_gate(|gate| gate.grant(request.filter)).unwrap_or(Ok(false));
                 is_granted = granted.map_err(|TooManyGranted| {
-                    count(|c| c.subscribe_refused.add(1));
+                    broker::counters::count(|c| c.subscribe_refused.add(1));
                     SubscribeError::Quota
                 })?;
             } else if let Err(refused) = asked {

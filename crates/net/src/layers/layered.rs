@@ -1,7 +1,6 @@
 //! The socket of a connection with its layers, and the bytes that wait there.
 
 use broker::{Charge, CloseReason};
-use gateway_core::metrics::count;
 use session::OUT_BUFFER;
 use tokio::net::tcp::OwnedReadHalf;
 
@@ -59,7 +58,7 @@ impl Layered {
         if self.charge.set(if held <= FREE { 0 } else { held }) {
             return Ok(());
         }
-        count(|c| c.memory_replies.add(1));
+        broker::counters::count(|c| c.memory_replies.add(1));
         Err(CloseReason::Memory)
     }
 }

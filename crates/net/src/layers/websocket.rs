@@ -6,11 +6,11 @@
 //! passed on as they arrive and no frame is ever buffered. Only binary frames are allowed [MQTT-6.0.0-1].
 
 use edge::door::{Origins, is_this_machine};
-use gateway_core::metrics::count;
 use thiserror::Error;
 use tungstenite::handshake::derive_accept_key;
 
 use super::closing::{CloseStatus, Closing};
+use crate::counters::count;
 
 const LONGEST_REQUEST: usize = 16 << 10;
 

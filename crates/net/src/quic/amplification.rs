@@ -19,12 +19,14 @@ use std::{
     task::{Context, Poll, ready},
 };
 
-use gateway_core::{Timestamp, clock, metrics::count};
+use gateway_core::{Timestamp, clock};
 use parking_lot::Mutex;
 use quinn::{
     AsyncUdpSocket, UdpPoller,
     udp::{RecvMeta, Transmit},
 };
+
+use crate::counters::count;
 
 /// Bytes that may be sent for each that came.
 const FACTOR: usize = 3;

@@ -11,10 +11,11 @@ mod publish;
 use std::sync::Arc;
 
 use codec::{AckKind, Connect, DecodeError, Disconnect, Frame, Packet, Publish, SubscribeFilter, reason};
-use gateway_core::{Commit, Effort, Protocol, Timestamp, limits::Limits, metrics::count};
+use gateway_core::{Commit, Effort, Protocol, Timestamp, limits::Limits};
 
 use self::bridge::BridgePeer;
 use super::{Enhanced, Env, Outbound, PresentedAuth, WrongStep, alias::InboundAliases};
+use crate::counters::count;
 
 pub(super) use bridge::is_connection_state;
 pub use filters::Filters;

@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use codec::{AckKind, Frame, Publish, reason};
-use gateway_core::{Commit, Protocol, QoS, level_count, limits::Limits, metrics::count};
+use gateway_core::{Commit, Protocol, QoS, level_count, limits::Limits};
 
 use super::{Effect, Inbound, InboundOwner, PublishPermit, Reply, Violation};
-use crate::Qos2Begin;
+use crate::{Qos2Begin, counters::count};
 
 /// Why a PUBLISH is not routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -120,7 +120,7 @@ impl Inbound {
     /// Drops a PUBLISH that is not allowed, where the connection is to go on.
     #[cold]
     fn forget(&self, qos: QoS, packet_id: u16) -> Effect {
-        count(|c| c.refused_not_authorized.add(1));
+        gateway_core::counters::count(|c| c.refused_not_authorized.add(1));
         let code = if self.protocol.is_v5() { reason::NOT_AUTHORIZED } else { reason::SUCCESS };
         let reply = (qos != QoS::AtMostOnce).then(|| Reply { code, ..Reply::to(qos, packet_id, None) });
         reply.map_or(Effect::Done, Effect::Reply)
@@ -129,7 +129,7 @@ impl Inbound {
     /// Refuses a PUBLISH that is not allowed, where only an acknowledgement keeps the connection.
     #[cold]
     fn deny(&self, qos: QoS, packet_id: u16) -> Result<Effect, Violation> {
-        count(|c| c.refused_not_authorized.add(1));
+        gateway_core::counters::count(|c| c.refused_not_authorized.add(1));
         if !self.protocol.is_v5() || qos == QoS::AtMostOnce {
             return Err(Violation(reason::NOT_AUTHORIZED));
         }
@@ -138,7 +138,7 @@ impl Inbound {
 
     /// Refuses a PUBLISH before it is routed.
     fn refuse(&self, qos: QoS, packet_id: u16, code: u8) -> Result<Effect, Violation> {
-        count(|c| c.refused_not_accepted.add(1));
+        gateway_core::counters::count(|c| c.refused_not_accepted.add(1));
         Ok(self.refused(qos, packet_id, code)?.map_or(Effect::Done, Effect::Reply))
     }
 

@@ -6,11 +6,12 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{ClientId, metrics::count};
+use gateway_core::ClientId;
 use parking_lot::RwLock;
 
 use crate::{
     BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, PageBuilder, Selection, StoreError,
+    counters::count,
 };
 
 type ValueKey = (ClientId, Arc<str>);

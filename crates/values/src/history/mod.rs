@@ -20,9 +20,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::{
-    Effort, Feeder, Message, NoRoom, OriginKind, Shares, Timestamp, clock, matches, metrics::count,
-};
+use gateway_core::{Effort, Feeder, Message, NoRoom, OriginKind, Shares, Timestamp, clock, matches};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
@@ -30,6 +28,7 @@ use tokio::{
 };
 
 use super::{ReadWatch, stripe::properties_size};
+use crate::counters::count;
 use store::{
     HistoryEntry, HistoryPage, HistoryQuery, HistoryRemoval, HistoryStore, LatestValue, Recorder, StoreError,
     VersionClock, bucket,
@@ -330,7 +329,7 @@ impl History {
         };
         if timeout(self.options.last_flush, flush).await.is_err() {
             let lost = self.gauges().pending;
-            count(|c| c.history_dropped_shutdown.add(lost as u64));
+            store::counters::count(|c| c.history_dropped_shutdown.add(lost as u64));
             tracing::error!(lost, "messages of the history are lost, as they cannot be written at shutdown");
         }
     }
@@ -349,14 +348,14 @@ impl Recorder for History {
         if message.payload.len() + properties > self.options.max_message_bytes
             || device.as_str().len() + message.topic.len() > MAX_NAMES
         {
-            count(|c| c.history_dropped_too_large.add(1));
+            store::counters::count(|c| c.history_dropped_too_large.add(1));
             return;
         }
         let size = OVERHEAD + message.topic.len() + message.payload.len() + properties;
         let feeder = Feeder::from(message);
         let weight = self.weight(size);
         if let Err(NoRoom::Share | NoRoom::QosZero) = self.shares.admit(message.qos, weight, || feeder) {
-            count(|c| c.history_dropped_share.add(1));
+            store::counters::count(|c| c.history_dropped_share.add(1));
             return;
         }
         // Counted before the check, so that many shards together stay within the bounds.
@@ -365,9 +364,9 @@ impl Recorder for History {
         if messages >= self.options.max_messages || bytes + size > self.options.max_bytes {
             self.release(1, size);
             if messages >= self.options.max_messages {
-                count(|c| c.history_dropped_messages.add(1));
+                store::counters::count(|c| c.history_dropped_messages.add(1));
             } else {
-                count(|c| c.history_dropped_bytes.add(1));
+                store::counters::count(|c| c.history_dropped_bytes.add(1));
             }
             return;
         }

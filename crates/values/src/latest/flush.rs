@@ -6,14 +6,13 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::metrics::count;
 use tokio::{
     sync::watch,
     time::{Instant, timeout},
 };
 
 use super::{LatestCache, PROBED, STRIPES, VISIT, late, spill::Spill};
-use crate::stripe::TakenEntry;
+use crate::{counters::count, stripe::TakenEntry};
 use store::{LatestStore, LatestValue, StoreError};
 
 /// Limits of a batch for the store, in values (fewer after failures) and in bytes.

@@ -32,10 +32,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::{
-    Effort, Message, OriginKind, Timestamp, clock, matches,
-    metrics::{Histogram, count},
-};
+use gateway_core::{Effort, Message, OriginKind, Timestamp, clock, matches, metrics::Histogram};
 use parking_lot::Mutex;
 use tokio::{
     sync::{Mutex as AsyncMutex, watch},
@@ -44,6 +41,7 @@ use tokio::{
 
 use self::{condition::ConditionWatch, spill::Spill};
 use super::stripe::{NotRecorded, Stripe, StripeBounds, Sums, Unflushed};
+use crate::counters::count;
 use store::{LatestStore, Recorder, SpillStore, StoreError, VersionClock};
 
 pub use self::{condition::StoreCondition, options::LatestOptions, reads::ReadWatch};
@@ -136,7 +134,7 @@ impl LatestCache {
     /// Stops writing: what still waits is lost and counted. Returns how many values that is.
     pub fn abandon(&self) -> usize {
         let lost = self.gauges().pending_values;
-        count(|c| c.latest_dropped_shutdown.add(lost as u64));
+        store::counters::count(|c| c.latest_dropped_shutdown.add(lost as u64));
         lost
     }
 
@@ -254,8 +252,8 @@ impl Recorder for LatestCache {
                 });
             }
             Err(NotRecorded::Excluded) => {}
-            Err(NotRecorded::Bytes) => count(|c| c.latest_dropped_bytes.add(1)),
-            Err(NotRecorded::Share) => count(|c| c.latest_dropped_share.add(1)),
+            Err(NotRecorded::Bytes) => store::counters::count(|c| c.latest_dropped_bytes.add(1)),
+            Err(NotRecorded::Share) => store::counters::count(|c| c.latest_dropped_share.add(1)),
         }
     }
 }

@@ -6,9 +6,8 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::metrics::count;
-
 use super::{LatestCache, late};
+use crate::counters::count;
 use store::{
     BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, PAGE_BYTES, PageBuilder, PageToken,
     Selection, StoreError,

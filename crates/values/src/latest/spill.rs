@@ -5,9 +5,9 @@ use std::sync::{
     atomic::{AtomicUsize, Ordering::Relaxed},
 };
 
-use gateway_core::metrics::count;
-
 use store::{BoxFuture, LatestPage, LatestQuery, LatestStore, LatestValue, SpillStore, StoreError};
+
+use crate::counters::count;
 
 /// A [`SpillStore`] that remembers how much it holds.
 pub(super) struct Spill {

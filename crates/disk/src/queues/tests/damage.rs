@@ -23,7 +23,7 @@ async fn a_damaged_record_is_skipped_counted_and_removed() {
         tables.entries.put(txn, &tables::entry_key(Q, 2).unwrap(), b"bad")
     };
     store.environment.writing(damage).unwrap();
-    let counted = || gateway_core::metrics::totals().store_damaged_records;
+    let counted = || crate::counters::totals().store_damaged_records;
     let before = counted();
     let loaded = store.load(Q, 0, usize::MAX, usize::MAX).await.unwrap();
     assert_eq!(loaded.damaged, 2, "told to whoever knows the session's name");

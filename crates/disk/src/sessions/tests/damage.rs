@@ -31,7 +31,7 @@ fn damaged_records_are_left_out_counted_and_removed() {
     spoil(tables.sessions, &tables::key(QueueId(2)));
     spoil(tables.subscriptions, &tables::subscription_key(QueueId(3), first_hash(b"a")));
     spoil(tables.groups, &tables::key(QueueId(1)));
-    let counted = || gateway_core::metrics::totals().store_damaged_records;
+    let counted = || crate::counters::totals().store_damaged_records;
     let before = counted();
     let found = restored(&store);
     // At least: other tests count in the same process.

@@ -28,7 +28,7 @@ use std::{
 use aws_lc_rs::digest::{self, SHA256};
 use broker::{Account, Charge, MemoryKind};
 use bytes::Bytes;
-use gateway_core::{Commit, ReceiptState, Timestamp, clock, metrics::count};
+use gateway_core::{Commit, ReceiptState, Timestamp, clock};
 use parking_lot::Mutex;
 use prost::Message as _;
 use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
@@ -38,7 +38,7 @@ use tokio::{
 };
 
 use super::routed::Routed;
-use crate::{proto::gateway::v1, server::access::Call};
+use crate::{counters::count, proto::gateway::v1, server::access::Call};
 use grpc_messages::status::{Error, Reached, ReachedLevel};
 
 /// Longest key, in bytes.
@@ -241,7 +241,7 @@ impl RequestKeys {
             return self.meet(known, &key).map(KeyClaim::Before);
         }
         if self.store.as_ref().is_some_and(|store| !store.accepts()) {
-            count(|c| c.refused_store.add(1));
+            gateway_core::counters::count(|c| c.refused_store.add(1));
             return Err(Error::StoreRefused);
         }
         let mut room = 0;
@@ -256,7 +256,7 @@ impl RequestKeys {
             }
             room += 1;
             if room > STEP || !self.drop_oldest(&mut table) {
-                count(|c| c.memory_publisher.add(1));
+                broker::counters::count(|c| c.memory_publisher.add(1));
                 return Err(Error::MemoryBudget);
             }
             count(|c| c.grpc_keys_dropped_memory.add(1));

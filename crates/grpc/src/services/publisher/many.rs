@@ -6,7 +6,7 @@
 use std::{collections::HashSet, sync::Arc, vec};
 
 use broker::Turn;
-use gateway_core::{Effort, ReceiptState, SharedMessage, metrics::count};
+use gateway_core::{Effort, ReceiptState, SharedMessage};
 use prost::Message as _;
 use tokio::{
     sync::mpsc,
@@ -17,7 +17,9 @@ use tonic::Status;
 
 use super::{Routed, pause, route_to_device, to_result};
 use crate::{
-    Context, now,
+    Context,
+    counters::count,
+    now,
     proto::gateway::v1,
     server::{
         access::Call,

@@ -17,14 +17,14 @@ use std::{
 
 use broker::{Account, Broker, MemoryKind, Turn};
 use bytes::Bytes;
-use gateway_core::{Commit, QoS, Timestamp, clock, metrics::count};
+use gateway_core::{Commit, QoS, Timestamp, clock};
 use parking_lot::Mutex;
 use prost::Message as _;
 use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
 use tokio::sync::{Notify, watch};
 
 use super::{pause, route, routed::Routed};
-use crate::proto::gateway::v1;
+use crate::{counters::count, proto::gateway::v1};
 use grpc_messages::{
     convert::{self, Publication, Wait},
     status::Error,
@@ -140,7 +140,7 @@ impl Schedule {
             return Err(Error::invalid("deliver_at", "is more than 30 days away"));
         }
         if !store.accepts() {
-            count(|c| c.refused_store.add(1));
+            gateway_core::counters::count(|c| c.refused_store.add(1));
             return Err(Error::StoreRefused);
         }
         // Copied: a slice would keep the whole request in memory.
@@ -158,7 +158,7 @@ impl Schedule {
                 return Err(Error::ScheduleFull);
             }
             if !self.account.charge(MemoryKind::Publisher, table.bytes, bytes) {
-                count(|c| c.memory_publisher.add(1));
+                broker::counters::count(|c| c.memory_publisher.add(1));
                 return Err(Error::MemoryBudget);
             }
             // Never one that was there before, in this process or an earlier one.

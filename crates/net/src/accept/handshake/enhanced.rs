@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use codec::{AuthPacket, Connect, Packet, reason};
-use gateway_core::{clock, metrics::count};
+use gateway_core::clock;
 use session::{Enhanced, Violation};
 
 use super::{HandshakeError, NotAdmitted, Wire};
@@ -66,7 +66,7 @@ impl Wire<'_> {
         }
         self.layers.seal(&bytes).map_err(HandshakeError::from)?;
         self.flush().await.map_err(HandshakeError::from)?;
-        count(|c| c.packets_out.add(1));
+        session::counters::count(|c| c.packets_out.add(1));
         Ok(())
     }
 
@@ -85,7 +85,7 @@ impl Wire<'_> {
             let packet = codec::decode_from_client(&frame, connect.protocol);
             let packet = packet.map_err(|error| NotAdmitted::refused(error.reason_code()))?;
             let len = frame.len;
-            count(|c| c.packets_in.add(1));
+            session::counters::count(|c| c.packets_in.add(1));
             let Packet::Auth(auth) = packet else { return Err(HandshakeError::Closed.into()) };
             self.plain.drain(..len);
             return Ok(*auth);

@@ -1,15 +1,18 @@
-//! docs/metrics.md, made of what is declared here. `MQTT_SERVER_TEST_WRITE=1 cargo test -p gateway-core reference` writes it
+//! docs/metrics.md, made of what the crates declare. `MQTT_SERVER_TEST_WRITE=1 cargo test --test repository metrics` writes it
 //! anew.
 
-use std::{collections::BTreeSet, fmt::Write, fs, path::Path};
+use std::{collections::BTreeSet, fmt::Write, fs};
 
-use super::{Family, MetricKind, families};
+use gateway_core::metrics::{Family, MetricKind};
+use mqtt_server::internals::families;
+
+use crate::support::root;
 
 const HEAD: &str = "\
 # Metrics
 
-All that `/metrics` shows, and OTLP export sends. This page is made of the declarations in
-[`crates/core/src/metrics`](../crates/core/src/metrics/), and a test holds it against them. What to look at first is in
+All that `/metrics` shows, and OTLP export sends. This page is made of the declarations in `counters.rs` of each crate and in
+[`figures.rs`](../crates/core/src/metrics/figures.rs), and a test holds it against them. What to look at first is in
 [operations](operations/metrics.md#metrics).
 
 No label carries a client id or a topic. Counters begin at 0 with the process and are there from its start, with every value of
@@ -165,7 +168,7 @@ fn page() -> String {
 
 #[test]
 fn the_page_of_metrics_is_what_the_code_declares() {
-    let place = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/metrics.md");
+    let place = root().join("docs/metrics.md");
     let page = page();
     if std::env::var_os("MQTT_SERVER_TEST_WRITE").is_some() {
         fs::write(&place, &page).expect("write docs/metrics.md");
@@ -174,7 +177,7 @@ fn the_page_of_metrics_is_what_the_code_declares() {
     let differs = page.lines().zip(have.lines()).find(|(now, then)| now != then);
     assert!(
         page == have,
-        "docs/metrics.md is stale: MQTT_SERVER_TEST_WRITE=1 cargo test -p gateway-core reference; {differs:?}"
+        "docs/metrics.md is stale: MQTT_SERVER_TEST_WRITE=1 cargo test --test repository metrics; {differs:?}"
     );
 }
 

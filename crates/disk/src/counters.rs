@@ -1,0 +1,91 @@
+//! Counters of the data directory.
+
+gateway_core::counters! {
+    /// The device's next value mends each.
+    "gateway_latest_damaged_total": "Damaged records of latest values met and skipped" {
+        latest_damaged;
+    }
+    "gateway_store_commits_total": "Commits of sessions, queues and retained messages" {
+        store_commits;
+    }
+    /// The disk did not take what durable sessions wait for; the store keeps trying.
+    "gateway_store_commit_errors_total": "Failed commits of sessions, queues and retained messages" {
+        store_commit_errors;
+    }
+    /// Divided by `gateway_store_commits_total` it is what a commit takes.
+    "gateway_store_commit_microseconds_total": "Time in commits of sessions, queues and retained messages" {
+        store_commit_micros;
+    }
+    /// They are removed; the log names the session.
+    "gateway_store_damaged_records_total": "Damaged records of sessions, queues and retained messages met and skipped" {
+        store_damaged_records;
+    }
+    /// Who waited for such a change was refused.
+    "gateway_store_refused_total": "Changes that a store did not take, as too many wait" {
+        /// changes of sessions
+        store_refused_sessions(store = "sessions");
+        /// retained messages
+        store_refused_retained(store = "retained");
+        /// changes of consumer groups
+        store_refused_groups(store = "groups");
+        /// idempotency keys, scheduled messages, commands
+        store_refused_publisher(store = "publisher");
+        /// changes of device shadows
+        store_refused_shadows(store = "shadows");
+    }
+    "gateway_store_entries_written_total": "Entries of durable queues written" {
+        store_entries_written;
+    }
+    "gateway_store_entries_settled_total": "Entries of durable queues acknowledged before they were written, and never written" {
+        store_entries_settled;
+    }
+    "gateway_store_entries_removed_total": "Entries of durable queues removed" {
+        store_entries_removed;
+    }
+    "gateway_store_entries_refused_total": "Entries of durable queues refused because a commit failed" {
+        store_entries_refused;
+    }
+    "gateway_store_entries_expired_total": "Entries of durable queues removed because their message expired" {
+        store_entries_expired;
+    }
+    "gateway_log_appended_total": "Messages written to the log of consumer groups" {
+        log_appended;
+    }
+    "gateway_log_commits_total": "Writes to the log of consumer groups, each with its sync" {
+        log_commits;
+    }
+    /// Divided by `gateway_log_commits_total` it is what a write takes.
+    "gateway_log_commit_microseconds_total": "Time in writes to the log of consumer groups" {
+        log_commit_micros;
+    }
+    "gateway_log_errors_total": "Failures of the disk under the log of consumer groups" {
+        /// a write
+        log_errors_write(op = "write");
+        /// a sync; what was not synced is written again, into another segment
+        log_errors_sync(op = "sync");
+        /// a read
+        log_errors_read(op = "read");
+    }
+    "gateway_log_refused_total": "What the log of consumer groups did not take" {
+        /// too much waits for the disk
+        log_refused_waiting(reason = "waiting");
+        /// much waits for the disk, and more of it is the sender's own than its share
+        log_refused_share(reason = "share");
+        /// QoS 0 while much waits for the disk: it goes first
+        log_refused_qos0(reason = "qos0");
+        /// it took nothing
+        log_refused_disk(reason = "disk");
+        /// more than 4,096 reads wait
+        log_refused_reads(reason = "reads");
+    }
+    /// Groups are told of it as lost and read on.
+    "gateway_log_damaged_total": "Damaged records, stretches and segments of the log of consumer groups met" {
+        log_damaged;
+    }
+    "gateway_log_cut_bytes_total": "Bytes at the end of the log that were not written whole and were cut at a start" {
+        log_cut_bytes;
+    }
+    "gateway_log_segments_removed_total": "Segments of the log removed because no group needs them" {
+        log_segments_removed;
+    }
+}
