@@ -11,6 +11,9 @@
 //! trace        packets as those see them who trace a client
 //! ```
 //!
+//! A [`Device`] is the one object of a client id: the broker knows it by its traits `Session` and `Target`, a connection by its
+//! link, and people as the device.
+//!
 //! Knows sessions and the broker's [`Target`](broker::Target). Must not know: listeners, shards, permissions, stores.
 
 mod context;
