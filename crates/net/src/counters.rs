@@ -96,10 +96,7 @@ gateway_core::counters! {
     }
     /// See [rules](security/rules.md).
     "mqtt_subscriptions_denied_total": "Filters that the rules deny" {
-        /// as the client subscribed
-        subscribe_denied(when = "asked");
-        /// afterwards, as the rules changed
-        subscribe_revoked(when = "changed");
+        subscribe_denied;
     }
     /// Of one kind and from one address they are told in the log, `CONNECT refused`.
     "mqtt_auth_failures_total": "CONNECT packets refused by authentication" {

@@ -72,7 +72,7 @@ enum Outcome {
 use Outcome::{Denied, Done, Withheld};
 
 const REFUSED: &str = "mqtt_messages_refused_total{reason=\"not_authorized\"}";
-const FILTERS: &str = "mqtt_subscriptions_denied_total{when=\"asked\"}";
+const FILTERS: &str = "mqtt_subscriptions_denied_total";
 const WILLS: &str = "mqtt_wills_denied_total{at=\"connect\"}";
 const WITHHELD: &str = "mqtt_deliveries_withheld_total";
 

@@ -200,6 +200,7 @@ impl FirstPacket {
     pub(crate) async fn shake(self, account: &Arc<Account>) -> Result<Shaken, CallError> {
         let mut charge = Charge::new(account, MemoryKind::Quic);
         if !charge.set(self.shared.cost) {
+            broker::counters::count(|c| c.memory_quic.add(1));
             return Err(CallError::Memory);
         }
         let connection = self.incoming.accept_with(self.config)?.await?;
