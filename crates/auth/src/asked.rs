@@ -22,7 +22,7 @@ type AskingService = Pin<Box<dyn Future<Output = Result<bool, NoDecision>> + Sen
 
 /// See the module.
 #[derive(Default)]
-pub struct Asked {
+pub(crate) struct Asked {
     asking: Option<(AuthorizationRequest, Arc<RemoteAuthorizer>, AskingService)>,
     told: Vec<RememberedAnswer>,
     next: usize,
@@ -40,12 +40,12 @@ struct RememberedAnswer {
 
 impl Asked {
     /// Returns the answer about publishing to a topic, if one is remembered at `now`.
-    pub fn about_publish(&self, topic: &str, qos: QoS, retain: bool, now: Timestamp) -> Option<bool> {
+    pub(crate) fn about_publish(&self, topic: &str, qos: QoS, retain: bool, now: Timestamp) -> Option<bool> {
         self.find(topic, qos, Some(retain), now)
     }
 
     /// Returns the answer about subscribing to a filter, if one is remembered at `now`.
-    pub fn about_subscribe(&self, filter: &str, qos: QoS, now: Timestamp) -> Option<bool> {
+    pub(crate) fn about_subscribe(&self, filter: &str, qos: QoS, now: Timestamp) -> Option<bool> {
         self.find(filter, qos, None, now)
     }
 
@@ -58,7 +58,7 @@ impl Asked {
     }
 
     /// Begins to ask; [`Self::poll`] says when there is an answer.
-    pub fn begin(
+    pub(crate) fn begin(
         &mut self,
         authorizer: &Arc<RemoteAuthorizer>,
         subject: &Subject<'_>,
@@ -69,12 +69,12 @@ impl Asked {
     }
 
     /// Returns whether a question is under way.
-    pub fn is_asking(&self) -> bool {
+    pub(crate) fn is_asking(&self) -> bool {
         self.asking.is_some()
     }
 
     /// Ready when no question is open, and the answer can be found.
-    pub fn poll(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<()> {
+    pub(crate) fn poll(&mut self, now: Timestamp, cx: &mut Context<'_>) -> Poll<()> {
         let Some((_, _, asking)) = &mut self.asking else { return Poll::Ready(()) };
         let Poll::Ready(told) = asking.as_mut().poll(cx) else { return Poll::Pending };
         let Some((authorization_request, authorizer, _)) = self.asking.take() else { return Poll::Ready(()) };

@@ -1,4 +1,4 @@
-//! Counters of logins, of the services that decide about them, and of backends that were denied.
+//! Counters of logins, of the services that decide about them, and of devices and backends that were denied.
 
 gateway_core::counters! {
     "mqtt_login_waits_total": "Failed logins after which their address had to wait" {
@@ -7,6 +7,10 @@ gateway_core::counters! {
     /// `bans.flapping_connects` is how often.
     "mqtt_flapping_bans_total": "Clients banned for a time because they connected too often" {
         flapping_bans;
+    }
+    /// See [rules](security/rules.md).
+    "mqtt_subscriptions_denied_total": "Filters that the rules deny" {
+        subscribe_denied;
     }
     /// The [audit log](security/backends.md#the-audit-log) has a line for each.
     "gateway_backend_denied_total": "Calls of gRPC and HTTP, or parts of them, that were denied" {

@@ -17,6 +17,7 @@ mod identity;
 mod login_queue;
 mod passwords;
 mod permissions;
+mod permits;
 mod proofs;
 mod remembered;
 mod remote;
@@ -50,14 +51,14 @@ use std::{
 use bytes::Bytes;
 use edge::door::SourceAddress;
 
-pub use access::rules::Excess;
 pub use access::{Method, Principal, Subject};
-pub use asked::Asked;
+pub(crate) use asked::Asked;
 pub use authorizer::{Authorizer, RuleGrant, Subscribing};
 pub use chain::{Chain, ChainError, check_files};
 pub use identity::{Connected, ConnectionCheck, ProvedIdentity, principal};
-pub use permissions::{Authorized, DeviceNames, PermissionRefused, Permissions, PublishRequest};
-pub use remembered::Remembered;
+pub use permissions::{Permissions, grant_held};
+pub use permits::{ClientRights, ConnectionPermits, SubscribePermit};
+pub(crate) use remembered::Remembered;
 pub use remote::{AuthorizationRequest, EventSender, NoDecision, RemoteAuthorizer};
 pub use rules::{Authority, open_rules};
 

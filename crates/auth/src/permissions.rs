@@ -7,10 +7,11 @@ use access::{
     rules::{Excess, Subscribing},
 };
 use broker::Account;
-use gateway_core::{QoS, Timestamp};
+use gateway_core::{ClientId, Peer, QoS, Timestamp, info_of_peer, log_limits::LineKind};
+use session::Gate;
 
 use super::{
-    Asked, AuthorizationRequest, Principal, Remembered, RemoteAuthorizer, Subject,
+    Principal, Subject,
     remote::NoDecision,
     rules::{Authority, Receiving},
 };
@@ -26,46 +27,14 @@ pub struct Permissions {
 
 /// Refused by the rule in this line of the file; 0 if by none.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct PermissionRefused {
-    pub line: u32,
-    pub why: Excess,
-}
-
-/// Names under which a connected device is asked about.
-pub trait DeviceNames {
-    /// Its client id.
-    fn client_id(&self) -> &str;
-    /// The name of its listener; `None` once its session is another connection's.
-    fn listener(&self) -> Option<Arc<String>>;
-}
-
-/// A message that a device wants to publish.
-#[derive(Debug, Clone, Copy)]
-pub struct PublishRequest<'a> {
-    /// Topic name.
-    pub topic: &'a str,
-    /// QoS of the PUBLISH.
-    pub qos: QoS,
-    /// Its RETAIN flag.
-    pub retain: bool,
-    /// Bytes of the payload.
-    pub bytes: usize,
-}
-
-/// Decision about a request of a device.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Authorized {
-    /// Allowed.
-    Granted,
-    /// Not allowed.
-    Refused(PermissionRefused),
-    /// The user's service is being asked.
-    Later,
+pub(crate) struct PermissionRefused {
+    pub(crate) line: u32,
+    pub(crate) why: Excess,
 }
 
 impl PermissionRefused {
     /// Returns whether the request is refused only because no rule names its topic.
-    pub fn is_unnamed(self) -> bool {
+    pub(crate) fn is_unnamed(self) -> bool {
         self.line == 0 && self.why == Excess::Topic
     }
 }
@@ -115,75 +84,6 @@ impl Permissions {
         Subject { client_id, listener, principal: &self.principal }
     }
 
-    /// Decides about a message: by the rules, whose decisions are `recent`, and by the user's service if no rule names the topic.
-    /// `listener` is called only for a topic that is new. Of the service's answers those in `asked` count; without one the
-    /// question is begun, and the message is to be decided about again when [`Asked::poll`] is ready.
-    #[inline]
-    pub fn authorize_publish(
-        &self,
-        authority: &Authority,
-        device: &impl DeviceNames,
-        request: &PublishRequest<'_>,
-        recent: &mut Remembered,
-        asked: &mut Option<Box<Asked>>,
-        now: Timestamp,
-    ) -> Authorized {
-        let decide = || {
-            let listener = device.listener();
-            let listener = listener.as_ref().map_or("", |listener| listener.as_str());
-            authority.publish(&self.subject(device.client_id(), listener), request.topic)
-        };
-        let grant = recent.find(authority, request.topic, decide);
-        let Err(why) = grant.permits(request.qos, request.retain, request.bytes) else {
-            return Authorized::Granted;
-        };
-        let refused = PermissionRefused { line: grant.line, why };
-        match authority.authorizer() {
-            Some(authorizer) if refused.is_unnamed() => {
-                match self.ask_service(authorizer, device, request, asked.get_or_insert_default(), now) {
-                    Some(true) => Authorized::Granted,
-                    Some(false) => Authorized::Refused(refused),
-                    None => Authorized::Later,
-                }
-            }
-            _ => Authorized::Refused(refused),
-        }
-    }
-
-    /// The service's answer about a message; `None` while it is on its way.
-    fn ask_service(
-        &self,
-        authorizer: &Arc<RemoteAuthorizer>,
-        device: &impl DeviceNames,
-        &PublishRequest { topic, qos, retain, .. }: &PublishRequest<'_>,
-        asked: &mut Asked,
-        now: Timestamp,
-    ) -> Option<bool> {
-        let told = asked.about_publish(topic, qos, retain, now);
-        if told.is_none() {
-            let listener = device.listener();
-            let listener = listener.as_ref().map_or("", |listener| listener.as_str());
-            let subject = self.subject(device.client_id(), listener);
-            let request = AuthorizationRequest::Publish { topic: topic.into(), qos, retain };
-            asked.begin(authorizer, &subject, request);
-        }
-        told
-    }
-
-    /// May it subscribe to `filter`? Messages are looked at on delivery, so both ways to be granted are one.
-    pub fn may_subscribe(
-        &self,
-        authority: &Authority,
-        client_id: &str,
-        listener: &str,
-        filter: &str,
-    ) -> Result<(), PermissionRefused> {
-        match authority.subscribe(&self.subject(client_id, listener), filter) {
-            Subscribing::Allowed | Subscribing::OnDelivery => Ok(()),
-            Subscribing::Denied(line) => Err(PermissionRefused { line, why: Excess::Topic }),
-        }
-    }
-
     /// Returns the filters that no rule names and the service allows, of a session's subscriptions.
     ///
     /// # Errors
@@ -203,8 +103,8 @@ impl Permissions {
                 // A client chooses how many there are.
                 tokio::task::yield_now().await;
             }
-            let asked = self.may_subscribe(authority, client_id, listener, &filter);
-            if asked.is_err_and(PermissionRefused::is_unnamed) {
+            let by_rules = subscribe_by_rules(authority, &subject, &filter);
+            if by_rules.is_err_and(PermissionRefused::is_unnamed) {
                 unnamed.push((filter.into(), qos));
             }
         }
@@ -220,5 +120,36 @@ impl Permissions {
         account: &Arc<Account>,
     ) -> Receiving {
         Receiving::new(authority, client_id, listener, &self.principal, account)
+    }
+}
+
+/// Decides about a subscription by the rules alone. Messages are looked at on delivery, so both ways to be granted are one.
+pub(crate) fn subscribe_by_rules(
+    authority: &Authority,
+    subject: &Subject<'_>,
+    filter: &str,
+) -> Result<(), PermissionRefused> {
+    match authority.subscribe(subject, filter) {
+        Subscribing::Allowed | Subscribing::OnDelivery => Ok(()),
+        Subscribing::Denied(line) => Err(PermissionRefused { line, why: Excess::Topic }),
+    }
+}
+
+/// Grants a session the filters that the user's service allows, of its present subscriptions. Filters beyond its room
+/// get nothing, and the excess is logged once.
+pub fn grant_held(
+    gate: &mut dyn Gate,
+    filters: &[Box<str>],
+    peer: Peer,
+    client_id: &ClientId,
+    listener: &str,
+) {
+    let left_out = filters.iter().filter(|filter| gate.grant(filter).is_err()).count();
+    if left_out > 0 {
+        broker::counters::count(|c| c.subscribe_refused.add(left_out as u64));
+        info_of_peer!(
+            LineKind::Limit, peer.ip(), %peer, %client_id, listener, left_out,
+            "subscriptions get nothing, the service allows a session no more with wildcards"
+        );
     }
 }

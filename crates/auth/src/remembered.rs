@@ -8,7 +8,7 @@ use broker::{Account, Charge, MemoryKind};
 use super::Authority;
 
 /// Decisions that one connection or session remembers. Charged with who holds it: a client chooses how long its topics are.
-pub struct Remembered {
+pub(crate) struct Remembered {
     recent: RecentDecisions,
     charge: Charge,
     /// Bytes of its holder.
@@ -17,7 +17,7 @@ pub struct Remembered {
 
 impl Remembered {
     /// Nothing yet, in something of `beside` bytes that is there in any case.
-    pub fn new(account: &Arc<Account>, beside: usize) -> Self {
+    pub(crate) fn new(account: &Arc<Account>, beside: usize) -> Self {
         let beside = size_of::<Self>() + beside;
         let charge = Charge::forced(account, MemoryKind::Sessions, beside);
         Self { recent: RecentDecisions::default(), charge, beside }
@@ -25,7 +25,7 @@ impl Remembered {
 
     /// The decision about a topic, made by `decide` if it is not remembered.
     #[inline]
-    pub fn find(
+    pub(crate) fn find(
         &mut self,
         authority: &Authority,
         topic: &str,
@@ -39,7 +39,7 @@ impl Remembered {
     }
 
     /// Forgets all decisions; who holds it has `bytes` more or less now, and they are bounded there.
-    pub fn forget(&mut self, bytes: isize) {
+    pub(crate) fn forget(&mut self, bytes: isize) {
         self.recent = RecentDecisions::default();
         self.beside = self.beside.saturating_add_signed(bytes);
         self.settle();

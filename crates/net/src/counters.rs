@@ -94,10 +94,6 @@ gateway_core::counters! {
     "mqtt_rate_limit_pauses_total": "Times reading of a client was paused by its rate limit" {
         rate_limited;
     }
-    /// See [rules](security/rules.md).
-    "mqtt_subscriptions_denied_total": "Filters that the rules deny" {
-        subscribe_denied;
-    }
     /// Of one kind and from one address they are told in the log, `CONNECT refused`.
     "mqtt_auth_failures_total": "CONNECT packets refused by authentication" {
         /// unknown user or wrong password, token or certificate

@@ -23,6 +23,7 @@ mod inflight;
 mod ledger;
 mod outbound;
 mod pending;
+mod permits;
 #[cfg(test)]
 mod receipt_tests;
 mod sending;
@@ -37,7 +38,8 @@ pub use enhanced::{Enhanced, PresentedAuth};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::{fuzz_inbound, fuzz_session};
 pub use gate::{Gate, TooManyGranted};
-pub use inbound::{Effect, Filters, Inbound, InboundOwner, Incoming, PublishPermit, Reply, Violation};
+pub use inbound::{Effect, Filters, Inbound, InboundOwner, Incoming, Reply, Violation};
 
 pub(crate) use outbound::Qos2Begin;
 pub use outbound::{Env, GATED, LinkParams, OUT_BUFFER, Outbound};
+pub use permits::{Permits, PublishPermit};

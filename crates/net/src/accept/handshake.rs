@@ -49,7 +49,6 @@ use crate::{
     connection::{
         Connection,
         ending::finish_alone,
-        frames::grant_held,
         limiter::Limiter,
         lingering::{LONGEST, Remains},
         reauthentication::Reauthentication,
@@ -62,6 +61,7 @@ use crate::{
 };
 use auth::{
     AuthorizationRequest, Credentials, Denied, NoDecision, Permissions, ProvedIdentity, SecretBytes, Subject,
+    grant_held,
 };
 use device::{Device, Link, Reception, SocketWriter, flush, trace};
 

@@ -3,23 +3,18 @@
 use std::sync::Arc;
 
 use broker::{Charge, CloseReason, MemoryKind, Routing, Session, SubscribeError, Target, Turn};
-use codec::{DecodeError, Frame, Packet, Publish, reason};
+use codec::{DecodeError, Frame, Packet, reason};
 use device::{Device, trace};
 use gateway_core::{
-    ClientId, Commit, Effort, Message, Origin, OriginKind, Peer, QoS, Received, Timestamp, Unit,
-    info_of_peer, limits::Limits, log_limits::LineKind,
+    Commit, Effort, Message, Origin, OriginKind, QoS, Received, Timestamp, Unit, limits::Limits,
 };
-use session::{
-    Effect, Enhanced, Env, Gate, Inbound, InboundOwner, Incoming, Outbound, PublishPermit, Violation,
-};
+use session::{Effect, Enhanced, Env, Inbound, InboundOwner, Incoming, Outbound, Violation};
 use telemetry::{ClientTrace, trace_clients};
 use tracing::info;
 
 use super::{Connection, ConnectionExtras, ending::End, fault::PacketFault, unfinished::Publishing};
 use crate::{NetShared, local::PacketWork};
-use auth::{
-    Authority, Authorized, DeviceNames, Excess, PermissionRefused, Permissions, PublishRequest, Remembered,
-};
+use auth::{ClientRights, ConnectionPermits};
 
 /// PUBLISH packets of one read between two flushes: small ones would fill the queue of a receiver that keeps up.
 const MESSAGES_PER_FLUSH: u32 = 256;
@@ -61,7 +56,7 @@ impl Connection {
             debug_assert!(!self.is_unfinished(), "only a spent account leaves a packet unfinished");
             let rest = &bytes[handled.used..];
             if traced.is_none() {
-                let (inbound, effort, mut owner) = self.split(*now, turn);
+                let (inbound, effort, _, mut owner) = self.split(*now, turn);
                 let acks = inbound.handle_plain_pubacks(rest, effort, &mut owner)?;
                 if acks > 0 {
                     handled.used += acks * codec::PLAIN_PUBACK;
@@ -75,8 +70,8 @@ impl Connection {
             }
             handled.used += frame.len;
             handled.messages += u32::from(frame.is_publish());
-            let (inbound, effort, mut owner) = self.split(*now, turn);
-            let effect = inbound.handle(&frame, &mut incoming, effort, &mut owner);
+            let (inbound, effort, mut permits, mut owner) = self.split(*now, turn);
+            let effect = inbound.handle(&frame, &mut incoming, effort, &mut permits, &mut owner);
             let answered = answers.len();
             let result = match effect {
                 Ok(Effect::Publish) => self.route(&incoming, *now, turn, answers),
@@ -116,16 +111,23 @@ impl Connection {
         }
     }
 
-    /// Returns the inbound half of the session, and the parts of the connection that it needs.
+    /// Returns the inbound half of the session, and what it is lent: the client's rights, and the parts of the connection that
+    /// it needs.
     #[inline]
     fn split<'a>(
         &'a mut self,
         now: Timestamp,
         turn: &'a mut Turn,
-    ) -> (&'a mut Inbound, &'a mut Effort, Owned<'a>) {
-        let Self { shared, device, epoch, inbound, permissions, rare, .. } = self;
-        let owned = Owned { shared, device, epoch: *epoch, permissions, rare, now, dirty: &mut turn.dirty };
-        (inbound, &mut turn.effort, owned)
+    ) -> (&'a mut Inbound, &'a mut Effort, ConnectionPermits<'a>, Owned<'a>) {
+        let Self { shared, device, epoch, inbound, rights, rare, .. } = self;
+        let permits = permits(shared, device, *epoch, rights, now);
+        let owned = Owned { device, epoch: *epoch, rare, now, dirty: &mut turn.dirty };
+        (inbound, &mut turn.effort, permits, owned)
+    }
+
+    /// Returns the rights of the client, at the time of arrival of its packet.
+    pub(crate) fn permits(&mut self, now: Timestamp) -> ConnectionPermits<'_> {
+        permits(&self.shared, &self.device, self.epoch, &mut self.rights, now)
     }
 
     /// Does what the session leaves to us, but for messages.
@@ -248,12 +250,22 @@ impl Connection {
     }
 }
 
+#[inline]
+fn permits<'a>(
+    shared: &'a NetShared,
+    device: &'a Device,
+    epoch: u32,
+    rights: &'a mut ClientRights,
+    now: Timestamp,
+) -> ConnectionPermits<'a> {
+    let NetShared { authority, broker, .. } = shared;
+    ConnectionPermits { rights, authority: authority.as_ref(), broker, core: device.core(), epoch, now }
+}
+
 /// A connection as its session's inbound half sees it.
 struct Owned<'a> {
-    shared: &'a NetShared,
     device: &'a Arc<Device>,
     epoch: u32,
-    permissions: &'a Permissions,
     rare: &'a mut Option<Box<ConnectionExtras>>,
     now: Timestamp,
     dirty: &'a mut Vec<Arc<dyn Target>>,
@@ -272,18 +284,6 @@ impl InboundOwner for Owned<'_> {
 
     fn enhanced(&mut self) -> Option<&mut Enhanced> {
         Some(&mut self.rare.as_mut()?.reauthentication.as_mut()?.enhanced)
-    }
-
-    #[inline]
-    fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> PublishPermit {
-        let NetShared { authority, broker, .. } = self.shared;
-        if broker.is_foreign(self.device.core().client_id().as_str(), topic) {
-            return self.refuse_foreign(topic);
-        }
-        match authority {
-            None => PublishPermit::Granted,
-            Some(authority) => self.ask(authority, topic, publish),
-        }
     }
 
     fn hold_aliases(&mut self, bytes: usize) -> Result<(), End> {
@@ -315,99 +315,6 @@ impl InboundOwner for Owned<'_> {
             self.dirty.push(Arc::clone(self.device) as Arc<dyn Target>);
         }
         Ok(result)
-    }
-}
-
-impl Owned<'_> {
-    /// A topic that the gateway answers, and not for this device.
-    #[cold]
-    fn refuse_foreign(&self, topic: &str) -> PublishPermit {
-        gateway_core::counters::count(|c| c.reserved_foreign.add(1));
-        log_denied(
-            self.device,
-            self.epoch,
-            "publish",
-            topic,
-            PermissionRefused { line: 0, why: Excess::Topic },
-        );
-        let closes = self.shared.authority.as_ref().is_some_and(|authority| authority.closes);
-        if closes { PublishPermit::Closed } else { PublishPermit::Dropped }
-    }
-
-    /// Has a message authorized.
-    fn ask(&mut self, authority: &Authority, topic: &str, publish: &Publish<'_>) -> PublishPermit {
-        let names = OwnNames { device: self.device, epoch: self.epoch };
-        let request =
-            PublishRequest { topic, qos: publish.qos, retain: publish.retain, bytes: publish.payload.len() };
-        let rare = self.rare.get_or_insert_with(Box::default);
-        let account = self.device.broker().account();
-        let recent = rare
-            .recent
-            .get_or_insert_with(|| Box::new(Remembered::new(account, size_of::<ConnectionExtras>())));
-        let authorized = self.permissions.authorize_publish(
-            authority,
-            &names,
-            &request,
-            recent,
-            &mut rare.asked,
-            self.now,
-        );
-        match authorized {
-            Authorized::Granted => PublishPermit::Granted,
-            Authorized::Later => PublishPermit::Later,
-            Authorized::Refused(refused) => {
-                log_denied(self.device, self.epoch, "publish", topic, refused);
-                if authority.closes { PublishPermit::Closed } else { PublishPermit::Dropped }
-            }
-        }
-    }
-}
-
-/// Names of the device of a connection.
-struct OwnNames<'a> {
-    device: &'a Device,
-    epoch: u32,
-}
-
-impl DeviceNames for OwnNames<'_> {
-    fn client_id(&self) -> &str {
-        self.device.core().client_id().as_str()
-    }
-
-    fn listener(&self) -> Option<Arc<String>> {
-        self.device.core().connection(self.epoch).map(|info| Arc::clone(&info.listener))
-    }
-}
-
-/// Tells what the rules did not allow.
-#[cold]
-pub(crate) fn log_denied(device: &Device, epoch: u32, action: &str, topic: &str, refused: PermissionRefused) {
-    let core = device.core();
-    let Some(info) = core.connection(epoch) else { return };
-    let (peer, listener) = (info.peer, info.listener.as_str());
-    let PermissionRefused { line, why } = refused;
-    info_of_peer!(
-        LineKind::Denied, peer.ip(), %peer, client_id = %core.client_id(), listener, action, topic, line,
-        reason = why.as_str(), "not allowed by the rules"
-    );
-}
-
-/// Grants a session the filters that the user's service allows, of its present subscriptions. Filters beyond its room
-/// get nothing, and the excess is logged once.
-pub(crate) fn grant_held(
-    gate: &mut dyn Gate,
-    filters: &[Box<str>],
-    peer: Peer,
-    client_id: &ClientId,
-    listener: &str,
-) {
-    let left_out = filters.iter().filter(|filter| gate.grant(filter).is_err()).count();
-    if left_out > 0 {
-        broker::counters::count(|c| c.subscribe_refused.add(left_out as u64));
-        info_of_peer!(
-            LineKind::Limit, peer.ip(), %peer, %client_id, listener, left_out,
-            "subscriptions get nothing, the service allows a session no more with wildcards"
-        );
     }
 }
 

@@ -49,7 +49,7 @@ use super::{
     timers, wheel,
 };
 use crate::counters::count;
-use auth::{Asked, Permissions, Remembered};
+use auth::{ClientRights, Permissions};
 use device::{Device, PAUSED};
 
 /// Reads per poll before other tasks get a turn.
@@ -72,10 +72,6 @@ pub(crate) struct ConnectionExtras {
     pub reading: Option<PageRead>,
     /// Charge of the client's topic aliases to the memory account.
     pub aliases: Option<Charge>,
-    /// Decisions of the rules about the topics that the client published to last.
-    pub recent: Option<Box<Remembered>>,
-    /// Decisions of the user's service about the topics that the client asked for last, and the question under way.
-    pub asked: Option<Box<Asked>>,
     /// Reauthentication, possible if CONNECT named a method.
     pub(crate) reauthentication: Option<Box<Reauthentication>>,
     /// Fires when the client's credentials expire.
@@ -97,8 +93,6 @@ impl ConnectionExtras {
             && self.reading.is_none()
             && !self.group_queues
             && self.aliases.is_none()
-            && self.recent.is_none()
-            && self.asked.is_none()
             && self.reauthentication.is_none()
             && self.expiry.is_none()
             && self.limiter.is_none()
@@ -114,7 +108,7 @@ pub(crate) struct Connection {
     pub device: Arc<Device>,
     pub epoch: u32,
     pub(crate) inbound: Inbound,
-    pub permissions: Permissions,
+    pub(crate) rights: ClientRights,
     /// Promise of the listener's acknowledgements.
     pub durability: Option<Durability>,
     pub io: Io,
@@ -151,7 +145,7 @@ impl Connection {
             device,
             epoch,
             inbound,
-            permissions,
+            rights: permissions.into(),
             durability,
             io,
             partial: Partial::of(early),
@@ -237,7 +231,7 @@ impl Connection {
     /// Returns whether more may be read; if not, the task is woken as soon as reading may go on. The client's silence
     /// does not count meanwhile.
     fn may_read(&mut self, choked: bool, work: &mut PacketWork, cx: &mut Context<'_>) -> bool {
-        if self.rare.is_some() && (self.poll_paused(cx) || self.poll_asked(cx)) {
+        if self.poll_paused(cx) || self.poll_asked(cx) {
             return false;
         }
         if choked {
@@ -269,11 +263,10 @@ impl Connection {
 
     /// Returns whether reading is paused while the user's service is asked about the client's rights.
     fn poll_asked(&mut self, cx: &mut Context<'_>) -> bool {
-        let Some(asked) = self.rare.as_mut().and_then(|rare| rare.asked.as_mut()) else { return false };
-        if !asked.is_asking() {
+        if !self.rights.is_asking() {
             return false;
         }
-        let waits = asked.poll(clock::now(), cx).is_pending();
+        let waits = self.rights.poll_service(clock::now(), cx).is_pending();
         self.device.heard(self.epoch, if waits { PAUSED } else { wheel::now() });
         waits
     }

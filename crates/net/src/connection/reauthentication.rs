@@ -17,11 +17,11 @@ use gateway_core::{Effort, QoS, clock, info_of_peer, log_limits::LineKind};
 use session::{Enhanced, PresentedAuth};
 use tokio::time::Sleep;
 
-use super::{Connection, ending::End, frames::grant_held};
+use super::{Connection, ending::End};
 use crate::{counters::count, layers::layered::Io, local::PacketWork, timers};
 use auth::{
     AuthProgress, Authority, Credentials, Denied, Dialogue, NoDecision, Permissions, Principal,
-    ProvedIdentity, Subject, abuse::LoginName,
+    ProvedIdentity, Subject, abuse::LoginName, grant_held,
 };
 
 /// The authenticator's pending answer, with the dialogue to go on with.
@@ -191,7 +191,7 @@ impl Connection {
         data: Option<Bytes>,
         work: &mut PacketWork,
     ) -> Result<(), End> {
-        if !self.permissions.is_of_user(&principal) {
+        if !self.rights.permissions().is_of_user(&principal) {
             return Err(self.refuse_reauthentication(Denied::NotAuthorized));
         }
         let core = self.device.core();
@@ -294,12 +294,9 @@ impl Connection {
             grant_held(&mut gate, &granted, info.peer, core.client_id(), &info.listener);
             slot.out.set_gate(Some(Box::new(gate)));
         }
-        self.permissions = permissions;
-        let rare = self.rare();
-        // The decisions about topics were made for the former identity.
-        rare.recent = None;
-        rare.asked = None;
-        rare.expiry = None;
+        // The decisions about topics were made for the former identity, and go with it.
+        self.rights = permissions.into();
+        self.rare().expiry = None;
         if let Some(at) = principal.expires {
             self.expire_at(at, now);
         }

@@ -6,16 +6,15 @@ use std::sync::Arc;
 
 use broker::{Published, Session, Spread, SubscribeError, SubscribeRequest, Target, Turn};
 use codec::{Packet, SubscribeFilter, reason};
-use gateway_core::{Commit, Effort, QoS, Timestamp, TopicFilter, level_count, parse_shared};
+use gateway_core::{Commit, Effort, QoS, Timestamp, level_count};
 use session::{Filters, Gate, Inbound, TooManyGranted};
 
 use super::{
     Connection,
     ending::End,
-    frames::{close_unit, log_denied, subscribe_code},
+    frames::{close_unit, subscribe_code},
 };
-use crate::counters::count;
-use auth::{AuthorizationRequest, PermissionRefused};
+use auth::SubscribePermit;
 use device::Device;
 
 /// Remainder of a packet, and the commit that must be on disk before the packet is answered.
@@ -176,7 +175,8 @@ impl Connection {
         effort: &mut Effort,
     ) {
         while !effort.is_spent() {
-            if filters.peek().is_some_and(|wanted| self.must_ask(wanted, now)) {
+            let mut permits = self.permits(now);
+            if filters.peek().is_some_and(|wanted| permits.must_ask_about(&wanted.filter, wanted.qos)) {
                 // Nothing after it is looked at before there is an answer.
                 effort.exhaust();
                 break;
@@ -204,39 +204,6 @@ impl Connection {
         }
     }
 
-    /// Returns whether the user's service has to be asked first. If so, the question is now under way.
-    fn must_ask(&mut self, wanted: &SubscribeFilter, now: Timestamp) -> bool {
-        let Some(authority) = &self.shared.authority else { return false };
-        let Some(authorizer) = authority.authorizer() else { return false };
-        let core = self.device.core();
-        let info = core.connection(self.epoch);
-        let listener = info.as_ref().map_or("", |info| info.listener.as_str());
-        let client_id = core.client_id().as_str();
-        let asked = self.permissions.may_subscribe(authority, client_id, listener, &wanted.filter);
-        // An invalid filter is refused as invalid before anybody is asked to authorise it.
-        let valid = parse_shared(&wanted.filter).is_ok_and(|shared| {
-            TopicFilter::check(shared.map_or(&wanted.filter, |(_, inner)| inner)).is_ok()
-        });
-        if !valid || !asked.is_err_and(PermissionRefused::is_unnamed) {
-            return false;
-        }
-        let asked = self.rare.get_or_insert_with(Box::default).asked.get_or_insert_with(Box::default);
-        if asked.about_subscribe(&wanted.filter, wanted.qos, now).is_some() {
-            return false;
-        }
-        let authorization_request =
-            AuthorizationRequest::Subscribe { filter: wanted.filter.as_str().into(), qos: wanted.qos };
-        asked.begin(authorizer, &self.permissions.subject(client_id, listener), authorization_request);
-        true
-    }
-
-    /// Returns whether the user's service has allowed a subscription.
-    fn is_allowed_by_service(&self, request: &SubscribeRequest<'_>, now: Timestamp) -> bool {
-        let asked = self.rare.as_ref().and_then(|rare| rare.asked.as_ref());
-        let told = asked.and_then(|asked| asked.about_subscribe(request.filter, request.qos, now));
-        told == Some(true)
-    }
-
     /// Grants the session, or takes from it, the filters that the user's service allows; `None` if the session is
     /// another connection's.
     fn tell_gate<R>(&self, act: impl FnOnce(&mut (dyn Gate + 'static)) -> R) -> Option<R> {
@@ -251,28 +218,17 @@ impl Connection {
     ) -> Result<QoS, SubscribeError> {
         effort.spend(Effort::FILTER);
         effort.spend_each(Effort::NODE, level_count(request.filter));
-        let mut is_granted = false;
-        if let Some(authority) = &self.shared.authority {
-            let core = self.device.core();
-            let info = core.connection(self.epoch);
-            let listener = info.as_ref().map_or("", |info| info.listener.as_str());
-            let client_id = core.client_id().as_str();
-            let asked = self.permissions.may_subscribe(authority, client_id, listener, request.filter);
-            let by_service = asked.is_err_and(PermissionRefused::is_unnamed)
-                && authority.authorizer().is_some()
-                && self.is_allowed_by_service(request, now);
-            if by_service {
+        let is_granted = match self.permits(now).may_subscribe(request.filter, request.qos) {
+            SubscribePermit::Granted => false,
+            SubscribePermit::ByService => {
                 let granted = self.tell_gate(|gate| gate.grant(request.filter)).unwrap_or(Ok(false));
-                is_granted = granted.map_err(|TooManyGranted| {
+                granted.map_err(|TooManyGranted| {
                     broker::counters::count(|c| c.subscribe_refused.add(1));
                     SubscribeError::Quota
-                })?;
-            } else if let Err(refused) = asked {
-                count(|c| c.subscribe_denied.add(1));
-                log_denied(&self.device, self.epoch, "subscribe", request.filter, refused);
-                return Err(SubscribeError::NotAuthorized);
+                })?
             }
-        }
+            SubscribePermit::Refused => return Err(SubscribeError::NotAuthorized),
+        };
         let session: Arc<dyn Session> = Arc::clone(&self.device) as Arc<dyn Session>;
         let subscribed = self.device.broker().subscribe(&session, request, now).inspect_err(|_| {
             if is_granted {

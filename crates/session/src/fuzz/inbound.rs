@@ -13,7 +13,8 @@ use gateway_core::{
 
 use super::budgets::Unlimited;
 use crate::{
-    Effect, Enhanced, Env, Inbound, InboundOwner, Incoming, LinkParams, Outbound, PublishPermit, Violation,
+    Effect, Enhanced, Env, Inbound, InboundOwner, Incoming, LinkParams, Outbound, Permits, PublishPermit,
+    Violation,
 };
 
 /// Interprets `data` as packets of a client, deliveries to it, losses of its connection and time between them. Each packet
@@ -39,7 +40,8 @@ fn junk(data: &[u8], protocol: Protocol) {
         rest = &rest[frame.len..];
         let mut effort = Effort::default();
         let (inbound, mut owner) = world.split();
-        if inbound.handle(&frame, &mut incoming, &mut effort, &mut owner).is_err() {
+        let mut permits = FirstLevel { undecided: false };
+        if inbound.handle(&frame, &mut incoming, &mut effort, &mut permits, &mut owner).is_err() {
             return;
         }
         assert!(effort.spent() > 0, "a packet for nothing");
@@ -84,8 +86,23 @@ struct Connection<'a> {
     enhanced: &'a mut Option<Enhanced>,
     limits: &'a Limits,
     now: Timestamp,
+}
+
+/// Rights of the client by the first level of a topic.
+struct FirstLevel {
     /// True while the client's right to publish is not known.
     undecided: bool,
+}
+
+impl Permits for FirstLevel {
+    fn may_publish(&mut self, topic: &str, _: &Publish<'_>) -> PublishPermit {
+        match topic.split_once('/') {
+            _ if self.undecided => PublishPermit::Later,
+            Some(("forbidden", _)) => PublishPermit::Closed,
+            Some(("forgotten", _)) => PublishPermit::Dropped,
+            _ => PublishPermit::Granted,
+        }
+    }
 }
 
 impl InboundOwner for Connection<'_> {
@@ -101,15 +118,6 @@ impl InboundOwner for Connection<'_> {
 
     fn enhanced(&mut self) -> Option<&mut Enhanced> {
         self.enhanced.as_mut()
-    }
-
-    fn may_publish(&mut self, topic: &str, _: &Publish<'_>) -> PublishPermit {
-        match topic.split_once('/') {
-            _ if self.undecided => PublishPermit::Later,
-            Some(("forbidden", _)) => PublishPermit::Closed,
-            Some(("forgotten", _)) => PublishPermit::Dropped,
-            _ => PublishPermit::Granted,
-        }
     }
 
     fn hold_aliases(&mut self, bytes: usize) -> Result<(), Violation> {
@@ -189,7 +197,7 @@ impl World {
 
     fn split(&mut self) -> (&mut Inbound, Connection<'_>) {
         let Self { inbound, outbound, enhanced, limits, now, .. } = self;
-        (inbound, Connection { outbound, enhanced, limits, now: *now, undecided: false })
+        (inbound, Connection { outbound, enhanced, limits, now: *now })
     }
 
     fn step(&mut self, operation: u8, a: u8, b: u8) {
@@ -221,11 +229,11 @@ impl World {
         let limits = self.limits.clone();
         let (inbound, mut owner) = self.split();
         // Every PUBLISH comes twice to where it is allowed, as it does when somebody has to be asked first.
-        owner.undecided = true;
-        let mut handled = inbound.handle(&frame, &mut incoming, &mut effort, &mut owner);
+        let mut permits = FirstLevel { undecided: true };
+        let mut handled = inbound.handle(&frame, &mut incoming, &mut effort, &mut permits, &mut owner);
         if matches!(handled, Ok(Effect::Later)) {
-            owner.undecided = false;
-            handled = inbound.handle(&frame, &mut incoming, &mut effort, &mut owner);
+            permits.undecided = false;
+            handled = inbound.handle(&frame, &mut incoming, &mut effort, &mut permits, &mut owner);
         }
         let effect = match handled {
             Err(Violation(code)) => Expected::Violation(code),

@@ -18,11 +18,11 @@ pub(super) struct BridgePeer {
 
 impl BridgePeer {
     /// `None` for a client that neither has the bridge bit nor a will on such a topic.
-    pub(super) fn of(connect: &Connect) -> Option<Box<Self>> {
+    pub(super) fn of(connect: &Connect) -> Option<Self> {
         let will = connect.will.as_ref().map(|will| will.topic.as_str());
         let state_topic = will.filter(|topic| is_connection_state(topic)).map(Box::from);
         let is_peer = connect.bridge || state_topic.is_some();
-        is_peer.then(|| Box::new(Self { has_bit: connect.bridge, state_topic }))
+        is_peer.then_some(Self { has_bit: connect.bridge, state_topic })
     }
 
     /// Returns whether the connection may write this topic of `$SYS`.

@@ -53,7 +53,7 @@ impl Inbound {
     /// # Errors
     /// It asks for what CONNACK said is not there.
     pub(super) fn subscribe(
-        &self,
+        &mut self,
         mut subscribe: Subscribe,
         limits: &Limits,
     ) -> Result<Filters<SubscribeFilter>, Violation> {
@@ -62,7 +62,9 @@ impl Inbound {
         let most = QoS::from_bits(limits.max_qos).unwrap_or(QoS::ExactlyOnce);
         for wanted in &mut subscribe.filters {
             wanted.qos = wanted.qos.min(most);
-            if let Some(bridge) = self.bridge.as_ref().filter(|_| !self.protocol.is_v5()) {
+            if !self.protocol.is_v5()
+                && let Some(bridge) = self.bridge()
+            {
                 bridge.adapt(wanted);
             }
         }

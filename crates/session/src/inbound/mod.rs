@@ -3,6 +3,7 @@
 //! [`Inbound::handle`] takes one frame, checks it, does what the session can do alone, and says what is left for the
 //! connection's owner: route a message, subscribe to filters, answer, end. It needs no socket, broker or clock. The other
 //! half of the session, which other threads deliver into, is the owner's: it is reached through [`InboundOwner::outbound`].
+//! The client's rights are lent with the frame, as [`Permits`].
 
 mod bridge;
 mod filters;
@@ -10,11 +11,11 @@ mod publish;
 
 use std::sync::Arc;
 
-use codec::{AckKind, Connect, DecodeError, Disconnect, Frame, Packet, Publish, SubscribeFilter, reason};
+use codec::{AckKind, Connect, DecodeError, Disconnect, Frame, Packet, SubscribeFilter, reason};
 use gateway_core::{Commit, Effort, Protocol, Timestamp, limits::Limits};
 
 use self::bridge::BridgePeer;
-use super::{Enhanced, Env, Outbound, PresentedAuth, WrongStep, alias::InboundAliases};
+use super::{Enhanced, Env, Outbound, Permits, PresentedAuth, WrongStep, alias::InboundAliases};
 use crate::counters::count;
 
 pub(super) use bridge::is_connection_state;
@@ -41,9 +42,6 @@ pub trait InboundOwner {
     /// The authentications of the connection; none if its CONNECT named no method.
     fn enhanced(&mut self) -> Option<&mut Enhanced>;
 
-    /// Decides whether the client may publish this message to this topic name, which an alias may stand for.
-    fn may_publish(&mut self, topic: &str, publish: &Publish<'_>) -> PublishPermit;
-
     /// Takes memory for the client's topic aliases, `bytes` in all. Their number was granted, so that nothing else than the
     /// connection's end says that one cannot be kept.
     ///
@@ -56,19 +54,6 @@ pub trait InboundOwner {
     /// # Errors
     /// The session is another connection's now, or this one is to end.
     fn outbound<R>(&mut self, act: impl FnOnce(&mut Outbound, &Env<'_>) -> R) -> Result<R, Self::End>;
-}
-
-/// Decision about a message that the client wants to publish.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum PublishPermit {
-    /// The client may publish it.
-    Granted,
-    /// The client may not. Where no acknowledgement can say so, the message is forgotten.
-    Dropped,
-    /// The client may not. Where no acknowledgement can say so, the connection ends.
-    Closed,
-    /// The client's rights are not known yet.
-    Later,
 }
 
 /// The client broke the protocol, or was refused where nothing else can say so: the connection ends with this reason code
@@ -129,21 +114,35 @@ pub struct Inbound {
     protocol: Protocol,
     /// Session expiry granted at CONNECT, seconds.
     expiry: u32,
-    aliases: Option<Box<InboundAliases>>,
+    rare: Option<Box<InboundExtras>>,
+}
+
+/// State that few connections need, made when first used.
+#[derive(Debug, Default)]
+struct InboundExtras {
+    aliases: InboundAliases,
     /// The client is a bridge, or has a will like one.
-    bridge: Option<Box<BridgePeer>>,
+    bridge: Option<BridgePeer>,
 }
 
 impl Inbound {
     /// For a new connection of a session with this expiry, in seconds.
     pub fn new(protocol: Protocol, expiry: u32) -> Self {
-        Self { protocol, expiry, aliases: None, bridge: None }
+        Self { protocol, expiry, rare: None }
     }
 
     /// Gives the client what it may have as a bridge, if its CONNECT says that it is one.
     #[must_use]
     pub fn for_client(self, connect: &Connect) -> Self {
-        Self { bridge: BridgePeer::of(connect), ..self }
+        let Some(bridge) = BridgePeer::of(connect) else { return self };
+        Self {
+            rare: Some(Box::new(InboundExtras { bridge: Some(bridge), ..InboundExtras::default() })),
+            ..self
+        }
+    }
+
+    fn bridge(&mut self) -> Option<&mut BridgePeer> {
+        self.rare.as_mut()?.bridge.as_mut()
     }
 
     /// Protocol level.
@@ -153,7 +152,7 @@ impl Inbound {
 
     /// Bytes that the client's topic aliases take.
     pub(crate) fn alias_bytes(&self) -> usize {
-        self.aliases.as_ref().map_or(0, |aliases| aliases.bytes())
+        self.rare.as_ref().map_or(0, |rare| rare.aliases.bytes())
     }
 
     /// Handles a frame of the client and spends what that costs. A message that is to be routed is left in `incoming`.
@@ -166,12 +165,13 @@ impl Inbound {
         frame: &Frame<'p>,
         incoming: &mut Incoming<'p>,
         effort: &mut Effort,
+        permits: &mut impl Permits,
         owner: &mut O,
     ) -> Result<Effect, O::End> {
         count(|c| c.packets_in.add(1));
         effort.spend(Effort::PACKET);
         if frame.is_publish() {
-            self.handle_publish(frame, incoming, owner)
+            self.handle_publish(frame, incoming, permits, owner)
         } else {
             self.handle_other(frame, effort, owner)
         }

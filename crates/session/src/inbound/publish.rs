@@ -5,8 +5,8 @@ use std::sync::Arc;
 use codec::{AckKind, Frame, Publish, reason};
 use gateway_core::{Commit, Protocol, QoS, level_count, limits::Limits};
 
-use super::{Effect, Inbound, InboundOwner, PublishPermit, Reply, Violation};
-use crate::{Qos2Begin, counters::count};
+use super::{Effect, Inbound, InboundOwner, Reply, Violation};
+use crate::{Permits, PublishPermit, Qos2Begin, counters::count};
 
 /// Why a PUBLISH is not routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,7 @@ impl Inbound {
         &mut self,
         frame: &Frame<'p>,
         incoming: &mut Incoming<'p>,
+        permits: &mut impl Permits,
         owner: &mut O,
     ) -> Result<Effect, O::End> {
         frame
@@ -67,7 +68,7 @@ impl Inbound {
             Err(PublishError::Fatal(code)) => return Err(Violation(code).into()),
             Err(PublishError::Refused(code)) => return Ok(self.refuse(qos, packet_id, code)?),
         };
-        let permit = owner.may_publish(incoming.topic(), &incoming.publish);
+        let permit = permits.may_publish(incoming.topic(), &incoming.publish);
         if permit != PublishPermit::Granted {
             if permit == PublishPermit::Later {
                 return Ok(Self::put_off(qos, incoming.publish.payload.len()));
@@ -200,7 +201,7 @@ impl Inbound {
     /// Returns whether the client is a bridge that may tell its state on this topic.
     #[cold]
     fn may_write_state(&mut self, topic: &str, limits: &Limits) -> bool {
-        fits(topic, limits) && self.bridge.as_mut().is_some_and(|bridge| bridge.may_write(topic))
+        fits(topic, limits) && self.bridge().is_some_and(|bridge| bridge.may_write(topic))
     }
 
     fn resolve(
@@ -212,7 +213,7 @@ impl Inbound {
         if alias == 0 || alias > limits.topic_alias_maximum {
             return Err(PublishError::Fatal(reason::TOPIC_ALIAS_INVALID)); // [MQTT-3.3.2-8] [MQTT-3.3.2-9]
         }
-        let aliases = self.aliases.get_or_insert_with(Box::default);
+        let aliases = &mut self.rare.get_or_insert_default().aliases;
         if topic.is_empty() {
             return aliases.get(alias).map(Some).ok_or(PublishError::Fatal(reason::PROTOCOL_ERROR));
         }
