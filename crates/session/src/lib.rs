@@ -5,41 +5,39 @@
 //! ids) and sits behind one short lock of its owner, since other threads deliver into it. Inbound QoS 2 ids live there
 //! too, so that a takeover never waits for the old task to hand them over.
 //!
+//! Others decide about rights: [`Permits`], lent with each packet, about what the client publishes, and the session's [`Gate`]
+//! about what it gets.
+//!
 //! Must not know: tokio, sockets, the broker, stores.
 
-mod acks;
 mod alias;
-mod backlog;
+mod answer;
 mod buffers;
 mod connect;
 pub mod counters;
-mod durable;
 mod enhanced;
+mod env;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod gate;
 mod inbound;
-mod inflight;
-mod ledger;
 mod outbound;
-mod pending;
 mod permits;
 #[cfg(test)]
 mod receipt_tests;
-mod sending;
+mod reservation;
 #[cfg(test)]
 mod tests;
 
-pub(crate) use acks::WrongStep;
+pub use answer::{Reply, Violation};
 pub use buffers::{recycle, take_buffer, trim_buffers};
 pub use connect::{Accepted, ConnectPolicy, ConnectRefused, evaluate_connect};
-pub use durable::{BacklogLoad, Disk, StoredQueue};
 pub use enhanced::{Enhanced, PresentedAuth};
+pub use env::{Disk, Env};
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::{fuzz_inbound, fuzz_session};
 pub use gate::{Gate, TooManyGranted};
-pub use inbound::{Effect, Filters, Inbound, InboundOwner, Incoming, Reply, Violation};
-
-pub(crate) use outbound::Qos2Begin;
-pub use outbound::{Env, GATED, LinkParams, OUT_BUFFER, Outbound};
+pub use inbound::{Effect, Filters, Inbound, InboundOwner, Incoming};
+pub use outbound::{BacklogLoad, GATED, LinkParams, OUT_BUFFER, Outbound, StoredQueue};
+pub(crate) use outbound::{Qos2Begin, WrongStep};
 pub use permits::{Permits, PublishPermit};

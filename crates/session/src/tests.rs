@@ -18,7 +18,7 @@ use gateway_core::{
 };
 
 use super::*;
-use crate::fuzz::{Purse, Unlimited, append_reply};
+use crate::fuzz::{TestBudget, Unlimited, append_reply};
 
 fn env(limits: &Limits, now: u64) -> Env<'_> {
     Env { limits, now: Timestamp(now), budget: &Unlimited, disk: None }
@@ -475,7 +475,7 @@ fn qos_0_leaves_the_last_quarter_of_a_queue() {
 #[test]
 fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
     let limits = Limits::default();
-    let budget = Purse::new(200_000);
+    let budget = TestBudget::new(200_000);
     let env = Env { limits: &limits, now: Timestamp(0), budget: &budget, disk: None };
     let mut outbound = Outbound::new();
     outbound.attach(link(Protocol::V5), &[], &env);
@@ -508,7 +508,7 @@ fn messages_in_flight_are_on_the_budget_until_they_are_acknowledged() {
 #[test]
 fn our_own_topic_aliases_keep_to_64_kib_and_are_on_the_budget() {
     let limits = Limits::default();
-    let budget = Purse::new(usize::MAX);
+    let budget = TestBudget::new(usize::MAX);
     let env = Env { limits: &limits, now: Timestamp(0), budget: &budget, disk: None };
     let mut outbound = Outbound::new();
     outbound.attach(LinkParams { topic_alias_maximum: 1000, ..link(Protocol::V5) }, &[], &env);

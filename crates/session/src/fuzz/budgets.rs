@@ -16,19 +16,19 @@ impl Budget for Unlimited {
 }
 
 /// Counts, up to a limit that may change.
-pub(crate) struct Purse {
+pub(crate) struct TestBudget {
     pub(crate) held: Cell<usize>,
     pub(crate) limit: Cell<usize>,
 }
 
-impl Purse {
+impl TestBudget {
     /// An empty one.
     pub(crate) fn new(limit: usize) -> Self {
         Self { held: Cell::new(0), limit: Cell::new(limit) }
     }
 }
 
-impl Budget for Purse {
+impl Budget for TestBudget {
     fn charge(&self, _held: usize, bytes: usize) -> bool {
         let fits = self.held.get().saturating_add(bytes) <= self.limit.get();
         if fits {

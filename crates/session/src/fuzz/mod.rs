@@ -6,7 +6,7 @@ mod inbound;
 mod outbound;
 
 #[cfg(test)]
-pub(crate) use budgets::{Purse, Unlimited};
+pub(crate) use budgets::{TestBudget, Unlimited};
 pub use inbound::fuzz_inbound;
 pub use outbound::fuzz_session;
 

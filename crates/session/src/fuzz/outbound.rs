@@ -7,7 +7,7 @@ use gateway_core::{
     Message, Offer, Origin, Outcome, Protocol, QoS, QueueId, Timestamp, limits::Limits, units::ByteSize,
 };
 
-use super::{append_reply, budgets::Purse};
+use super::{append_reply, budgets::TestBudget};
 use crate::{Env, LinkParams, Outbound, Qos2Begin};
 
 /// Interprets `data` as operations (deliver, read, acknowledge, lose the connection, come back, let time
@@ -25,7 +25,7 @@ pub fn fuzz_session(data: &[u8]) {
 struct World {
     outbound: Outbound,
     limits: Limits,
-    purse: Purse,
+    budget: TestBudget,
     now: Timestamp,
     protocol: Protocol,
     /// Numbers taken by the session at QoS 1 and 2.
@@ -53,7 +53,7 @@ impl World {
         Self {
             outbound: Outbound::new(),
             limits,
-            purse: Purse::new(usize::MAX),
+            budget: TestBudget::new(usize::MAX),
             now: Timestamp(1_000),
             protocol: Protocol::V4,
             taken: BTreeMap::new(),
@@ -87,7 +87,7 @@ impl World {
         message.qos = qos;
         let offer =
             Offer { qos, retain: false, ids: &[], group: 0, group_queue: QueueId::NONE, queue_offline: true };
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.budget, disk: None };
         let take = self.outbound.offer(&message, offer, &env);
         if qos != QoS::AtMostOnce {
             assert!(matches!(take, Outcome::Sent | Outcome::Queued), "nothing limits this queue");
@@ -117,7 +117,7 @@ impl World {
                 other => panic!("unexpected {other:?}"),
             }
         }
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.budget, disk: None };
         self.outbound.pump(&env);
     }
 
@@ -148,7 +148,7 @@ impl World {
             return;
         }
         let Some((kind, id)) = self.answers.remove(choice % self.answers.len()) else { return };
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.budget, disk: None };
         match kind {
             4 => {
                 self.unacknowledged.remove(&id);
@@ -171,7 +171,7 @@ impl World {
             return;
         }
         self.read(frames % 4);
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.budget, disk: None };
         self.outbound.detach(&env);
         self.answers.clear();
         self.unacknowledged.clear();
@@ -188,7 +188,7 @@ impl World {
             maximum_packet_size: u32::MAX,
             topic_alias_maximum: u16::from(argument & 2),
         };
-        let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
+        let env = Env { limits: &self.limits, now: self.now, budget: &self.budget, disk: None };
         self.outbound.attach(link, &[], &env);
     }
 
@@ -214,7 +214,7 @@ impl World {
                 self.inbound.insert(id);
             }
         } else {
-            let env = Env { limits: &self.limits, now: self.now, budget: &self.purse, disk: None };
+            let env = Env { limits: &self.limits, now: self.now, budget: &self.budget, disk: None };
             let reply = self.outbound.handle_pubrel(id, &env);
             append_reply(&mut self.outbound, &reply);
             self.inbound.remove(&id);
@@ -230,7 +230,7 @@ impl World {
         }
         let (inflight, pending, ..) = self.outbound.sizes();
         assert_eq!(
-            (inflight, pending, self.purse.held.get()),
+            (inflight, pending, self.budget.held.get()),
             (0, 0, 0),
             "everything is delivered in the end"
         );

@@ -3,7 +3,8 @@
 use codec::{SubAck, Subscribe, SubscribeFilter, Unsubscribe, reason};
 use gateway_core::{QoS, has_wildcard, limits::Limits};
 
-use super::{Inbound, Violation};
+use super::Inbound;
+use crate::Violation;
 
 /// The filters of a packet that are left, and the answers to the others. The packet is answered when all have theirs
 /// [MQTT-3.8.4-6] [MQTT-3.10.4-6].

@@ -9,13 +9,13 @@ mod bridge;
 mod filters;
 mod publish;
 
-use std::sync::Arc;
-
-use codec::{AckKind, Connect, DecodeError, Disconnect, Frame, Packet, SubscribeFilter, reason};
-use gateway_core::{Commit, Effort, Protocol, Timestamp, limits::Limits};
+use codec::{AckKind, Connect, Disconnect, Frame, Packet, SubscribeFilter, reason};
+use gateway_core::{Effort, Protocol, Timestamp, limits::Limits};
 
 use self::bridge::BridgePeer;
-use super::{Enhanced, Env, Outbound, Permits, PresentedAuth, WrongStep, alias::InboundAliases};
+use super::{
+    Enhanced, Env, Outbound, Permits, PresentedAuth, Reply, Violation, WrongStep, alias::InboundAliases,
+};
 use crate::counters::count;
 
 pub(super) use bridge::is_connection_state;
@@ -56,17 +56,6 @@ pub trait InboundOwner {
     fn outbound<R>(&mut self, act: impl FnOnce(&mut Outbound, &Env<'_>) -> R) -> Result<R, Self::End>;
 }
 
-/// The client broke the protocol, or was refused where nothing else can say so: the connection ends with this reason code
-/// of version 5.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Violation(pub u8);
-
-impl From<DecodeError> for Violation {
-    fn from(error: DecodeError) -> Self {
-        Self(error.reason_code())
-    }
-}
-
 /// Work that a packet leaves to the owner, in the order of the packets.
 #[derive(Debug)]
 pub enum Effect {
@@ -93,19 +82,6 @@ pub enum Effect {
         /// The session's expiry from now on, if it is to change; seconds.
         expiry: Option<u32>,
     },
-}
-
-/// An acknowledgement, to be sent after those before it, and not before what it waits for is on disk.
-#[derive(Debug)]
-pub struct Reply {
-    /// Kind of packet.
-    pub kind: AckKind,
-    /// Packet identifier.
-    pub packet_id: u16,
-    /// Reason code of version 5.
-    pub code: u8,
-    /// Commit that must be done first.
-    pub after: Option<Arc<Commit>>,
 }
 
 /// See the module.

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use codec::{AckKind, Frame, Publish, reason};
 use gateway_core::{Commit, Protocol, QoS, level_count, limits::Limits};
 
-use super::{Effect, Inbound, InboundOwner, Reply, Violation};
-use crate::{Permits, PublishPermit, Qos2Begin, counters::count};
+use super::{Effect, Inbound, InboundOwner};
+use crate::{Permits, PublishPermit, Qos2Begin, Reply, Violation, counters::count};
 
 /// Why a PUBLISH is not routed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -19,19 +19,19 @@ impl Journal for Recorder {
 struct Bench {
     limits: Limits,
     journal: Recorder,
-    purse: Purse,
+    budget: TestBudget,
     out: Outbound,
 }
 
 impl Bench {
     fn new(limits: Limits) -> Self {
-        let purse = Purse::new(usize::MAX);
-        Self { limits, journal: Recorder::default(), purse, out: Outbound::new() }
+        let budget = TestBudget::new(usize::MAX);
+        Self { limits, journal: Recorder::default(), budget, out: Outbound::new() }
     }
 
     fn with<R>(&mut self, now: u64, act: impl FnOnce(&mut Outbound, &Env<'_>) -> R) -> R {
         let disk = Some(Disk { journal: &self.journal, queue: QUEUE });
-        act(&mut self.out, &Env { limits: &self.limits, now: Timestamp(now), budget: &self.purse, disk })
+        act(&mut self.out, &Env { limits: &self.limits, now: Timestamp(now), budget: &self.budget, disk })
     }
 
     fn attach(&mut self, now: u64, window: u16) {
@@ -168,20 +168,20 @@ fn reading_gives_back_what_it_took_of_the_budget_however_it_ends() {
     let mut bench = Bench::new(Limits::default());
     bench.out.restore(&left(0, 3, 0, 3, 3_000));
     bench.attach(0, 10);
-    bench.purse.limit.set(3_000);
+    bench.budget.limit.set(3_000);
     assert_eq!(bench.load(), from(0));
-    assert_eq!((bench.load(), bench.purse.held.get()), (BacklogLoad::Nothing, 3_000));
+    assert_eq!((bench.load(), bench.budget.held.get()), (BacklogLoad::Nothing, 3_000));
     bench.with(0, |out, env| out.load_failed(env));
-    assert_eq!((bench.purse.held.get(), bench.load()), (0, from(0)));
+    assert_eq!((bench.budget.held.get(), bench.load()), (0, from(0)));
     bench.with(0, |out, env| out.detach(env));
-    assert_eq!(bench.purse.held.get(), 0);
+    assert_eq!(bench.budget.held.get(), 0);
     bench.attach(0, 10);
     assert_eq!(bench.load(), from(0));
     let page = JournalPage { entries: vec![stored(0, b"a")], next: 1, end: false };
     bench.with(0, |out, env| out.loaded(page, env));
-    assert_eq!((bench.purse.held.get(), bench.load()), (0, from(1)), "a is in flight");
+    assert_eq!((bench.budget.held.get(), bench.load()), (0, from(1)), "a is in flight");
     bench.with(0, |out, env| out.end(env));
-    assert_eq!(bench.purse.held.get(), 0);
+    assert_eq!(bench.budget.held.get(), 0);
 }
 
 /// The failure: a device that returns while memory is short gets nothing, as a whole page does not fit.
@@ -193,18 +193,18 @@ fn pages_shrink_to_one_message_while_memory_is_short_and_then_wait() {
     for (room, bytes) in
         [(1 << 20, JournalPage::BYTES), (100 << 10, 32 << 10), (10 << 10, 4 << 10), (0, 4 << 10)]
     {
-        bench.purse.limit.set(room);
+        bench.budget.limit.set(room);
         assert_eq!(bench.load(), BacklogLoad::From(0, bytes), "{room} bytes left");
         bench.with(0, |out, env| out.load_failed(env));
     }
-    bench.purse.limit.set(0);
+    bench.budget.limit.set(0);
     assert_eq!(bench.load(), BacklogLoad::From(0, 4 << 10));
     let page = JournalPage { entries: vec![stored(0, &[b'a'; 20 << 10])], next: 1, end: false };
     bench.with(0, |out, env| out.loaded(page, env));
-    assert!(bench.purse.held.get() > 20 << 10, "in flight it counts until it is acknowledged");
+    assert!(bench.budget.held.get() > 20 << 10, "in flight it counts until it is acknowledged");
     assert_eq!(bench.load(), BacklogLoad::NoRoom, "who holds something waits");
     assert_eq!(bench.with(0, |out, env| out.handle_puback(1, 0, env)), Ok(true));
-    assert_eq!((bench.purse.held.get(), bench.load()), (0, BacklogLoad::From(1, 4 << 10)));
+    assert_eq!((bench.budget.held.get(), bench.load()), (0, BacklogLoad::From(1, 4 << 10)));
 }
 
 /// The failure: messages of a session on disk are dropped because memory is short.
@@ -212,17 +212,17 @@ fn pages_shrink_to_one_message_while_memory_is_short_and_then_wait() {
 fn a_durable_session_that_may_hold_no_more_gets_its_messages_from_disk() {
     let mut bench = Bench::new(Limits::default());
     bench.attach(0, 1000);
-    bench.purse.limit.set(64 << 10);
+    bench.budget.limit.set(64 << 10);
     for _ in 0..10 {
         assert_eq!(bench.offer(0, &[b'x'; 10_000], QoS::AtLeastOnce), Outcome::Sent);
     }
-    assert!((32 << 10..=64 << 10).contains(&bench.purse.held.get()), "{}", bench.purse.held.get());
+    assert!((32 << 10..=64 << 10).contains(&bench.budget.held.get()), "{}", bench.budget.held.get());
     assert_eq!(bench.out.dropped(), 0);
     let (inflight, waiting, ..) = bench.out.sizes();
     assert!(inflight < 10 && inflight + waiting == 10, "{inflight} in flight, {waiting} wait");
     bench.with(0, |out, env| out.detach(env));
     bench.with(0, |out, env| out.end(env));
-    assert_eq!(bench.purse.held.get(), 0);
+    assert_eq!(bench.budget.held.get(), 0);
 }
 
 /// [MQTT-3.3.1-1] [MQTT-4.3.2-2] [MQTT-4.3.3-2]: what an earlier process sent has DUP and its packet identifier; what

@@ -19,7 +19,7 @@ use gateway_core::{
 use super::disk::Disk;
 use crate::{
     BacklogLoad, Env, LinkParams, Outbound, Reply, StoredQueue,
-    fuzz::{Purse, append_reply},
+    fuzz::{TestBudget, append_reply},
 };
 
 const QUEUE: QueueId = QueueId(7);
@@ -63,7 +63,7 @@ struct World {
     outbound: Outbound,
     disk: Disk,
     limits: Limits,
-    purse: Purse,
+    budget: TestBudget,
     now: Timestamp,
     protocol: Protocol,
     crashes: bool,
@@ -105,7 +105,7 @@ impl World {
             outbound: Outbound::new(),
             disk: Disk::default(),
             limits,
-            purse: Purse::new(usize::MAX),
+            budget: TestBudget::new(usize::MAX),
             now: Timestamp(1_000),
             protocol: Protocol::V5,
             crashes: kind & 8 != 0,
@@ -129,7 +129,7 @@ impl World {
         let env = Env {
             limits: &self.limits,
             now: self.now,
-            budget: &self.purse,
+            budget: &self.budget,
             disk: Some(crate::Disk { journal: &self.disk, queue: QUEUE }),
         };
         act(&mut self.outbound, &env)
@@ -154,7 +154,7 @@ impl World {
             30 if argument < 32 => self.fail_load(),
             30 if argument >= 224 => self.purge(),
             // The budget is used up for a while, by others.
-            31 => self.purse.limit.set(if argument < 64 { 0 } else { usize::MAX }),
+            31 => self.budget.limit.set(if argument < 64 { 0 } else { usize::MAX }),
             _ => {
                 self.outbound.tell_expired(self.now);
             }
@@ -377,7 +377,7 @@ impl World {
         self.go_on();
         self.disk.crash();
         self.outbound = Outbound::new();
-        self.purse = Purse::new(usize::MAX);
+        self.budget = TestBudget::new(usize::MAX);
         self.receipts.clear();
         self.staying.clear();
         self.disconnected();
@@ -399,7 +399,7 @@ impl World {
     }
 
     fn finish(mut self) {
-        self.purse.limit.set(usize::MAX);
+        self.budget.limit.set(usize::MAX);
         self.lose(0);
         self.move_staying();
         self.disk.commit_all();
@@ -426,7 +426,7 @@ impl World {
         }
         let (inflight, pending, bytes, _) = self.outbound.sizes();
         assert_eq!((inflight, pending, bytes), (0, 0, 0), "everything is delivered in the end");
-        assert_eq!(self.purse.held.get(), 0, "budget not given back");
+        assert_eq!(self.budget.held.get(), 0, "budget not given back");
         let left: Vec<u64> = self.disk.0.lock().entries.keys().map(|(_, place)| *place).collect();
         assert!(left.is_empty(), "left on disk: {left:?}");
         assert!(self.held.is_empty(), "the client waits for PUBREL of {:?}", self.held);

@@ -1,4 +1,5 @@
-//! The in-flight window towards a client: what waits for an acknowledgement, in sending order.
+//! The in-flight window towards a client: what waits for an acknowledgement, in sending order, and the steps of the QoS 1 and
+//! 2 handshakes that bring it to its end.
 //!
 //! Every delivery has a place in its session, counted from 0. The packet identifier is computed from the place, so that
 //! it is the same after a restart without being stored, and an acknowledgement is found by subtraction. The window
@@ -6,15 +7,25 @@
 
 use std::{collections::VecDeque, sync::Arc};
 
-use gateway_core::{Commit, Receipt};
+use codec::{AckKind, reason};
+use gateway_core::{Commit, QoS, QueueOp, Receipt};
 
-use super::{WrongStep, durable::OnDisk, pending::PendingDelivery};
+use super::{
+    pending::{OnDisk, PendingDelivery},
+    receipts::answered,
+};
+use crate::{Disk, Env, Reply};
 
 const IDS: u64 = 65_535;
 /// Number of windows that may lie between the first place in flight and a new one. More than one because places of messages that
 /// were dropped or expired unsent stay empty.
 const SPAN: usize = 4;
 const LEAST_SPAN: usize = 1024;
+
+/// An acknowledgement of a message in flight that is not the next step of its handshake: a protocol error, after which the
+/// two sides can no longer agree [MQTT-4.3.2-3] [MQTT-4.3.3-3] [MQTT-4.3.3-5].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct WrongStep;
 
 /// Answer that a packet id in flight waits for.
 #[derive(Debug)]
@@ -65,6 +76,81 @@ impl Unacked {
             InflightStage::Publish(delivery) => delivery.message.cost(),
             InflightStage::Release(_) => 0,
         }
+    }
+}
+
+impl Released {
+    /// A PUBREC has come for the delivery in `place`.
+    pub(super) fn of(delivery: &PendingDelivery, place: u64, env: &Env<'_>) -> Self {
+        let receipt = delivery.receipt().cloned();
+        let on_disk = delivery.on_disk.clone();
+        let disk = env.disk.filter(|_| !matches!(on_disk, OnDisk::No));
+        let commit = disk.map(|Disk { journal, queue }| {
+            let commit = Commit::new();
+            journal.submit(QueueOp::Release { queue, seq: place, commit: Arc::clone(&commit) });
+            commit
+        });
+        Self { receipt, on_disk, commit }
+    }
+}
+
+/// Acknowledgements of the client.
+impl Inflight {
+    /// PUBACK [MQTT-4.3.2-5]. False if the id is not in flight.
+    pub(super) fn handle_puback(&mut self, id: u16, code: u8, env: &Env<'_>) -> Result<bool, WrongStep> {
+        let is_due = |entry: &Unacked| matches!(&entry.stage, InflightStage::Publish(delivery) if delivery.qos == QoS::AtLeastOnce);
+        let Some(removed) = self.remove_if(id, is_due) else { return Ok(false) };
+        if let (place, Unacked { stage: InflightStage::Publish(delivery), .. }) = removed? {
+            delivery.on_disk.remove(place, env);
+            answered(delivery.receipt(), code);
+        }
+        Ok(true)
+    }
+
+    /// PUBREC: PUBREL is to follow, with 0x92 when the id is unknown [MQTT-4.3.3-4]; a failure code ends the delivery. What
+    /// is on disk must say so before PUBREL goes.
+    pub(super) fn handle_pubrec(
+        &mut self,
+        id: u16,
+        code: u8,
+        env: &Env<'_>,
+    ) -> Result<Option<Reply>, WrongStep> {
+        let mut release = reason::PACKET_IDENTIFIER_NOT_FOUND;
+        let mut after = None;
+        if let Some((place, entry)) = self.get_mut(id) {
+            match &entry.stage {
+                InflightStage::Publish(delivery) if delivery.qos == QoS::ExactlyOnce => {
+                    if code >= 0x80 {
+                        answered(delivery.receipt(), code);
+                        delivery.on_disk.remove(place, env);
+                        self.remove(id);
+                        return Ok(None);
+                    }
+                    let released = Released::of(delivery, place, env);
+                    after = released.commit.clone();
+                    self.release(id, released);
+                    release = reason::SUCCESS;
+                }
+                InflightStage::Release(released) => {
+                    after = released.commit.clone();
+                    release = reason::SUCCESS;
+                }
+                InflightStage::Publish(_) => return Err(WrongStep),
+            }
+        }
+        let reply = Reply { kind: AckKind::PubRel, packet_id: id, code: release, after };
+        Ok((code < 0x80).then_some(reply))
+    }
+
+    /// PUBCOMP. False if the id is not in flight.
+    pub(super) fn handle_pubcomp(&mut self, id: u16, env: &Env<'_>) -> Result<bool, WrongStep> {
+        let is_due = |entry: &Unacked| matches!(entry.stage, InflightStage::Release(_));
+        let Some(removed) = self.remove_if(id, is_due) else { return Ok(false) };
+        if let (place, Unacked { stage: InflightStage::Release(released), .. }) = removed? {
+            released.on_disk.remove(place, env);
+            answered(released.receipt.as_ref(), reason::SUCCESS);
+        }
+        Ok(true)
     }
 }
 
@@ -274,10 +360,10 @@ pub(super) fn id(place: u64) -> u16 {
 
 #[cfg(test)]
 mod tests {
-    use gateway_core::{Message, Origin, QoS, Timestamp};
+    use gateway_core::{Message, Origin, Timestamp};
 
     use super::*;
-    use crate::pending::Awaited;
+    use crate::outbound::pending::Awaited;
 
     fn delivery() -> PendingDelivery {
         let message = Arc::clone(Message::new("t", b"p", Timestamp(0), Origin::SERVER).share());

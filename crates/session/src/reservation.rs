@@ -10,7 +10,7 @@ const STEP: usize = 16 << 10;
 
 /// Bytes on the budget for messages in flight and topic aliases.
 #[derive(Debug)]
-pub(super) struct Ledger {
+pub(super) struct SessionReservation {
     charged: usize,
     /// The session may hold this much without asking the budget again.
     room: usize,
@@ -18,13 +18,13 @@ pub(super) struct Ledger {
     low: usize,
 }
 
-impl Default for Ledger {
+impl Default for SessionReservation {
     fn default() -> Self {
         Self { charged: 0, room: FREE, low: 0 }
     }
 }
 
-impl Ledger {
+impl SessionReservation {
     /// Returns whether the session may hold `needed` bytes here, besides `others` that are charged elsewhere.
     #[inline]
     pub(super) fn covers(&mut self, needed: usize, others: usize, budget: &dyn Budget) -> bool {
@@ -75,23 +75,27 @@ impl Ledger {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fuzz::Purse;
+    use crate::fuzz::TestBudget;
 
     /// The failure: an in-flight window that is not counted, or a shared counter that every message touches.
     #[test]
     fn small_traffic_touches_no_budget_and_all_of_the_rest_comes_back() {
-        let account = Purse::new(256 << 10);
+        let account = TestBudget::new(256 << 10);
         let held = || account.held.get();
-        let mut ledger = Ledger::default();
-        assert!(ledger.covers(FREE, 0, &account) && held() == 0);
-        assert!(ledger.covers(FREE + 1, 0, &account) && held() == STEP);
-        assert!(ledger.covers(STEP, 0, &account) && held() == STEP, "a step is taken once");
-        ledger.settle(100, &account);
+        let mut reservation = SessionReservation::default();
+        assert!(reservation.covers(FREE, 0, &account) && held() == 0);
+        assert!(reservation.covers(FREE + 1, 0, &account) && held() == STEP);
+        assert!(reservation.covers(STEP, 0, &account) && held() == STEP, "a step is taken once");
+        reservation.settle(100, &account);
         assert_eq!(held(), STEP, "nor is it given back for every message");
-        assert!(!ledger.covers(300 << 10, 0, &account), "more than there is");
-        ledger.settle(300 << 10, &account);
-        assert_eq!((held(), ledger.charged()), (300 << 10, 300 << 10), "what is there all the same counts");
-        ledger.settle(0, &account);
-        assert_eq!((held(), ledger.charged()), (0, 0));
+        assert!(!reservation.covers(300 << 10, 0, &account), "more than there is");
+        reservation.settle(300 << 10, &account);
+        assert_eq!(
+            (held(), reservation.charged()),
+            (300 << 10, 300 << 10),
+            "what is there all the same counts"
+        );
+        reservation.settle(0, &account);
+        assert_eq!((held(), reservation.charged()), (0, 0));
     }
 }

@@ -5,9 +5,11 @@ use std::{
     sync::Arc,
 };
 
-use gateway_core::{Message, Offer, QoS, QueueId, Receipt, SharedMessage, Timestamp, Yielded};
+use gateway_core::{
+    Message, Offer, QoS, QueueEntry, QueueId, QueueOp, Receipt, SharedMessage, Timestamp, Yielded,
+};
 
-use super::durable::OnDisk;
+use crate::{Disk, Env};
 
 /// One message on its way to one session.
 #[derive(Debug, Clone)]
@@ -34,6 +36,38 @@ pub(super) enum Awaited {
     Unsent,
     /// Reported as sent.
     Sent,
+}
+
+/// State of a delivery on disk.
+#[derive(Debug, Clone)]
+pub(super) enum OnDisk {
+    /// Nowhere.
+    No,
+    /// On its way to the disk, or there.
+    Submitted(Arc<QueueEntry>),
+    /// On disk.
+    Stored,
+}
+
+impl OnDisk {
+    /// The session is over: what is not written yet need not be written.
+    pub(super) fn settle(&self) {
+        if let Self::Submitted(entry) = self {
+            entry.settle();
+        }
+    }
+
+    /// The delivery of `place` is over.
+    pub(super) fn remove(&self, place: u64, env: &Env<'_>) {
+        let written = match self {
+            Self::No => false,
+            Self::Submitted(entry) => !entry.settle(),
+            Self::Stored => true,
+        };
+        if written && let Some(Disk { journal, queue }) = env.disk {
+            journal.submit(QueueOp::Remove { queue, seq: place, unit: None });
+        }
+    }
 }
 
 impl PendingDelivery {
