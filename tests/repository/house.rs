@@ -119,20 +119,21 @@ fn names_are_those_of_definitions() {
     assert_eq!((type_name("    type Item = u8;"), type_name("let enum_of = 1;")), (None, None));
 }
 
-/// Sources of the broker, tests left out.
-fn broker_sources() -> Vec<Source> {
+/// Sources of a crate below its folder, tests left out.
+fn sources_of(folder: &str) -> Vec<Source> {
     let sources = gateway_sources().into_iter();
-    sources.filter(|source| source.path.starts_with(BROKER) && !is_tests(&source.path)).collect()
+    sources.filter(|source| source.path.starts_with(folder) && !is_tests(&source.path)).collect()
 }
 
 const BROKER: &str = "crates/broker/src/";
+const SESSION: &str = "crates/session/src/";
 
 /// The failure: one type that knows everything, whose methods are spread over all files.
 #[test]
 fn the_broker_is_a_facade_in_one_file() {
     let is_impl =
         |line: &str| line.starts_with("impl") && line.ends_with(" Broker {") && !line.contains(" for ");
-    let sources = broker_sources();
+    let sources = sources_of(BROKER);
     let files: Vec<_> = sources.iter().filter(|source| source.code.lines().any(is_impl)).collect();
     let files: Vec<_> = files.iter().map(|source| &source.path).collect();
     assert_eq!(files.len(), 1, "methods of the broker in {files:?}: a part owns its rules");
@@ -141,19 +142,35 @@ fn the_broker_is_a_facade_in_one_file() {
 /// The failure: parts of the broker that can only be read and changed together.
 #[test]
 fn parts_of_the_broker_form_no_circle() {
-    let sources = broker_sources();
-    let root = sources.iter().find(|source| source.path == format!("{BROKER}lib.rs")).expect("the root");
-    let exports = exports(&root.code);
-    let mut edges = BTreeMap::<String, BTreeSet<String>>::new();
-    for source in &sources {
-        let module = identifier(&source.path[BROKER.len()..]);
-        let named = names(source).into_iter().map(|name| exports.get(&name).cloned().unwrap_or(name));
-        edges.entry(module.clone()).or_default().extend(named.filter(|name| *name != module));
-    }
+    let edges = edges(BROKER);
     assert!(edges["facade"].contains("routing"), "the edges are not found: {edges:?}");
     assert!(edges["routing"].contains("sessions"), "the edges are not found: {edges:?}");
     let circular = circular(edges);
     assert!(circular.is_empty(), "each of these needs another of them: {circular:?}");
+}
+
+/// The failure: what comes from the client and what goes to it can only be read and changed together.
+#[test]
+fn parts_of_the_session_form_no_circle() {
+    let edges = edges(SESSION);
+    assert!(edges["inbound"].contains("outbound"), "the edges are not found: {edges:?}");
+    assert!(edges["outbound"].contains("answer"), "the edges are not found: {edges:?}");
+    let circular = circular(edges);
+    assert!(circular.is_empty(), "each of these needs another of them: {circular:?}");
+}
+
+/// The modules at the top of a crate, each with those that it names.
+fn edges(folder: &str) -> BTreeMap<String, BTreeSet<String>> {
+    let sources = sources_of(folder);
+    let root = sources.iter().find(|source| source.path == format!("{folder}lib.rs")).expect("the root");
+    let exports = exports(&root.code);
+    let mut edges = BTreeMap::<String, BTreeSet<String>>::new();
+    for source in &sources {
+        let module = identifier(&source.path[folder.len()..]);
+        let named = names(source).into_iter().map(|name| exports.get(&name).cloned().unwrap_or(name));
+        edges.entry(module.clone()).or_default().extend(named.filter(|name| *name != module));
+    }
+    edges
 }
 
 /// The modules from which the root of a crate exports names, by name.
