@@ -5,9 +5,9 @@ use std::time::Duration;
 use groups::{AckId, AckResult, Nack, Room};
 
 use super::{
-    ConsumerGroups, GroupError, Joining, LiveMember, MemberBatch, MemberEnd,
-    live::{GroupInner, Live},
-    member::MemberMemory,
+    ConsumerGroups, GroupError, Joining, LiveMember, MemberBatch, MemberEnd, MemberMemory,
+    live::{GroupInner, Live, STEP},
+    member::HELD,
     resuming::find_named,
 };
 
@@ -16,9 +16,6 @@ const GATHER: Duration = Duration::from_millis(4);
 
 /// The least time after which a call that waits renews its lease.
 const SHORTEST_STEP: Duration = Duration::from_millis(10);
-
-/// Deliveries that one step under a group's lock settles.
-pub(super) const STEP: usize = 64;
 
 impl ConsumerGroups {
     /// Returns the next batch of a member without a stream; waits up to `wait` for one. The member's name stays its own for
@@ -35,7 +32,7 @@ impl ConsumerGroups {
         room: Room,
         wait: Duration,
     ) -> Result<MemberBatch, GroupError> {
-        let held = MemberMemory::take(&self.marker)?;
+        let held = MemberMemory::take(&self.marker, HELD)?;
         let lease = joining.lease;
         let mut member = LiveMember::join(&self.find(group)?, joining, true, held)?;
         // If filling takes longer than this, what is there is the answer, even for a caller that does not want to wait.

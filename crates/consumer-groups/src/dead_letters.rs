@@ -10,7 +10,7 @@ use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timesta
 use serde::{Deserialize, Serialize};
 use store::{Expect, StateChange, StateRecord};
 
-use super::{GroupError, live::put};
+use super::{GroupError, records::put};
 
 /// A message that was given up.
 #[derive(Debug, Clone)]

@@ -2,11 +2,9 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use gateway_core::{QoS, Timestamp};
+use gateway_core::QoS;
 use groups::{GroupConfig, OrderKey};
 use serde::{Deserialize, Serialize};
-
-use super::group_filters::FormerFilters;
 
 /// Filter of a group's messages. A message must pass every kind of filter that is set.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -105,33 +103,5 @@ impl Definition {
             max_backoff: Duration::from_millis(self.max_backoff),
             paused: self.paused,
         }
-    }
-}
-
-/// A group as it is kept: what was asked for, and what the gateway added.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct KeptDefinition {
-    pub(super) definition: Definition,
-    /// Changes with each change of the definition.
-    pub(super) etag: u64,
-    /// Time of creation, in milliseconds of the process's clock.
-    pub(super) created: u64,
-    /// See [`groups::Identity`].
-    pub(super) generation: u32,
-    pub(super) seed: u64,
-    /// The log that its places are of.
-    pub(super) log: u64,
-    /// In each partition, where the group began.
-    pub(super) start: Vec<u64>,
-    /// In each partition, where messages are marked for the group; before it the filter says which are its.
-    pub(super) born: Vec<u64>,
-    /// Filters that it had before; not in records of versions that did not keep them.
-    #[serde(default, skip_serializing_if = "FormerFilters::is_empty")]
-    pub(super) former: FormerFilters,
-}
-
-impl KeptDefinition {
-    pub(super) fn created(&self) -> Timestamp {
-        Timestamp(self.created)
     }
 }

@@ -7,18 +7,13 @@
 //! log has nothing from before that place any more. Dead letters are another matter: they are copies, and each is held
 //! against a scope by itself.
 
-use std::sync::Arc;
-
 use access::backends::Scope;
 use broker::is_event_message;
 use gateway_core::{ClientId, Partition, SharedMessage};
 use serde::{Deserialize, Serialize};
 use store::{PartitionBounds, PartitionedLog};
 
-use super::{
-    GroupMessageFilter,
-    live::{GroupInner, Live},
-};
+use super::GroupMessageFilter;
 
 /// Filters that are remembered one by one.
 const MOST: usize = 16;
@@ -71,7 +66,7 @@ pub struct GroupFilters {
 }
 
 impl GroupFilters {
-    fn new(filter: &GroupMessageFilter, former: &FormerFilters) -> Self {
+    pub(super) fn new(filter: &GroupMessageFilter, former: &FormerFilters) -> Self {
         let counts = || former.0.iter().filter(|former| former.counts);
         let filters = counts().filter_map(|former| former.filter.clone());
         Self {
@@ -109,7 +104,7 @@ impl FormerFilters {
     }
 
     /// The group had the filter `old`, and has `new`.
-    fn add(&mut self, old: &GroupMessageFilter, new: &GroupMessageFilter) {
+    pub(super) fn add(&mut self, old: &GroupMessageFilter, new: &GroupMessageFilter) {
         // A filter that is changed to and fro is remembered twice, not more often.
         self.0.retain(|former| former.filter.as_ref().is_none_or(|filter| filter != old && filter != new));
         self.0.push(FormerFilter { filter: Some(old.clone()), until: OPEN, counts: true });
@@ -123,13 +118,17 @@ impl FormerFilters {
     }
 
     /// All that was let in by a filter that was replaced until now is before this place. True if one was open.
-    fn close(&mut self, until: u64) -> bool {
+    pub(super) fn close(&mut self, until: u64) -> bool {
         let open = self.0.iter_mut().filter(|former| former.until == OPEN);
         open.map(|former| former.until = until).count() > 0
     }
 
     /// Looks again at those that are `chosen`. True if one counts now that did not, or no longer.
-    fn judge(&mut self, chosen: impl Fn(bool) -> bool, is_unsettled: impl Fn(u64) -> bool) -> bool {
+    pub(super) fn recheck(
+        &mut self,
+        chosen: impl Fn(bool) -> bool,
+        is_unsettled: impl Fn(u64) -> bool,
+    ) -> bool {
         let mut changed = false;
         for former in self.0.iter_mut().filter(|former| chosen(former.counts)) {
             let counts = former.until == OPEN || is_unsettled(former.until);
@@ -140,7 +139,7 @@ impl FormerFilters {
     }
 
     /// Forgets those that cannot count again. True if there were any.
-    fn forget(&mut self, is_gone: impl Fn(u64) -> bool) -> bool {
+    pub(super) fn forget(&mut self, is_gone: impl Fn(u64) -> bool) -> bool {
         let before = self.0.len();
         self.0.retain(|former| former.counts || !is_gone(former.until));
         self.0.len() < before
@@ -148,7 +147,7 @@ impl FormerFilters {
 
     /// Tells whether a caller of this scope may have the messages there, given the places before which the group would be
     /// unsettled.
-    fn is_within(&self, scope: &Scope, is_unsettled: impl Fn(u64) -> bool) -> bool {
+    pub(super) fn is_within(&self, scope: &Scope, is_unsettled: impl Fn(u64) -> bool) -> bool {
         let covers =
             |former: &FormerFilter| former.filter.as_ref().is_some_and(|filter| in_scope(scope, filter));
         let counts = |former: &&FormerFilter| former.until == OPEN || is_unsettled(former.until);
@@ -156,82 +155,19 @@ impl FormerFilters {
     }
 }
 
-fn bounds(log: &dyn PartitionedLog) -> Vec<PartitionBounds> {
+/// Bounds of each partition.
+pub(super) fn bounds(log: &dyn PartitionedLog) -> Vec<PartitionBounds> {
     Partition::all().map(|partition| log.bounds(partition)).collect()
 }
 
 /// Tells whether there is anything between a place in each partition and `until`.
-fn is_between(place: impl Fn(Partition) -> u64, bounds: &[PartitionBounds], until: u64) -> bool {
+pub(super) fn is_between(place: impl Fn(Partition) -> u64, bounds: &[PartitionBounds], until: u64) -> bool {
     Partition::all().zip(bounds).any(|(partition, bounds)| place(partition) < bounds.end.min(until))
-}
-
-impl GroupInner {
-    /// The filter will be this one. True if it is another than before.
-    pub(super) fn replace_filter(&mut self, new: &GroupMessageFilter) -> bool {
-        let old = &self.kept.definition.filter;
-        if old == new {
-            return false;
-        }
-        self.kept.former.add(old, new);
-        // Nothing that comes from now on has ended.
-        self.former_submitted = u64::MAX;
-        self.group_filters = Arc::new(GroupFilters::new(new, &self.kept.former));
-        true
-    }
-
-    /// Tells whether a caller of this scope may have the group's messages after a move to these places.
-    pub(super) fn may_move(&self, log: &dyn PartitionedLog, scope: &Scope, places: &[u64]) -> bool {
-        if scope.is_all() || self.kept.former.is_empty() {
-            return true;
-        }
-        let bounds = bounds(log);
-        let place = |partition: Partition| places[usize::from(partition.0)];
-        self.kept.former.is_within(scope, |until| is_between(place, &bounds, until))
-    }
-
-    /// The group is elsewhere, or was just read.
-    pub(super) fn find_reach(&mut self, log: &dyn PartitionedLog) {
-        if !self.kept.former.is_empty() {
-            let bounds = bounds(log);
-            let place = |partition| self.logic.floor(partition);
-            self.kept.former.judge(|_| true, |until| is_between(place, &bounds, until));
-        }
-        self.group_filters = Arc::new(GroupFilters::new(&self.kept.definition.filter, &self.kept.former));
-    }
-}
-
-impl Live {
-    /// One round: filters that the group no longer has are let go, as far as what came under them is settled.
-    pub(super) fn look_back(&self) {
-        if self.with(|inner| inner.kept.former.is_empty()) {
-            return;
-        }
-        // In this order: what has ended is within the bounds.
-        let ended = self.log.ended();
-        let bounds = bounds(&*self.log);
-        self.with(|inner| {
-            let GroupInner { kept, logic, letters, .. } = inner;
-            // A letter that is being put back may still be found to match a filter that was replaced.
-            let is_over = inner.former_submitted <= ended && !letters.is_claimed();
-            let end = bounds.iter().map(|bounds| bounds.end).max().unwrap_or_default();
-            let closed = is_over && kept.former.close(end);
-            let place = |partition| logic.floor(partition);
-            // Only a seek makes one count again.
-            if kept.former.judge(|counts| counts, |until| is_between(place, &bounds, until)) {
-                inner.group_filters = Arc::new(GroupFilters::new(&kept.definition.filter, &kept.former));
-            }
-            let is_gone = |until: u64| bounds.iter().all(|bounds| bounds.start >= bounds.end.min(until));
-            let forgot = kept.former.forget(is_gone);
-            if closed || forgot {
-                inner.keep();
-            }
-        });
-    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
+    use std::{cell::Cell, sync::Arc};
 
     use gateway_core::{Message, Origin, OriginKind, Timestamp};
 
@@ -321,17 +257,17 @@ mod tests {
             assert!(former.0.len() <= MOST && !covers(&former, &new), "{n}");
         }
         let settled = Cell::new(10);
-        former.judge(|_| true, |until| until > settled.get());
+        former.recheck(|_| true, |until| until > settled.get());
         assert!(!covers(&former, "a/50"), "those that are open are among those that are not known");
         assert!(former.close(20) && !former.close(30), "once");
         settled.set(20);
-        former.judge(|counts| counts, |until| until > settled.get());
+        former.recheck(|counts| counts, |until| until > settled.get());
         assert!(covers(&former, "a/50"));
         settled.set(15);
-        former.judge(|_| true, |until| until > settled.get());
+        former.recheck(|_| true, |until| until > settled.get());
         assert!(!covers(&former, "a/50"), "moved back");
         assert!(!former.forget(|_| true), "what counts stays");
-        former.judge(|_| true, |_| false);
+        former.recheck(|_| true, |_| false);
         assert!(former.forget(|until| until <= 20) && former.is_empty());
     }
 }

@@ -14,10 +14,11 @@ use std::{
     time::Duration,
 };
 
+use access::backends::Scope;
 use ahash::RandomState;
 use bytes::Bytes;
-use gateway_core::{GroupId, LogRecord, Message, PARTITIONS, Partition, Timestamp};
-use groups::{Group, Progress, Roster};
+use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
+use groups::Group;
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
 use store::{Epoch, Expect, GroupState, PartitionedLog, StateChange, StateError};
@@ -25,19 +26,19 @@ use tokio::sync::{Notify, watch};
 use tracing::warn;
 
 use super::{
-    GroupError, GroupMessageFilter, Intake, Marker, RetentionPolicy,
+    Definition, GroupError, GroupFilters, GroupMessageFilter, Intake, Marker, MemberMemory, MessageFilter,
+    RetentionPolicy,
     dead_letters::DeadLetters,
-    definition::{Definition, KeptDefinition},
-    group_filters::GroupFilters,
-    member::MemberMemory,
+    group_filters::{bounds, is_between},
+    records::{COUNTS, KeptDefinition, MEMBERS, SettledCounts, definition_change, progress_key, put},
     waypoints::Waypoints,
 };
 
+/// Changes of deliveries in one step under a group's lock, before others have their turn.
+pub(super) const STEP: usize = 64;
+
 /// The least time from the begin of one write to that of the next. Acknowledgements that come meanwhile share the next one.
 const GATHER: Duration = Duration::from_millis(5);
-
-/// Tells whether a message that was appended before the group was made is the group's by its filter.
-pub type MessageFilter = dyn Fn(&Message<'_>) -> bool + Send + Sync;
 
 /// One group.
 pub(super) struct Live {
@@ -135,12 +136,6 @@ pub(super) struct GroupInner {
     intake: Intake,
 }
 
-/// Keys of a group's records.
-pub(super) const DEFINITION: &[u8] = b"d";
-const PROGRESS: u8 = b'p';
-const COUNTS: &[u8] = b"t";
-const MEMBERS: &[u8] = b"m";
-
 /// Failures of a write after which those who wait for it are told.
 const TRIES: u32 = 3;
 
@@ -187,7 +182,7 @@ impl Live {
             log_intake: Intake::All,
             intake: Intake::All,
         };
-        inner.find_reach(&*log);
+        inner.recheck_filters(&*log);
         Self {
             id,
             owner,
@@ -256,7 +251,7 @@ impl Live {
             }
             match inner.kept.definition.when_full {
                 RetentionPolicy::Refuse => {
-                    self.judge(inner);
+                    self.update_intake(inner);
                     false
                 }
                 RetentionPolicy::DropOldest => {
@@ -269,7 +264,7 @@ impl Live {
     }
 
     /// Decides what becomes of messages that the group wants, and tells the broker if that is another than before.
-    pub(super) fn judge(&self, inner: &mut GroupInner) {
+    pub(super) fn update_intake(&self, inner: &mut GroupInner) {
         let Definition { retention_bytes, when_full, .. } = inner.kept.definition;
         let is_full = when_full == RetentionPolicy::Refuse
             && retention_bytes > 0
@@ -384,7 +379,7 @@ impl Live {
                 }
                 if inner.intake == Intake::Refuses {
                     // The settled messages may have made room.
-                    self.judge(&mut inner);
+                    self.update_intake(&mut inner);
                 }
                 inner.answered(write.number)
             };
@@ -497,6 +492,33 @@ impl Live {
     /// The number of the write that holds all that was done before.
     pub(super) fn wait_number(inner: &GroupInner) -> u64 {
         if inner.has_write() { inner.write } else { inner.write - 1 }
+    }
+
+    /// One round: filters that the group no longer has are let go, as far as what came under them is settled.
+    pub(super) fn forget_filters(&self) {
+        if self.with(|inner| inner.kept.former.is_empty()) {
+            return;
+        }
+        // In this order: what has ended is within the bounds.
+        let ended = self.log.ended();
+        let bounds = bounds(&*self.log);
+        self.with(|inner| {
+            let GroupInner { kept, logic, letters, .. } = inner;
+            // A letter that is being put back may still be found to match a filter that was replaced.
+            let is_over = inner.former_submitted <= ended && !letters.is_claimed();
+            let end = bounds.iter().map(|bounds| bounds.end).max().unwrap_or_default();
+            let closed = is_over && kept.former.close(end);
+            let place = |partition| logic.floor(partition);
+            // Only a seek makes one count again.
+            if kept.former.recheck(|counts| counts, |until| is_between(place, &bounds, until)) {
+                inner.group_filters = Arc::new(GroupFilters::new(&kept.definition.filter, &kept.former));
+            }
+            let is_gone = |until: u64| bounds.iter().all(|bounds| bounds.start >= bounds.end.min(until));
+            let forgot = kept.former.forget(is_gone);
+            if closed || forgot {
+                inner.keep();
+            }
+        });
     }
 
     /// Changes the definition. Published messages are judged by its filter once the write of the returned number is done.
@@ -613,92 +635,41 @@ impl GroupInner {
         }
     }
 
+    /// The filter will be this one. True if it is another than before.
+    fn replace_filter(&mut self, new: &GroupMessageFilter) -> bool {
+        let old = &self.kept.definition.filter;
+        if old == new {
+            return false;
+        }
+        self.kept.former.add(old, new);
+        // Nothing that comes from now on has ended.
+        self.former_submitted = u64::MAX;
+        self.group_filters = Arc::new(GroupFilters::new(new, &self.kept.former));
+        true
+    }
+
+    /// Tells whether a caller of this scope may have the group's messages after a move to these places.
+    pub(super) fn may_move(&self, log: &dyn PartitionedLog, scope: &Scope, places: &[u64]) -> bool {
+        if scope.is_all() || self.kept.former.is_empty() {
+            return true;
+        }
+        let bounds = bounds(log);
+        let place = |partition: Partition| places[usize::from(partition.0)];
+        self.kept.former.is_within(scope, |until| is_between(place, &bounds, until))
+    }
+
+    /// The group is elsewhere, or was just read: which of its former filters count is found anew.
+    pub(super) fn recheck_filters(&mut self, log: &dyn PartitionedLog) {
+        if !self.kept.former.is_empty() {
+            let bounds = bounds(log);
+            let place = |partition| self.logic.floor(partition);
+            self.kept.former.recheck(|_| true, |until| is_between(place, &bounds, until));
+        }
+        self.group_filters = Arc::new(GroupFilters::new(&self.kept.definition.filter, &self.kept.former));
+    }
+
     /// The definition is to be written.
     pub(super) fn keep(&mut self) {
         self.changes.push(definition_change(&self.kept));
     }
-}
-
-pub(super) fn definition_change(kept: &KeptDefinition) -> StateChange {
-    let json = serde_json::to_vec(kept).unwrap_or_default();
-    put(Bytes::from_static(DEFINITION), Bytes::from(json))
-}
-
-pub(super) fn put(key: Bytes, value: Bytes) -> StateChange {
-    StateChange { key, value: Some(value), expect: Expect::Any }
-}
-
-fn progress_key(partition: Partition) -> Bytes {
-    Bytes::copy_from_slice(&[PROGRESS, partition.0])
-}
-
-/// Counts of a group's settled messages, and the other numbers that each write changes, in the kept form.
-#[derive(Debug, Clone, Copy, Default)]
-pub(super) struct SettledCounts {
-    pub(super) messages: u64,
-    pub(super) bytes: u64,
-    pub(super) lost: u64,
-    /// Tells two records apart that are otherwise the same.
-    pub(super) writes: u64,
-    /// The number of the next dead letter; 0 in records of versions that did not keep it.
-    pub(super) next_letter: u64,
-}
-
-impl SettledCounts {
-    fn encode(self) -> Bytes {
-        let numbers = [self.messages, self.bytes, self.lost, self.writes, self.next_letter];
-        Bytes::from(numbers.map(u64::to_le_bytes).concat())
-    }
-
-    fn decode(bytes: &[u8]) -> Self {
-        let number = |at: usize| {
-            let bytes = bytes.get(8 * at..8 * at + 8).and_then(|bytes| bytes.try_into().ok());
-            bytes.map_or(0, u64::from_le_bytes)
-        };
-        let (messages, bytes, lost, writes) = (number(0), number(1), number(2), number(3));
-        Self { messages, bytes, lost, writes, next_letter: number(4) }
-    }
-}
-
-/// Reads how much of a group is settled, and what it must still be when the group is written. Before anything else is read of
-/// the group: every write changes it.
-pub(super) async fn load_counts(
-    state: &Arc<dyn GroupState>,
-    group: GroupId,
-) -> Result<(SettledCounts, Option<Expect>), GroupError> {
-    let counts = state.read(group, Bytes::from_static(COUNTS), None, 1).await?;
-    Ok(match counts.into_iter().next() {
-        Some(record) => (SettledCounts::decode(&record.value), Some(Expect::Value(record.value))),
-        None => (SettledCounts::default(), Some(Expect::Absent)),
-    })
-}
-
-/// Reads who was in a group.
-pub(super) async fn load_members(
-    state: &Arc<dyn GroupState>,
-    group: GroupId,
-) -> Result<Option<Roster>, GroupError> {
-    let records = state.read(group, Bytes::from_static(MEMBERS), None, 1).await?;
-    let roster = records.first().map(|record| Roster::decode(&record.value));
-    roster.transpose().map_err(|_| GroupError::Damaged)
-}
-
-/// Reads how far a group is.
-pub(super) async fn load_progress(
-    state: &Arc<dyn GroupState>,
-    group: GroupId,
-) -> Result<Vec<(Partition, Progress)>, GroupError> {
-    let mut all = Vec::new();
-    let mut after = None;
-    loop {
-        let page = state.read(group, Bytes::copy_from_slice(&[PROGRESS]), after, PARTITIONS).await?;
-        let Some(last) = page.last() else { break };
-        after = Some(last.key.clone());
-        for record in &page {
-            let progress = Progress::decode(&record.value).map_err(|_| GroupError::Damaged)?;
-            let partition = record.key.get(1).copied().ok_or(GroupError::Damaged)?;
-            all.push((Partition(partition), progress));
-        }
-    }
-    Ok(all)
 }

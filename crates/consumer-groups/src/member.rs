@@ -14,14 +14,11 @@ use groups::{
     Room, SettlingAnswer, TakenDeliveries,
 };
 use store::{BoxFuture, LogRead, ReadLimit, Slice, StoreError};
-use thiserror::Error;
 use tokio::sync::Notify;
 
 use super::{
-    GroupError, Marker,
-    calls::STEP,
-    group_filters::GroupFilters,
-    live::{GroupInner, Live},
+    GroupError, GroupFilters, MemberEnd, MemberMemory,
+    live::{GroupInner, Live, STEP},
 };
 
 /// Reads of a member under way at most.
@@ -34,7 +31,7 @@ const PAUSE: Duration = Duration::from_secs(1);
 /// Ranges in answers that were not taken yet, beyond which a member must not be heard: it does not read, or the disk hangs.
 const MOST_UNANSWERED: usize = 16_384;
 /// Memory that a member may take: what was read for it, and answers, with those of one request more.
-const HELD: usize = MAX_AHEAD + 2 * MOST_UNANSWERED * size_of::<IdRange>();
+pub(super) const HELD: usize = MAX_AHEAD + 2 * MOST_UNANSWERED * size_of::<IdRange>();
 /// Ranges up to which the answers of one write are merged: merging costs as much as there are.
 const MERGED: usize = 256;
 
@@ -64,20 +61,6 @@ impl MemberBatch {
     }
 }
 
-/// Why a member gets nothing more.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum MemberEnd {
-    /// Another stream has its name, or its lease has ended.
-    #[error("another stream has taken the member's name")]
-    Fenced,
-    /// The group was deleted, or is no longer this gateway's.
-    #[error("the group is not served any more")]
-    GroupGone,
-    /// The group's filter was changed, or the group was moved, and not all that it has now is in the member's scope.
-    #[error("messages of the group are out of scope")]
-    OutOfScope,
-}
-
 /// Request to become a member.
 #[derive(Debug, Clone)]
 pub struct Joining<'a> {
@@ -93,39 +76,10 @@ pub struct Joining<'a> {
     pub outstanding: &'a [ClaimedPlace],
 }
 
-/// Memory set aside: for a member, as long as it has a stream or a call, or something was read for its next call.
-pub struct MemberMemory {
-    marker: Arc<dyn Marker>,
-    bytes: usize,
-}
-
-impl MemberMemory {
-    /// # Errors
-    /// [`GroupError::Memory`].
-    pub(super) fn take(marker: &Arc<dyn Marker>) -> Result<Self, GroupError> {
-        Self::take_bytes(marker, HELD)
-    }
-
-    /// # Errors
-    /// [`GroupError::Memory`].
-    pub(super) fn take_bytes(marker: &Arc<dyn Marker>, bytes: usize) -> Result<Self, GroupError> {
-        if !marker.hold(bytes) {
-            return Err(GroupError::Memory);
-        }
-        Ok(Self { marker: Arc::clone(marker), bytes })
-    }
-}
-
-impl Drop for MemberMemory {
-    fn drop(&mut self) {
-        self.marker.release(self.bytes);
-    }
-}
-
 /// Result of a look at the group.
 enum Looked {
-    /// The group's reach, against which the member's scope has yet to be checked.
-    Judge(Arc<GroupFilters>),
+    /// Filters against which the member's scope has yet to be checked.
+    CheckScope(Arc<GroupFilters>),
     /// Deliveries for the member, and the reads that are to be made for it.
     Taken(TakenDeliveries, Vec<Read>),
 }
@@ -263,11 +217,11 @@ impl LiveMember {
         let now = (self.live.clock)();
         let limit = MOST_READS - self.reads.len();
         let key = self.key;
-        let (scope, judged) = (&self.scope, self.group_filters.as_ref());
+        let (scope, checked) = (&self.scope, self.group_filters.as_ref());
         let looked = self.live.with(|inner| {
             // Under the same lock as it is taken.
-            if !scope.is_all() && judged.is_none_or(|judged| !Arc::ptr_eq(judged, &inner.group_filters)) {
-                return Ok(Looked::Judge(Arc::clone(&inner.group_filters)));
+            if !scope.is_all() && checked.is_none_or(|checked| !Arc::ptr_eq(checked, &inner.group_filters)) {
+                return Ok(Looked::CheckScope(Arc::clone(&inner.group_filters)));
             }
             inner.wait(key.number, waker);
             let taken = inner.logic.take(key, now, room)?;
@@ -276,11 +230,11 @@ impl LiveMember {
         });
         let (taken, reads) = match looked.map_err(|groups::MemberGone| MemberEnd::Fenced)? {
             Looked::Taken(taken, reads) => (taken, reads),
-            Looked::Judge(group_filters) if group_filters.is_within(&self.scope) => {
+            Looked::CheckScope(group_filters) if group_filters.is_within(&self.scope) => {
                 self.group_filters = Some(group_filters);
                 return Ok(true);
             }
-            Looked::Judge(_) => return Err(MemberEnd::OutOfScope),
+            Looked::CheckScope(_) => return Err(MemberEnd::OutOfScope),
         };
         if !taken.deliveries.is_empty() {
             // The first deadline may be nearer than any before.

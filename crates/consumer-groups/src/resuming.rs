@@ -5,7 +5,7 @@ use store::{LogRead, ReadLimit, Slice, StoreError};
 
 use super::{
     GroupError, LiveMember, MemberEnd,
-    live::{GroupInner, Live},
+    live::{GroupInner, Live, STEP},
 };
 
 /// Reads for one member, beyond one for each message that it names, before the rest of these is no longer looked for: with it
@@ -32,7 +32,7 @@ impl LiveMember {
 /// Makes known what an earlier process delivered to members that have not come back since, as far as these name it.
 pub(super) async fn find_named(live: &Live, ids: &[AckId]) -> Result<(), GroupError> {
     let mut members: Vec<MemberKey> = Vec::new();
-    for step in ids.chunks(super::calls::STEP) {
+    for step in ids.chunks(STEP) {
         live.with(|inner| {
             for id in step {
                 if let Some(key) = inner.logic.claim_id(id)

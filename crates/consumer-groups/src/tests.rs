@@ -9,15 +9,22 @@ mod resuming;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::LazyLock,
+    sync::{Arc, LazyLock},
+    time::Duration,
 };
 
-use gateway_core::{ClientId, Message, Origin, OriginKind};
+use access::backends::Scope;
+use bytes::Bytes;
+use gateway_core::{ClientId, GroupId, Message, Origin, OriginKind, Partition, Timestamp};
 use groups::{AckResult, Credit, IdRange, Nack, Ranges, Room};
-use store::{MemoryGroupState, MemoryLog, MemoryLogOptions};
+use parking_lot::Mutex;
+use store::{
+    GroupState, LogRead, MemoryGroupState, MemoryLog, MemoryLogOptions, PartitionBounds, PartitionedLog,
+    ReadLimit, StoreError,
+};
 use tokio::time::{Instant, timeout};
 
-use super::*;
+use super::{records::DEFINITION, start::token, *};
 
 static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 const ROOM: Room = Room { messages: 100, bytes: 1 << 20 };
@@ -413,12 +420,12 @@ async fn what_every_group_has_settled_is_trimmed_and_no_more() {
     let taken = some(&mut member, 3).await;
     member.acknowledge(&ids(1, 2)).expect("a member");
     answer(&mut member).await;
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     let start = fixture.log.bounds(taken[0].partition).start;
     assert_eq!(start, taken[2].record.offset);
     member.acknowledge(&ids(3, 3)).expect("a member");
     answer(&mut member).await;
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     assert!(fixture.log.bounds(taken[0].partition).start > taken[2].record.offset);
 }
 
@@ -573,7 +580,7 @@ async fn a_group_over_its_bytes_loses_the_oldest_and_no_more() {
     for number in 0..100 {
         fixture.append(group, 1, &format!("{number} {text}"));
     }
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     let status = fixture.groups.get("g").expect("a group").status;
     assert!((8..=10).contains(&status.lag_messages), "{status:?}");
     assert_eq!(status.lost + status.lag_messages, 100, "{status:?}");
@@ -604,8 +611,8 @@ async fn a_member_is_told_of_the_gap_that_retention_makes() {
         tokio::time::sleep(Duration::from_secs(10)).await;
     }
     // The first two it has; those that came more than a minute ago and that it has not are gone.
-    fixture.groups.keep_up().await;
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     let (gaps, more) = all(&mut member).await;
     assert_eq!((gaps.len(), more.len()), (1, 0), "told once");
     let status = fixture.groups.get("g").expect("a group").status;
@@ -628,13 +635,13 @@ async fn what_is_settled_stays_for_its_replay_and_no_longer() {
     let taken = some(&mut member, 2).await;
     member.acknowledge(&ids(1, 2)).expect("a member");
     answer(&mut member).await;
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     fixture.groups.seek("g", &GroupStart::Earliest, &Scope::ALL).await.expect("moved");
     assert_eq!(texts(&some(&mut member, 2).await), ["1", "2"], "they come again");
     member.acknowledge(&ids(3, 4)).expect("a member");
     answer(&mut member).await;
     tokio::time::sleep(Duration::from_secs(70)).await;
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     assert!(fixture.log.bounds(taken[0].partition).start > taken[1].record.offset, "nothing needs them");
     fixture.groups.seek("g", &GroupStart::Earliest, &Scope::ALL).await.expect("moved");
     assert_eq!(all(&mut member).await.1.len(), 0);
@@ -673,7 +680,7 @@ async fn what_one_member_loses_counts_whatever_others_have_settled() {
         of_slow += got.len();
     }
     assert!(settled >= 50 && of_slow == 1, "{settled} {of_slow}");
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     let status = fixture.groups.get("g").expect("a group").status;
     let (more, left) = all(&mut fast).await;
     assert_eq!(left.len(), 0);
@@ -702,7 +709,7 @@ async fn a_group_that_refuses_and_stands_still_does_not_fill_the_disk() {
         for _ in 0..more {
             fixture.append(refusing, 1, &text);
         }
-        fixture.groups.keep_up().await;
+        fixture.groups.upkeep.keep_up().await;
         marker.full.lock().clone()
     };
     assert_eq!(full(15).await, BTreeSet::new());

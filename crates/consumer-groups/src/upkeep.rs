@@ -6,16 +6,16 @@
 //! of the log. Only messages from before this process may have to be looked at.
 
 use std::{
-    sync::{Arc, Weak, atomic::Ordering::Relaxed},
+    sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
 use gateway_core::{LogRecord, Partition, Timestamp};
-use store::{LogRead, Mark, ReadLimit, Slice};
+use store::{LogRead, Mark, PartitionedLog, ReadLimit, Slice};
 use tokio::time::MissedTickBehavior;
 
 use super::{
-    ConsumerGroups, Intake, RetentionPolicy,
+    Intake, RetentionPolicy,
     live::{GroupInner, Live},
     watching::GroupTable,
 };
@@ -57,40 +57,54 @@ const MOST_LOOKS: usize = 64;
 const AFTER_GROUP: Duration = Duration::from_millis(5);
 const AFTER_LOG: Duration = Duration::from_millis(100);
 
-pub(super) async fn run(groups: Weak<ConsumerGroups>, table: Arc<GroupTable>) {
-    let Some(interval) = groups.upgrade().map(|groups| groups.options.upkeep_interval) else { return };
-    let mut ticks = tokio::time::interval(interval);
-    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
-    ticks.tick().await;
-    loop {
-        let is_over = tokio::select! {
-            biased;
-            _ = ticks.tick() => false,
-            () = table.over() => true,
-        };
-        let Some(groups) = groups.upgrade() else { return };
-        if !is_over || groups.log.bytes() > groups.options.max_log_bytes {
-            groups.keep_up().await;
-            drop(groups);
-            tokio::time::sleep(if is_over { AFTER_LOG } else { Duration::ZERO }).await;
-        } else {
-            groups.keep_bounds().await;
-            drop(groups);
-            tokio::time::sleep(AFTER_GROUP).await;
-        }
-    }
+/// The log and its groups, as what is done with them now and then needs them.
+pub(super) struct GroupUpkeep {
+    log: Arc<dyn PartitionedLog>,
+    table: Arc<GroupTable>,
+    clock: fn() -> Timestamp,
+    max_log_bytes: u64,
 }
 
-impl ConsumerGroups {
+impl GroupUpkeep {
+    pub(super) fn new(
+        log: Arc<dyn PartitionedLog>,
+        table: Arc<GroupTable>,
+        clock: fn() -> Timestamp,
+        max_log_bytes: u64,
+    ) -> Self {
+        Self { log, table, clock, max_log_bytes }
+    }
+
+    /// One round per `interval`, and earlier when a group, or the log, has more than it may.
+    pub(super) async fn run(self: Arc<Self>, interval: Duration) {
+        let mut ticks = tokio::time::interval(interval);
+        ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        ticks.tick().await;
+        loop {
+            let is_over = tokio::select! {
+                biased;
+                _ = ticks.tick() => false,
+                () = self.table.over() => true,
+            };
+            if !is_over || self.log.bytes() > self.max_log_bytes {
+                self.keep_up().await;
+                tokio::time::sleep(if is_over { AFTER_LOG } else { Duration::ZERO }).await;
+            } else {
+                self.keep_bounds().await;
+                tokio::time::sleep(AFTER_GROUP).await;
+            }
+        }
+    }
+
     /// One round of it.
     pub(super) async fn keep_up(&self) {
-        let now = (self.options.clock)();
+        let now = (self.clock)();
         let all = self.table.all();
         let (room, excess) = self.space();
         for live in &all {
             self.retain(live, now, (room, excess)).await;
             self.move_on(live).await;
-            live.look_back();
+            live.forget_filters();
             let place = self.log.trimmable();
             live.with(|inner| inner.logic.touch(place));
         }
@@ -118,7 +132,7 @@ impl ConsumerGroups {
 
     /// Gives up what groups have beyond their own bounds.
     async fn keep_bounds(&self) {
-        let (now, space) = ((self.options.clock)(), self.space());
+        let (now, space) = ((self.clock)(), self.space());
         for live in self.table.all() {
             if live.over.swap(false, Relaxed) {
                 self.retain(&live, now, space).await;
@@ -128,7 +142,7 @@ impl ConsumerGroups {
 
     /// The room in the log, and the bytes that it has too many.
     fn space(&self) -> (Space, u64) {
-        let (bytes, most) = (self.log.bytes(), self.options.max_log_bytes);
+        let (bytes, most) = (self.log.bytes(), self.max_log_bytes);
         let room = match bytes {
             _ if bytes <= most => Space::Some,
             _ if bytes - most <= most / OVER => Space::None,
@@ -165,7 +179,7 @@ impl ConsumerGroups {
         if let Some(place) = live.with(look) {
             self.give_up(live, &place).await;
         }
-        live.with(|inner| live.judge(inner));
+        live.with(|inner| live.update_intake(inner));
     }
 
     /// Gives up the messages before the mark, as far as they are not settled and no member has them: the group has lost

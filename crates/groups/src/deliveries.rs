@@ -202,7 +202,7 @@ impl Deliveries {
     }
 
     /// Decides the answer to an acknowledgement of `range`, before the deliveries left in it are settled.
-    pub(crate) fn judge(&self, range: IdRange, ok: &mut Ranges, lost: &mut Ranges) {
+    pub(crate) fn classify(&self, range: IdRange, ok: &mut Ranges, lost: &mut Ranges) {
         let next = self.next();
         let first = range.first.max(1);
         if range.first == 0 {
@@ -296,7 +296,7 @@ mod tests {
             prop_assert_eq!(&all, &model.keys().copied().collect::<Vec<_>>());
             for id in 0..count + 2 {
                 let (mut ok, mut lost) = Default::default();
-                deliveries.judge(single(id), &mut ok, &mut lost);
+                deliveries.classify(single(id), &mut ok, &mut lost);
                 let fine = (1..=count).contains(&id) && !void.contains(&id);
                 prop_assert_eq!((ok.contains(id), lost.contains(id)), (fine, !fine));
                 prop_assert_eq!(deliveries.get(id).is_some(), model.contains_key(&id));
@@ -315,7 +315,7 @@ mod tests {
         }
         assert!(deliveries.void.len() <= MAX_VOID);
         let (mut ok, mut lost) = Default::default();
-        deliveries.judge(IdRange { first: 1, last: 20_000 }, &mut ok, &mut lost);
+        deliveries.classify(IdRange { first: 1, last: 20_000 }, &mut ok, &mut lost);
         assert!(lost.contains(1) && lost.contains(8_999) && lost.contains(10_001));
         assert!(ok.contains(2), "it is still there");
         assert!(ok.contains(10_000));

@@ -65,23 +65,23 @@ async fn what_a_filter_let_in_is_for_those_who_may_have_all_of_it() {
     fixture.change("a/#").await;
     for _ in 0..3 {
         fixture.refuses_limited().await;
-        fixture.groups.keep_up().await;
+        fixture.groups.upkeep.keep_up().await;
     }
     // The round's findings are written by then.
     tokio::time::sleep(Duration::from_secs(1)).await;
     fixture.append(group, 1, "after");
     fixture.reloaded().await;
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     fixture.refuses_limited().await;
 
     let mut member = fixture.open("g", "all", Duration::ZERO);
     assert_eq!(texts(&some(&mut member, 2).await), ["before", "after"]);
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     assert!(!fixture.is_within());
     member.acknowledge(&ids(1, 1)).expect("a member");
     assert_eq!(answer(&mut member).await.0, ids(1, 1));
     drop(member);
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     assert!(fixture.is_within());
     let mut member = fixture.open_limited("limited");
     assert_eq!(texts(&messages(&mut member).await), ["after"]);
@@ -120,17 +120,17 @@ async fn what_still_waits_for_the_disk_counts_for_the_filter_before() {
     fixture.change("a/#").await;
     fixture.append(group, 2, "after");
     for _ in 0..3 {
-        fixture.groups.keep_up().await;
+        fixture.groups.upkeep.keep_up().await;
         assert!(!fixture.is_within());
     }
     fixture.log.settle_all();
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     assert!(!fixture.is_within());
     let mut member = fixture.open("g", "all", Duration::ZERO);
     some(&mut member, 2).await;
     member.acknowledge(&ids(1, 2)).expect("a member");
     assert_eq!(answer(&mut member).await.0, ids(1, 2));
-    fixture.groups.keep_up().await;
+    fixture.groups.upkeep.keep_up().await;
     assert!(fixture.is_within());
 }
 
@@ -182,7 +182,7 @@ async fn a_group_that_is_moved_back_is_for_those_who_may_have_what_is_there() {
         some(&mut member, count).await;
         member.acknowledge(&ids(1, count as u64)).expect("a member");
         answer(&mut member).await;
-        fixture.groups.keep_up().await;
+        fixture.groups.upkeep.keep_up().await;
     };
     fixture.append(group, 1, "before");
     let narrower = Definition { replay_age: 3_600_000, ..with_filter("a/#") };
@@ -225,7 +225,7 @@ async fn a_filter_is_forgotten_with_all_that_it_let_in() {
     answer(&mut member).await;
     // The log is trimmed, and that is seen in the next round.
     for _ in 0..2 {
-        fixture.groups.keep_up().await;
+        fixture.groups.upkeep.keep_up().await;
     }
     let forgotten = async {
         while fixture.record(group).await.contains("former") {

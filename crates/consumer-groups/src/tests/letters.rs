@@ -50,7 +50,7 @@ async fn an_old_letter_put_back_takes_nothing_with_it() {
             fixture.groups = load(&fixture.log, &fixture.state).await;
         }
         assert_eq!(fixture.groups.requeue("g", &[], &Scope::ALL).await.expect("requeued"), 1);
-        fixture.groups.keep_up().await;
+        fixture.groups.upkeep.keep_up().await;
         let status = fixture.groups.get("g").expect("a group").status;
         assert_eq!((status.lost, status.lag_messages), (0, messages + 1), "{messages} {bytes}");
         // The letter goes together with the messages before it, and messages after those stay.
@@ -58,7 +58,7 @@ async fn an_old_letter_put_back_takes_nothing_with_it() {
             tokio::time::sleep(Duration::from_secs(100)).await;
             fixture.append(group, 1, text);
         }
-        fixture.groups.keep_up().await;
+        fixture.groups.upkeep.keep_up().await;
         let status = fixture.groups.get("g").expect("a group").status;
         assert_eq!((status.lost, status.lag_messages), (messages + 1, 2), "{messages} {bytes}");
     }

@@ -20,7 +20,7 @@ impl Fixture {
     /// Lets the writers of groups run, and then a round of the upkeep.
     async fn rounds(&self, rounds: usize) {
         for _ in 0..rounds {
-            self.groups.keep_up().await;
+            self.groups.upkeep.keep_up().await;
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

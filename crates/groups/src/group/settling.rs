@@ -59,7 +59,7 @@ impl Group {
         let mut answer = SettlingAnswer::default();
         for range in ranges.iter() {
             let Some(member) = self.member(key.index) else { break };
-            member.deliveries.judge(range, &mut answer.ok, &mut answer.lost);
+            member.deliveries.classify(range, &mut answer.ok, &mut answer.lost);
             for id in member.deliveries.within(range) {
                 self.settle(key.index, id);
             }

@@ -1,0 +1,81 @@
+//! A group as others see it.
+
+use std::sync::Arc;
+
+use gateway_core::{GroupId, Partition, Timestamp};
+use groups::GroupTotals;
+
+use super::{Definition, GroupFilters, live::Live};
+
+/// A group as others see it.
+#[derive(Debug, Clone)]
+pub struct Info {
+    /// Its number.
+    pub id: GroupId,
+    /// Definition, as asked for.
+    pub definition: Definition,
+    /// Filters that a caller's scope must cover before the caller may have the group's messages.
+    pub group_filters: Arc<GroupFilters>,
+    /// Version of the definition: differs after each change.
+    pub etag: String,
+    /// Time of the group's creation.
+    pub created: Timestamp,
+    /// Current numbers of the group.
+    pub status: GroupStatus,
+}
+
+/// Current numbers of a group.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct GroupStatus {
+    /// Messages that are not acknowledged, delivered or not. About, after a seek.
+    pub lag_messages: u64,
+    /// Their cost.
+    pub lag_bytes: u64,
+    /// Time at which the oldest of them was received, about.
+    pub oldest: Option<Timestamp>,
+    /// Delivered and not acknowledged.
+    pub outstanding: usize,
+    /// Members, those in their lease included.
+    pub members: usize,
+    /// Given up and kept.
+    pub dead_letters: usize,
+    /// Removed unacknowledged since the group was made.
+    pub lost: u64,
+    /// Events since the process began.
+    pub totals: GroupTotals,
+}
+
+/// Costs a look at each partition and each member, however much waits in them, and one search for a time: every call of Fetch
+/// and every heartbeat wants it, and a list does for each of its groups.
+pub(super) fn info(live: &Live) -> Info {
+    let (mut info, floor) = live.with(|inner| {
+        let (lag_messages, lag_bytes) = live.lag(inner);
+        let status = inner.logic.status();
+        // As it was last written: the place itself is found by looking at all that waits.
+        let floor = Partition::all()
+            .zip(&inner.floors)
+            .filter(|&(partition, _)| !inner.logic.is_idle(partition))
+            .map(|(_, &floor)| floor)
+            .min();
+        let info = Info {
+            id: live.id,
+            definition: inner.kept.definition.clone(),
+            group_filters: Arc::clone(&inner.group_filters),
+            etag: inner.kept.etag.to_string(),
+            created: inner.kept.created(),
+            status: GroupStatus {
+                lag_messages,
+                lag_bytes,
+                oldest: None,
+                outstanding: status.outstanding.messages,
+                members: status.members,
+                dead_letters: inner.letters.len(),
+                lost: inner.lost + status.totals.lost,
+                totals: status.totals,
+            },
+        };
+        (info, floor.filter(|_| lag_messages > 0))
+    });
+    info.status.oldest = floor.and_then(|floor| live.log.time_at(floor));
+    info
+}
