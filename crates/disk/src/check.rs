@@ -13,16 +13,17 @@ use std::{
     io::{self, ErrorKind},
     os::unix::fs::FileExt as _,
     path::Path,
-    time::Instant,
 };
 
-use super::verify::{self, FileWalk, VerifyFault};
+use super::{
+    page::{Db, PAGE_HEADER, u16_at, u32_at, u64_at},
+    verify::{self, FileWalk, Terms, VerifyFault},
+};
 
 const MAGIC: u32 = 0xBEEF_C0DE;
 const FORMAT: u32 = 1;
 const META_PAGE: u16 = 8;
 const INTEGER_KEY: u16 = 8;
-pub(super) const PAGE_HEADER: usize = 16;
 const META: usize = 136;
 
 /// State of the file.
@@ -38,16 +39,6 @@ pub(super) enum Look {
     Damaged(String),
     /// The part looked at is sound, and time was up before the end.
     Unfinished,
-}
-
-/// Terms on which a file is verified.
-pub(super) struct Terms<'a> {
-    /// Tables that the store has.
-    pub(super) tables: &'a [&'a str],
-    /// The check ends then, if it has not before.
-    pub(super) until: Option<Instant>,
-    /// Called now and then with how many pages were looked at and how many there are.
-    pub(super) progress: &'a mut dyn FnMut(u64, u64),
 }
 
 /// Looks at the meta pages only. A file that is shorter than they say is verified all the same.
@@ -127,35 +118,6 @@ struct Meta {
     transaction: u64,
 }
 
-/// Record of a tree, as LMDB keeps it.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Db {
-    pub(super) flags: u16,
-    pub(super) depth: u16,
-    pub(super) branches: u64,
-    pub(super) leaves: u64,
-    pub(super) overflow: u64,
-    pub(super) entries: u64,
-    /// `u64::MAX` if it is empty.
-    pub(super) root: u64,
-}
-
-impl Db {
-    pub(super) const SIZE: usize = 48;
-
-    pub(super) fn read(bytes: &[u8]) -> Option<Self> {
-        Some(Self {
-            flags: u16_at(bytes, 4)?,
-            depth: u16_at(bytes, 6)?,
-            branches: u64_at(bytes, 8)?,
-            leaves: u64_at(bytes, 16)?,
-            overflow: u64_at(bytes, 24)?,
-            entries: u64_at(bytes, 32)?,
-            root: u64_at(bytes, 40)?,
-        })
-    }
-}
-
 fn read_meta(file: &File, at: u64, otherwise: &str) -> Result<Meta, VerifyFault> {
     let mut bytes = [0; PAGE_HEADER + META];
     if let Err(error) = file.read_exact_at(&mut bytes, at) {
@@ -177,16 +139,4 @@ fn read_meta(file: &File, at: u64, otherwise: &str) -> Result<Meta, VerifyFault>
         })
     };
     read().ok_or_else(|| verify::damage(otherwise))
-}
-
-pub(super) fn u16_at(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..at.checked_add(2)?)?.try_into().ok().map(u16::from_ne_bytes)
-}
-
-pub(super) fn u32_at(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..at.checked_add(4)?)?.try_into().ok().map(u32::from_ne_bytes)
-}
-
-pub(super) fn u64_at(bytes: &[u8], at: usize) -> Option<u64> {
-    bytes.get(at..at.checked_add(8)?)?.try_into().ok().map(u64::from_ne_bytes)
 }

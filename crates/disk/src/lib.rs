@@ -3,7 +3,8 @@
 //!
 //! ```text
 //! open environment reserve         opening, growing, room for removals on a full disk
-//! check verify marker format       damage: files read page by page, and which were closed cleanly
+//! check verify page marker         damage: files read page by page, and which were closed cleanly
+//! format upgrades                  tables of each store, and the way to them from older formats
 //! committer waiting pending        one writer thread per environment, group commit
 //! answered readers                 changes that are answered one by one; reads on the blocking pool
 //! fields keys message record       records and their keys
@@ -27,6 +28,7 @@ mod marker;
 mod message;
 mod open;
 mod options;
+mod page;
 mod pending;
 mod publisher;
 mod queues;
@@ -37,6 +39,7 @@ mod retained;
 mod sessions;
 mod shadows;
 pub mod tool;
+mod upgrades;
 mod verify;
 #[cfg(test)]
 mod verify_tests;

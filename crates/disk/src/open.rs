@@ -11,9 +11,10 @@ use std::{
 use heed::{Env, EnvFlags, EnvOpenOptions, MdbError, WithoutTls};
 
 use super::{
-    check::{Look, Terms, look, verify},
+    check::{Look, look, verify},
     format,
     marker::{self, ShutdownState},
+    verify::Terms,
 };
 use store::{DataDir, StoreError, Verify};
 

@@ -14,8 +14,8 @@ use std::{
 };
 
 use super::{
-    check::{Db, PAGE_HEADER, Terms, u16_at, u32_at, u64_at},
     format,
+    page::{Db, PAGE_HEADER, u16_at, u32_at, u64_at},
 };
 
 const NODE_HEADER: usize = 8;
@@ -36,6 +36,16 @@ const STEP: u64 = 1024;
 
 /// Bytes of a large value that are read at once.
 const CHUNK: usize = 1 << 20;
+
+/// Terms on which a file is verified.
+pub(super) struct Terms<'a> {
+    /// Tables that the store has.
+    pub(super) tables: &'a [&'a str],
+    /// The check ends then, if it has not before.
+    pub(super) until: Option<Instant>,
+    /// Called now and then with how many pages were looked at and how many there are.
+    pub(super) progress: &'a mut dyn FnMut(u64, u64),
+}
 
 /// Why a walk ends early.
 #[derive(Debug)]

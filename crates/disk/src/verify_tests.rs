@@ -8,9 +8,10 @@ use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use super::{
-    check::{Look, Terms, look, verify},
+    check::{Look, look, verify},
     environment::{Environment, EnvironmentOptions, Table},
     marker::{self, ShutdownState},
+    verify::Terms,
 };
 use store::{DataDir, StoreError, Verify};
 

@@ -1,11 +1,9 @@
 //! State of consumer groups in LMDB: one writer thread with group commit, reads on the blocking pool.
 //!
-//! Table `groups`: group (4 bytes, big-endian) and 0 -> its epoch; group, 1 and key -> the record. Values are records as
-//! `fields` has them.
-//!
 //! Every write of a commit is checked against what the writes before it leave; one that fails its check changes nothing and
 //! holds up no other.
 
+mod keys;
 #[cfg(test)]
 mod tests;
 mod work;
@@ -25,10 +23,11 @@ use super::{
     readers::ReadPermits,
 };
 use crate::counters::count;
+use keys::{RECORD, key, split};
 use store::{
     BoxFuture, DataDir, Epoch, GroupState, StateChange, StateError, StateRecord, StoreError, StoreHealth,
 };
-use work::{GroupOp, StateMaker};
+use work::{GroupOp, REMOVED_AT_ONCE, StateMaker};
 
 /// Longest key of a record.
 const MAX_KEY: usize = 400;
@@ -38,12 +37,6 @@ const READERS: usize = 4;
 
 /// A read ends after so many bytes of values.
 const MAX_READ: usize = 4 << 20;
-
-/// Records that one step of a removal takes.
-const REMOVED_AT_ONCE: usize = 10_000;
-
-const EPOCH: u8 = 0;
-const RECORD: u8 = 1;
 
 /// A [`GroupState`] in the data directory.
 pub struct EmbeddedGroupState {
@@ -197,18 +190,4 @@ impl GroupState for EmbeddedGroupState {
     fn health(&self) -> StoreHealth {
         self.committer.health()
     }
-}
-
-fn key(group: GroupId, kind: u8, name: &[u8]) -> Vec<u8> {
-    let mut key = Vec::with_capacity(5 + name.len());
-    key.extend_from_slice(&group.0.to_be_bytes());
-    key.push(kind);
-    key.extend_from_slice(name);
-    key
-}
-
-/// Group and kind of a key.
-fn split(key: &[u8]) -> Option<(GroupId, u8)> {
-    let (group, rest) = key.split_first_chunk::<4>()?;
-    Some((GroupId(u32::from_be_bytes(*group)), *rest.first()?))
 }

@@ -6,7 +6,7 @@ use std::{
     sync::atomic::{AtomicBool, Ordering::SeqCst},
 };
 
-use super::*;
+use super::{keys::EPOCH, *};
 use store::suite::group_state::{self as suite, own, records, set};
 
 const G: GroupId = GroupId(7);

@@ -4,7 +4,7 @@ use gateway_core::GroupId;
 use heed::{RoTxn, RwTxn};
 use tokio::sync::oneshot;
 
-use super::{EPOCH, RECORD, REMOVED_AT_ONCE, key};
+use super::keys::{EPOCH, RECORD, key};
 use crate::{
     answered::{AnsweredOperation, Maker},
     counters::count,
@@ -16,6 +16,9 @@ use store::{Epoch, Expect, StateChange, StateError, StoreError};
 
 /// Bytes counted for an operation and for each change of it, besides key and value.
 const OVERHEAD: usize = 100;
+
+/// Records that one step of a removal takes.
+pub(super) const REMOVED_AT_ONCE: usize = 10_000;
 
 /// Operation that is submitted.
 pub(super) enum GroupOp {

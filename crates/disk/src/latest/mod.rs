@@ -1,13 +1,11 @@
 //! Latest values in LMDB: one writer thread with group commit, short reads on the blocking pool.
 //!
-//! Database `latest`: device and topic -> record. Database `newest`: topic -> the device that wrote it
-//! last. Both change in one transaction. Keys are explained in `keys`, records in `record`.
-//!
 //! Damage: a file that may be damaged is verified before it is opened, and set aside if it is (`check`); a damaged record
 //! is skipped and reported when read, and mended by the device's next value. What LMDB meets later ends the use of the
 //! store (`environment`).
 
 mod read;
+mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
 mod write;
@@ -19,11 +17,9 @@ use store::{
 };
 use tokio::sync::{mpsc, oneshot};
 
-use crate::{
-    closed,
-    environment::{Environment, EnvironmentOptions, Table},
-    readers::ReadPermits,
-};
+use tables::LatestTables;
+
+use crate::{closed, readers::ReadPermits};
 
 /// Reads at once; more wait.
 const READERS: usize = 16;
@@ -55,28 +51,10 @@ pub struct EmbeddedLatest {
     readers: ReadPermits,
 }
 
-struct LatestTables {
-    environment: Environment,
-    latest: Table,
-    newest: Table,
-}
-
 impl EmbeddedLatest {
     /// Opens the store in the folder `latest` of the data directory. Blocks on the disk.
     pub fn open(directory: &Arc<DataDir>, options: &EmbeddedOptions) -> Result<Self, StoreError> {
-        let settings = EnvironmentOptions {
-            name: "latest",
-            map_size: options.map_size,
-            max_map_size: usize::MAX,
-            tables: 2,
-            hook: None,
-        };
-        let environment = Environment::open(directory, settings)?;
-        let (latest, newest) = environment.open_tables(|txn| {
-            let latest = environment.env.create_database(txn, Some("latest"))?;
-            Ok((latest, environment.env.create_database(txn, Some("newest"))?))
-        })?;
-        let shared = Arc::new(LatestTables { environment, latest, newest });
+        let shared = Arc::new(LatestTables::open(directory, options.map_size)?);
         let (jobs, inbox) = mpsc::channel(JOBS);
         let writer = write::LatestWriter::new(Arc::clone(&shared), options.topics_per_device);
         let writer = std::thread::Builder::new()

@@ -8,8 +8,9 @@ use std::{
 
 use heed::RoTxn;
 
-use super::{LatestTables, Table};
-use crate::{counters::count, keys, record};
+use super::tables::LatestTables;
+use crate::counters::count;
+use crate::{environment::Table, keys, record};
 use store::{LatestPage, LatestValue, PageBuilder, PageToken, Selection};
 
 /// A page ends after this time, so that no read transaction keeps old pages from being reused.

@@ -7,7 +7,7 @@ use hashbrown::HashMap;
 use heed::RwTxn;
 use tokio::sync::{mpsc, oneshot};
 
-use super::{LatestTables, read};
+use super::{read, tables::LatestTables};
 use crate::{keys, record};
 use store::{LatestValue, StoreError};
 

@@ -3,6 +3,7 @@
 //!
 //! ```text
 //! format      the bytes of a segment
+//! shared      what all threads share
 //! window      frames of a file, read through a buffer
 //! segment     one file: what is known of it, reading through it, its footer
 //! open        the start: headers and footers, the frames of the last segment, what was torn and is cut
@@ -24,6 +25,7 @@ mod fuzz;
 mod open;
 mod read;
 mod segment;
+mod shared;
 mod synced;
 mod tail;
 #[cfg(test)]
@@ -32,21 +34,16 @@ mod window;
 mod writer;
 
 use std::{
-    collections::VecDeque,
-    fmt, io,
-    path::PathBuf,
     sync::{
         Arc, OnceLock,
         atomic::{AtomicBool, AtomicU64, Ordering::*},
     },
     thread::JoinHandle,
-    time::{Duration, Instant},
 };
 
 use gateway_core::{
     Commit, Feeder, GroupId, Message, NoRoom, PARTITIONS, Partition, SharedMessage, Shares, Timestamp,
 };
-use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, RwLock};
 
 use super::committer::join;
@@ -56,70 +53,13 @@ use format::GroupCount;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::{fuzz_log, fuzz_log_frame};
 use read::{LogReadRequest, LogReaders};
-use segment::LogSegment;
+use shared::{LogCounts, LogShared, OVERHEAD, SubmittedRecord, now};
+pub use shared::{LogHook, LogOptions, LogStep};
 use store::{
     BoxFuture, DataDir, LogFull, LogRead, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit,
     StoreError, StoreHealth,
 };
 use tail::Tails;
-
-/// While the disk fails, one append per this many milliseconds may try whether it takes it.
-const PROBE_MILLIS: u64 = 1000;
-
-/// Bytes counted for a waiting message besides its cost.
-const OVERHEAD: usize = 64;
-
-/// Step before which a [`LogHook`] is called.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum LogStep {
-    /// A segment is made.
-    Create,
-    /// Bytes are written.
-    Write,
-    /// The written bytes are synced.
-    Sync,
-}
-
-/// Called in the writing thread; an error fails the step. For tests of failing and slow disks.
-pub type LogHook = Arc<dyn Fn(LogStep) -> io::Result<()> + Send + Sync>;
-
-/// Setup of [`EmbeddedLog`].
-#[derive(Clone)]
-pub struct LogOptions {
-    /// A segment that has so many bytes is followed by another.
-    pub segment_bytes: u64,
-    /// Bytes of messages that may wait for the disk, which those that send them share; beyond it nothing is taken.
-    pub max_waiting_bytes: usize,
-    /// Bytes of the last messages that are kept in memory for who keeps up.
-    pub cache_bytes: usize,
-    /// Longest wait of a message that nobody waits for.
-    pub lazy_interval: Duration,
-    /// For tests.
-    pub hook: Option<LogHook>,
-}
-
-impl Default for LogOptions {
-    fn default() -> Self {
-        Self {
-            segment_bytes: 64 << 20,
-            max_waiting_bytes: 64 << 20,
-            cache_bytes: 32 << 20,
-            lazy_interval: Duration::from_millis(5),
-            hook: None,
-        }
-    }
-}
-
-impl fmt::Debug for LogOptions {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("LogOptions")
-            .field("segment_bytes", &self.segment_bytes)
-            .field("max_waiting_bytes", &self.max_waiting_bytes)
-            .field("cache_bytes", &self.cache_bytes)
-            .field("lazy_interval", &self.lazy_interval)
-            .finish_non_exhaustive()
-    }
-}
 
 /// Memory that a log takes, in bytes.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -138,70 +78,6 @@ pub struct EmbeddedLog {
     readers: Arc<LogReaders>,
     writer: Option<JoinHandle<()>>,
     threads: Vec<JoinHandle<()>>,
-}
-
-/// State that all threads of a log share.
-struct LogShared {
-    folder: PathBuf,
-    options: LogOptions,
-    id: u64,
-    inbox: Mutex<LogInbox>,
-    wake: Condvar,
-    /// Bytes that are submitted and not yet written, by sender.
-    shares: Shares,
-    /// Messages that were written or refused.
-    ended: AtomicU64,
-    failing: AtomicBool,
-    started: Instant,
-    /// Milliseconds after `started` when the last try was let through.
-    probed: AtomicU64,
-    /// In order; the last is the one that grows, if any does.
-    segments: RwLock<VecDeque<Arc<LogSegment>>>,
-    tails: Tails,
-    /// Messages and bytes that the groups had got where the log ends, and the time at which the last message was received.
-    counts: Mutex<LogCounts>,
-    /// Before which nothing is needed, by partition.
-    trims: Box<[AtomicU64]>,
-    /// Bytes of all files.
-    bytes: AtomicU64,
-    /// If the log begins here, what was before was set aside.
-    damaged: u64,
-    watcher: OnceLock<Arc<dyn LogWatcher>>,
-    /// Held until the last thread has ended.
-    _directory: Arc<DataDir>,
-}
-
-#[derive(Default)]
-struct LogCounts {
-    groups: HashMap<GroupId, GroupCount, ahash::RandomState>,
-    latest: Timestamp,
-}
-
-/// Records submitted and not yet taken.
-#[derive(Default)]
-struct LogInbox {
-    submitted: VecDeque<SubmittedRecord>,
-    /// Number of records submitted since the log was opened, the taken ones included.
-    count: u64,
-    /// Somebody waits for one of them.
-    urgent: bool,
-    /// Since when there are some.
-    since: Option<Instant>,
-    closing: bool,
-}
-
-struct SubmittedRecord {
-    partition: Partition,
-    groups: Arc<[GroupId]>,
-    message: Arc<SharedMessage>,
-    commit: Option<Arc<Commit>>,
-    feeder: Feeder,
-}
-
-impl SubmittedRecord {
-    fn cost(&self) -> usize {
-        self.message.cost() + OVERHEAD
-    }
 }
 
 impl EmbeddedLog {
@@ -252,24 +128,6 @@ impl EmbeddedLog {
             cached: shared.tails.bytes(),
             index: segments.iter().map(|segment| segment.memory()).sum(),
         }
-    }
-}
-
-impl LogShared {
-    /// Returns whether a new message should be submitted: the disk takes it, or it is time to try again.
-    fn admits(&self) -> bool {
-        if !self.failing.load(Relaxed) {
-            return true;
-        }
-        let (now, last) = (self.started.elapsed().as_millis() as u64, self.probed.load(Relaxed));
-        now >= last + PROBE_MILLIS && self.probed.compare_exchange(last, now, Relaxed, Relaxed).is_ok()
-    }
-
-    /// The first segment that ends after `offset`, and whether it is the first of the log.
-    fn segment(&self, offset: u64) -> Option<(Arc<LogSegment>, bool)> {
-        let segments = self.segments.read();
-        let at = segments.partition_point(|segment| segment.end() <= offset);
-        segments.get(at).map(|segment| (Arc::clone(segment), at == 0))
     }
 }
 
@@ -447,9 +305,4 @@ impl Drop for EmbeddedLog {
             join(thread);
         }
     }
-}
-
-#[expect(clippy::disallowed_methods, reason = "a writer thread waits for deadlines and measures its commits")]
-fn now() -> Instant {
-    Instant::now()
 }

@@ -12,9 +12,9 @@ use parking_lot::{Condvar, Mutex};
 use tokio::sync::oneshot;
 
 use super::{
-    LogShared,
     format::LogFrame,
     segment::{LogSegment, RecordRun},
+    shared::LogShared,
     window::FileWindow,
 };
 use crate::counters::count;

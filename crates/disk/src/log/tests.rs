@@ -5,7 +5,11 @@ mod damage;
 mod failures;
 mod model;
 
-use std::{fs, path::Path};
+use std::{
+    fs, io,
+    path::{Path, PathBuf},
+    time::Duration,
+};
 
 use super::*;
 use store::{

@@ -11,11 +11,10 @@ use std::{
 use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
 
 use super::{
-    GroupCount, LogShared, LogStep, SubmittedRecord,
-    format::{self, SegmentHeader},
-    now,
+    format::{self, GroupCount, SegmentHeader},
     read::LogReaders,
     segment::{self, LogSegment},
+    shared::{LogShared, LogStep, SubmittedRecord, now},
     synced::SyncedMark,
     tail::LeavingOrder,
 };

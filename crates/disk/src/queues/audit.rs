@@ -2,13 +2,13 @@
 
 use heed::{Env, RoTxn, WithoutTls, types::Bytes};
 
-use super::tables::{self, EntryHead, EntryKey, NAMES, QueueTables};
-use crate::message;
+use super::tables::{self, EntryHead, EntryKey, QueueTables};
+use crate::{format::QUEUE_TABLES, message};
 
 /// The tables of an environment that is only read; none if it was never used.
 pub(crate) fn tables(env: &Env<WithoutTls>, txn: &RoTxn<'_>) -> Result<Option<QueueTables>, heed::Error> {
     let mut found = Vec::new();
-    for name in NAMES {
+    for name in QUEUE_TABLES {
         found.extend(env.open_database::<Bytes, Bytes>(txn, Some(name))?);
     }
     let &[bodies, refs, entries, received, expiry] = &found[..] else { return Ok(None) };

@@ -37,7 +37,6 @@ use super::{
 use inbox::{InboxGauges, QueueInbox, QueueJob};
 use load::{PageRequest, QueueReader, QueueReaders};
 use store::{BoxFuture, DataDir, Expiry, Loaded, QueueStore, QueueSummary, StoreError, StoreHealth};
-pub(super) use tables::NAMES as TABLES;
 use tables::QueueTables;
 use writer::QueueWork;
 

@@ -13,13 +13,12 @@ use heed::{PutFlags, RoTxn, RwTxn};
 use crate::{
     environment::{Environment, Table},
     fields::{Input, put_varint},
+    format::QUEUE_TABLES,
 };
 use store::StoreError;
 
-/// The tables, in the order of [`QueueTables`].
-pub(crate) const NAMES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
 /// Number of tables.
-pub(super) const COUNT: u32 = NAMES.len() as u32;
+pub(super) const COUNT: u32 = QUEUE_TABLES.len() as u32;
 
 const QUEUE: usize = 5;
 const SEQ: usize = 6;
@@ -247,7 +246,7 @@ impl QueueTables {
     /// Opens them, new ones in an empty environment; refuses those of a newer format.
     pub(super) fn open(environment: &Environment) -> Result<Self, StoreError> {
         environment.open_tables(|txn| {
-            let [bodies, refs, entries, received, expiry] = NAMES;
+            let [bodies, refs, entries, received, expiry] = QUEUE_TABLES;
             let mut table = |name| environment.env.create_database(txn, Some(name));
             Ok(Self {
                 bodies: table(bodies)?,

@@ -27,7 +27,7 @@ use super::{
     waiting::{WaitingChanges, WaitingWork},
 };
 use changes::{CountedTables, SessionChanges};
-use restore::Useless;
+use restore::UnusableRecords;
 use store::{
     DataDir, Restore, SessionOp, SessionStore, StoreError, StoreHealth, StoredSession, StoredSubscription,
 };
@@ -77,15 +77,15 @@ impl EmbeddedSessions {
         self.stored.load(Relaxed)
     }
 
-    fn remove(&self, useless: &Useless) -> Result<(), heed::Error> {
+    fn remove(&self, unusable: &UnusableRecords) -> Result<(), heed::Error> {
         self.environment.writing(|txn| {
-            for &queue in &useless.sessions {
+            for &queue in &unusable.sessions {
                 self.tables.remove(txn, queue)?;
             }
-            for key in &useless.subscriptions {
+            for key in &unusable.subscriptions {
                 self.tables.subscriptions.delete(txn, key)?;
             }
-            for key in &useless.groups {
+            for key in &unusable.groups {
                 self.tables.groups.delete(txn, key)?;
             }
             Ok(())
@@ -104,9 +104,9 @@ impl SessionStore for EmbeddedSessions {
     }
 
     fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError> {
-        let useless = self.environment.reading(|txn| restore::restore(&self.tables, txn, into))?;
-        if !useless.is_empty()
-            && let Err(error) = self.remove(&useless)
+        let unusable = self.environment.reading(|txn| restore::restore(&self.tables, txn, into))?;
+        if !unusable.is_empty()
+            && let Err(error) = self.remove(&unusable)
         {
             // Such records do no harm, and are met again at the next start.
             tracing::warn!(%error, "cannot remove what is of no use from stored sessions");

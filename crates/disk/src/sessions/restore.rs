@@ -15,7 +15,7 @@ use store::Restore;
 
 /// Records found that nobody can use; they are removed after reading.
 #[derive(Default)]
-pub(super) struct Useless {
+pub(super) struct UnusableRecords {
     /// Damaged sessions, older sessions without a will of a client id that has a newer one, and numbers that only have
     /// subscriptions. In order.
     pub(super) sessions: Vec<QueueId>,
@@ -25,7 +25,7 @@ pub(super) struct Useless {
     pub(super) groups: Vec<Vec<u8>>,
 }
 
-impl Useless {
+impl UnusableRecords {
     /// Returns whether nothing is to be removed.
     pub(super) fn is_empty(&self) -> bool {
         self.sessions.is_empty() && self.subscriptions.is_empty() && self.groups.is_empty()
@@ -43,8 +43,8 @@ pub(super) fn restore(
     tables: &SessionTables,
     txn: &RoTxn<'_>,
     into: &mut dyn Restore,
-) -> Result<Useless, heed::Error> {
-    let mut useless = Useless::default();
+) -> Result<UnusableRecords, heed::Error> {
+    let mut unusable = UnusableRecords::default();
     let older = older(tables, txn)?;
     let mut older = older.iter().copied().peekable();
     let mut listener = Arc::new(String::new());
@@ -55,7 +55,7 @@ pub(super) fn restore(
         while let Some((place, _)) = next
             && place < key
         {
-            useless.session(number(place).unwrap_or(QueueId::NONE));
+            unusable.session(number(place).unwrap_or(QueueId::NONE));
             next = subscriptions.next().transpose()?;
         }
         let Some(queue) = number(key) else { continue };
@@ -77,7 +77,7 @@ pub(super) fn restore(
             next = subscriptions.next().transpose()?;
         }
         let Some(session) = session else {
-            useless.session(queue);
+            unusable.session(queue);
             continue;
         };
         if !bad.is_empty() {
@@ -88,7 +88,7 @@ pub(super) fn restore(
                 subscriptions = bad.len(),
                 "subscriptions of a stored session are damaged and were removed"
             );
-            useless.subscriptions.append(&mut bad);
+            unusable.subscriptions.append(&mut bad);
         }
         if replaced {
             own.clear();
@@ -96,7 +96,7 @@ pub(super) fn restore(
         into.session(session, own);
     }
     while let Some((place, _)) = next {
-        useless.session(number(place).unwrap_or(QueueId::NONE));
+        unusable.session(number(place).unwrap_or(QueueId::NONE));
         next = subscriptions.next().transpose()?;
     }
     for entry in tables.groups.iter(txn)? {
@@ -109,11 +109,11 @@ pub(super) fn restore(
                     group = queue.map(|queue| queue.0),
                     "stored shared group is damaged and was removed"
                 );
-                useless.groups.push(key.to_vec());
+                unusable.groups.push(key.to_vec());
             }
         }
     }
-    Ok(useless)
+    Ok(unusable)
 }
 
 /// Numbers of sessions whose client id also has a later one, in order. A process that ended between writing the new

@@ -31,8 +31,8 @@ use super::{
     keys,
     readers::ReadPermits,
 };
-use crate::counters::count;
 pub(super) use record::is_sound;
+use record::report_damage;
 use room::ShadowRoom;
 use store::{
     BoxFuture, DataDir, MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore, StoreError,
@@ -230,11 +230,4 @@ fn key(device: &str, name: &str) -> Option<Vec<u8>> {
 
 fn too_long() -> StoreError {
     StoreError::Unavailable("the name of a shadow or of its device is too long".to_owned())
-}
-
-/// Counts and says that a record cannot be read.
-fn report_damage(key: &[u8]) {
-    count(|c| c.store_damaged_records.add(1));
-    let key = String::from_utf8_lossy(key);
-    gateway_core::error_limited!(%key, "stored shadow is damaged");
 }

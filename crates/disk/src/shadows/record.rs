@@ -6,6 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use gateway_core::{ClientId, Timestamp};
 
+use crate::counters::count;
 use crate::{fields, keys};
 use store::ShadowRecord;
 
@@ -50,4 +51,11 @@ pub(super) fn head(value: &[u8]) -> Option<(u64, bool)> {
 /// Returns whether a record is as it was written; for the tools.
 pub(crate) fn is_sound(key: &[u8], value: &[u8]) -> bool {
     decode(key, value, false).is_some()
+}
+
+/// Counts and says that a record cannot be read.
+pub(super) fn report_damage(key: &[u8]) {
+    count(|c| c.store_damaged_records.add(1));
+    let key = String::from_utf8_lossy(key);
+    gateway_core::error_limited!(%key, "stored shadow is damaged");
 }

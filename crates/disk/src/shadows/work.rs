@@ -4,7 +4,7 @@ use heed::RwTxn;
 use tokio::sync::oneshot;
 
 use super::{
-    record, report_damage,
+    record::{self, report_damage},
     room::{self, ShadowRoom},
 };
 use crate::{
