@@ -14,7 +14,7 @@ use tokio::{
 };
 
 use super::{
-    MARK, has_mark,
+    mark::{MARK, has_mark},
     outward::{LAST, ended, pause},
     status::{BridgeFailure, BridgeStatus, Reason},
 };

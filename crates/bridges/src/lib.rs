@@ -9,6 +9,8 @@
 //! kafka       Apache Kafka, with the feature of this name
 //! mqtt        another broker
 //! webhook     a service that takes POST
+//! mark        what shows that a message went through a bridge
+//! secret      files with secrets
 //! ```
 //!
 //! A bridge that leads out is a member of a durable group that it makes for itself: what the group keeps on the disk is its
@@ -17,9 +19,11 @@
 mod inward;
 #[cfg(feature = "kafka")]
 mod kafka;
+mod mark;
 mod mqtt;
 mod outward;
 mod search;
+mod secret;
 mod status;
 mod webhook;
 mod work;
@@ -31,21 +35,19 @@ use broker::Broker;
 use config::KafkaBridge;
 use config::{Bridge, Config, ConfigError, Direction, Problem};
 use consumer_groups::{ConsumerGroups, Info};
-use gateway_core::{Properties, metrics::Row};
+use gateway_core::metrics::Row;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
 
 pub use self::status::{BridgeReport, LastFailure, LastRefusal, Reachability};
 use self::{
     inward::BridgePublisher,
+    mark::entry,
     mqtt::{Dial, MqttIn, MqttOut},
     outward::{BridgeSink, Outward, group_of, make_group},
     status::BridgeStatus,
     webhook::Webhook,
 };
-
-/// User property of what a bridge sends, with the mark of its gateway; and of what a bridge brings in, with [`entry`] of that.
-const MARK: &str = gateway_core::BRIDGE_MARK;
 
 /// All bridges, before they begin.
 pub struct PlannedBridges {
@@ -213,17 +215,6 @@ impl PlannedBridges {
             }
         }
     }
-}
-
-/// The value for what a bridge brings in. It differs from that for what is sent: a message that came in may go out once.
-fn entry(mark: &str) -> String {
-    format!("in-{mark}")
-}
-
-/// Returns whether properties show that the gateway with this mark has sent the message before.
-fn has_mark(properties: Option<&Properties>, mark: &str) -> bool {
-    let mut user = properties.into_iter().flat_map(|properties| &properties.user);
-    user.any(|(name, value)| name == MARK && value == mark)
 }
 
 fn run<O: BridgeSink + 'static>(tasks: &mut JoinSet<()>, outward: Outward<O>) {

@@ -19,9 +19,9 @@ use serde_json::{Map, Value, json};
 use tokio::time::timeout;
 
 use super::{
-    mqtt::read_secret,
     outward::{BridgeSink, OutboundProgress},
     search::PoisonSearch,
+    secret::read_secret,
     status::{BridgeFailure, BridgeRefusal, Reason},
     work::{BridgeBatch, BridgeItem, Fate},
 };

@@ -11,8 +11,8 @@ use config::{Config, Flags};
 use gateway_core::TopicFilter;
 
 use super::{
-    Remark,
     draft::quoted,
+    imported::Remark,
     lines::{flag, number, shown, text},
 };
 

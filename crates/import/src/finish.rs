@@ -5,8 +5,8 @@ use std::path::Path;
 use config::{Binding, TlsVersion};
 
 use super::{
-    ImportedFiles, Remark,
     draft::quoted,
+    imported::{ImportedFiles, Remark},
     listeners::{Made, MosquittoListener},
     options::{LEVELS, OptionReader},
     rules,

@@ -9,6 +9,7 @@ mod bridges;
 mod draft;
 mod finish;
 mod guards;
+mod imported;
 mod limits;
 mod lines;
 mod listeners;
@@ -20,17 +21,19 @@ mod targets;
 mod tests;
 
 use std::{
-    collections::BTreeMap,
     error::Error,
     io::{Write as _, stderr, stdout},
     path::{Path, PathBuf},
     process::ExitCode,
 };
 
+use self::{
+    draft::quoted,
+    imported::{ImportedFiles, Remark},
+    options::OptionReader,
+    targets::ImportTarget,
+};
 use clap::Args;
-use config::{Config, Flags};
-
-use self::{draft::quoted, options::OptionReader, targets::ImportTarget};
 
 /// Name of the rules file if the user gives none.
 const RULES: &str = "rules.toml";
@@ -48,46 +51,6 @@ pub struct ImportCommand {
     /// File for the rules of acl_file; by default rules.toml beside the output. An existing file is never overwritten
     #[arg(long, value_name = "FILE")]
     rules: Option<PathBuf>,
-}
-
-/// Fate of a line that is not simply carried over.
-struct Remark {
-    /// File and line, empty for a remark about the whole.
-    place: String,
-    text: String,
-    /// The gateway will not do what Mosquitto did.
-    lost: bool,
-}
-
-/// Result of reading the files.
-struct ImportedFiles {
-    draft: draft::Draft,
-    /// The main file.
-    source: String,
-    /// A rules file, if there is an `acl_file`.
-    rules: Option<String>,
-    /// The password file of the listeners that open.
-    password_file: Option<PathBuf>,
-    /// Passwords of bridges, each with the file that the configuration names for it.
-    secrets: Vec<(PathBuf, String)>,
-    told: Vec<Remark>,
-}
-
-impl ImportedFiles {
-    fn config(&self) -> String {
-        self.draft.written(&self.source)
-    }
-
-    fn lost(&mut self, text: String) {
-        self.told.push(Remark { place: String::new(), text, lost: true });
-    }
-
-    /// Looks at what the start of the gateway would look at.
-    fn check(&mut self) {
-        if let Err(problems) = Config::load(&Flags::default(), Some(&self.config()), &BTreeMap::new()) {
-            self.lost(format!("the gateway does not start with what was made: {problems}"));
-        }
-    }
 }
 
 /// Reads what the lines say.

@@ -2,7 +2,7 @@
 
 use config::Limits;
 
-use super::{Remark, lines::OptionLine, listeners::MosquittoListener, options::OptionReader};
+use super::{imported::Remark, lines::OptionLine, listeners::MosquittoListener, options::OptionReader};
 
 impl OptionReader {
     pub(super) fn of_limits(&mut self, line: &OptionLine) -> bool {

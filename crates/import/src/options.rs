@@ -4,9 +4,9 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use super::{
-    Remark,
     bridges::BridgeBlock,
     draft::{Draft, quoted},
+    imported::Remark,
     lines::OptionLine,
     listeners::{ListenerGuard, MosquittoListener},
 };

@@ -12,7 +12,7 @@ use std::{
 
 use access::passwords::{PasswordDigest, Passwords, is_user};
 
-use super::{Remark, lines::shown};
+use super::{imported::Remark, lines::shown};
 
 /// A user with the line of its hash, or why it has none.
 type UserLine = (usize, String, Result<String, &'static str>);

@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, fmt::Write as _, fs};
 
 use access::rules::import_mosquitto;
 
-use super::{Remark, draft::quoted, listeners::MosquittoListener};
+use super::{draft::quoted, imported::Remark, listeners::MosquittoListener};
 
 /// Rules for the listeners that open; `None` where none of them has an `acl_file`, so that everything is allowed.
 pub(super) fn of_listeners(listeners: &[&MosquittoListener], told: &mut Vec<Remark>) -> Option<String> {

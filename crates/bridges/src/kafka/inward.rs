@@ -2,11 +2,11 @@
 //! the gateway has on its disk.
 //!
 //! ```text
-//! taken from librdkafka ── published ── owed: not on the disk ── safe: not committed ── gone
+//! taken from librdkafka ── published ── unwritten: not on the disk ── safe: not committed ── gone
 //!                     └─ held: the gateway takes nothing for now
 //! ```
 //!
-//! What is owed or safe is bounded, and so is what comes again when the gateway ends. While something is held all partitions are
+//! What is unwritten or safe is bounded, and so is what comes again when the gateway ends. While something is held all partitions are
 //! paused; the consumer stays a member of its group.
 
 use std::{
@@ -44,8 +44,8 @@ use super::{
     witness::{ClientErrors, answers},
 };
 use crate::{
-    MARK,
     inward::{BridgePublisher, In, InwardMessage},
+    mark::MARK,
     outward::pause,
     status::{BridgeFailure, BridgeRefusal, BridgeStatus, Reason},
 };
@@ -89,8 +89,8 @@ struct Sink {
 struct KafkaMember {
     consumer: Arc<KafkaConsumer>,
     /// In the order in which they were published.
-    owed: VecDeque<UncommittedRecord>,
-    /// Sum of `owed`.
+    unwritten: VecDeque<UncommittedRecord>,
+    /// Sum of `unwritten`.
     owing: MessageCount,
     commits: Commits,
     held: HeldRecords,
@@ -245,8 +245,8 @@ impl In for KafkaIn {
 
     async fn finish(&mut self) {
         let Some(reader) = &mut self.reader else { return };
-        while !reader.owed.is_empty() {
-            if written(&reader.owed).await.is_err() {
+        while !reader.unwritten.is_empty() {
+            if written(&reader.unwritten).await.is_err() {
                 return;
             }
             reader.settle(&self.sink.status);
@@ -264,7 +264,7 @@ impl Sink {
         loop {
             let full = reader.is_full();
             let message = select! {
-                written = written(&reader.owed) => {
+                written = written(&reader.unwritten) => {
                     if written.is_err() {
                         return BridgeFailure::new(Reason::Store, "the disk has not taken a message");
                     }
@@ -379,7 +379,7 @@ impl Sink {
         self.status.up();
     }
 
-    /// Publishes a record, or leaves it out; it is owed then.
+    /// Publishes a record, or leaves it out; it is unwritten then.
     ///
     /// # Errors
     /// The gateway takes nothing for now.
@@ -436,7 +436,7 @@ impl KafkaMember {
     fn new(consumer: Arc<KafkaConsumer>) -> Self {
         let now = Instant::now();
         Self {
-            owed: VecDeque::new(),
+            unwritten: VecDeque::new(),
             owing: MessageCount::default(),
             commits: Commits {
                 consumer: Arc::clone(&consumer),
@@ -464,13 +464,13 @@ impl KafkaMember {
 
     /// `published` is what to wait for, if anything; `None` if it was left out.
     fn owe(&mut self, message: &impl rdkafka::Message, published: Option<Option<Arc<Commit>>>) {
-        let topic = match self.owed.back() {
+        let topic = match self.unwritten.back() {
             Some(last) if *last.topic == *message.topic() => Arc::clone(&last.topic),
             _ => message.topic().into(),
         };
         let bytes = bytes_of(message);
         self.owing.add(1, bytes);
-        self.owed.push_back(UncommittedRecord {
+        self.unwritten.push_back(UncommittedRecord {
             topic,
             partition: message.partition(),
             offset: message.offset(),
@@ -489,14 +489,14 @@ impl KafkaMember {
         }
     }
 
-    /// The first that is owed is on the disk, and maybe others: their offsets go with the next commit.
+    /// The first that is unwritten is on the disk, and maybe others: their offsets go with the next commit.
     fn settle(&mut self, status: &BridgeStatus) {
         let mut offsets = BTreeMap::new();
         let mut carried = MessageCount::default();
-        let is_safe = |owed: &mut UncommittedRecord| {
-            owed.commit.as_ref().is_none_or(|commit| commit.result() == Some(Ok(())))
+        let is_safe = |unwritten: &mut UncommittedRecord| {
+            unwritten.commit.as_ref().is_none_or(|commit| commit.result() == Some(Ok(())))
         };
-        while let Some(done) = self.owed.pop_front_if(is_safe) {
+        while let Some(done) = self.unwritten.pop_front_if(is_safe) {
             self.owing.messages -= 1;
             self.owing.bytes -= done.bytes;
             self.commits.safe.add(1, done.bytes);
@@ -621,9 +621,9 @@ fn bytes_of(message: &impl rdkafka::Message) -> usize {
     message.payload().map_or(0, <[u8]>::len)
 }
 
-/// Until the first that is owed is on the disk; never if nothing is.
-async fn written(owed: &VecDeque<UncommittedRecord>) -> Result<(), gateway_core::CommitRefused> {
-    match owed.front().map(|owed| &owed.commit) {
+/// Until the first that is unwritten is on the disk; never if nothing is.
+async fn written(unwritten: &VecDeque<UncommittedRecord>) -> Result<(), gateway_core::CommitRefused> {
+    match unwritten.front().map(|unwritten| &unwritten.commit) {
         Some(Some(commit)) => commit.wait().await,
         Some(None) => Ok(()),
         None => pending().await,

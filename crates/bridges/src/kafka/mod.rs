@@ -14,7 +14,7 @@ use rdkafka::{
 };
 
 use super::{
-    mqtt::read_secret,
+    secret::read_secret,
     status::{BridgeFailure, Reason},
 };
 

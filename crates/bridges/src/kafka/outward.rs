@@ -33,7 +33,7 @@ use super::{
     witness::{ClientErrors, answers},
 };
 use crate::{
-    MARK, has_mark,
+    mark::{MARK, has_mark},
     outward::{BridgeSink, OutboundProgress},
     status::{BridgeFailure, BridgeRefusal, BridgeStatus, Reason},
     work::{BridgeBatch, BridgeItem, Fate},
@@ -227,7 +227,7 @@ impl KafkaOut {
             }
             match self.send(producer, item, &topic, &key) {
                 Ok(delivery) => all.sent.push(Sent { at, hash, delivery }),
-                Err(error) => match judge(&error) {
+                Err(error) => match classify(&error) {
                     RecordVerdict::About(refusal) => {
                         work.set(at, Fate::Refused(refusal, error.to_string()));
                     }
@@ -409,7 +409,7 @@ struct WaveAnswers {
 impl WaveAnswers {
     fn failed(&mut self, at: usize, error: &KafkaError, partition: TopicPartition, errors: &ClientErrors) {
         self.has_stopped = true;
-        match judge(error) {
+        match classify(error) {
             RecordVerdict::About(refusal) => {
                 let why = error.to_string();
                 self.refused.entry(partition).or_default().push(RefusedRecord { at, refusal, why });
@@ -500,7 +500,7 @@ enum RecordVerdict {
     Fails,
 }
 
-fn judge(error: &KafkaError) -> RecordVerdict {
+fn classify(error: &KafkaError) -> RecordVerdict {
     match error.rdkafka_error_code() {
         Some(Code::MessageSizeTooLarge | Code::InvalidMessageSize) => {
             RecordVerdict::About(BridgeRefusal::Size)

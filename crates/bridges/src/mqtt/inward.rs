@@ -76,18 +76,19 @@ impl MqttIn {
         let parameters =
             SessionParameters { keeps: Some(keeps), receive_maximum: WINDOW, max_packet: self.max_packet };
         let mut link = BrokerLink::open(&self.dial, parameters).await?;
-        let mut owed: VecDeque<UnacknowledgedMessage> = VecDeque::new();
+        let mut unacknowledged: VecDeque<UnacknowledgedMessage> = VecDeque::new();
         link.put(&Packet::Subscribe(self.subscription(&link)));
         // Messages of the session may come before the answer.
         let (mut granted, deadline) = (false, Instant::now() + SUBSCRIBING);
         // Time at which the connection counts as up; `None` before SUBACK and afterwards.
         let mut steady: Option<Instant> = None;
         loop {
-            let waiting: usize = owed.iter().map(|owed| owed.bytes).sum();
-            let full =
-                owed.len() >= usize::from(WINDOW) || waiting >= WINDOW_BYTES || link.unwritten() >= UNWRITTEN;
+            let waiting: usize = unacknowledged.iter().map(|unacknowledged| unacknowledged.bytes).sum();
+            let full = unacknowledged.len() >= usize::from(WINDOW)
+                || waiting >= WINDOW_BYTES
+                || link.unwritten() >= UNWRITTEN;
             let first = async {
-                match owed.front().map(|owed| &owed.commit) {
+                match unacknowledged.front().map(|unacknowledged| &unacknowledged.commit) {
                     Some(Some(commit)) => commit.wait().await,
                     Some(None) => Ok(()),
                     None => pending().await,
@@ -96,14 +97,14 @@ impl MqttIn {
             select! {
                 written = first => {
                     written.map_err(|_| BridgeFailure::new(Reason::Store, "the disk has not taken a message"))?;
-                    let Some(done) = owed.pop_front() else { continue };
+                    let Some(done) = unacknowledged.pop_front() else { continue };
                     if done.is_carried {
                         self.status.carried(1, done.bytes);
                         if steady.take().is_some() {
                             self.status.up();
                         }
                     }
-                    self.status.set_in_flight(owed.len());
+                    self.status.set_in_flight(unacknowledged.len());
                     if done.id != 0 {
                         link.put(&Packet::PubAck(Ack {
                             packet_id: done.id,
@@ -118,13 +119,13 @@ impl MqttIn {
                     step?;
                     let mut turn = Turn::default();
                     while let Some(packet) = link.take()? {
-                        if self.heard(&mut link, &packet, granted, &mut owed, &mut turn).await? {
+                        if self.heard(&mut link, &packet, granted, &mut unacknowledged, &mut turn).await? {
                             granted = true;
                             steady = Some(Instant::now() + STEADY);
                         }
                     }
                     turn.flush();
-                    self.status.set_in_flight(owed.len());
+                    self.status.set_in_flight(unacknowledged.len());
                 }
                 () = sleep_until(steady.unwrap_or(deadline)), if steady.is_some() => {
                     steady = None;
@@ -159,7 +160,7 @@ impl MqttIn {
         link: &mut BrokerLink,
         packet: &Bytes,
         granted: bool,
-        owed: &mut VecDeque<UnacknowledgedMessage>,
+        unacknowledged: &mut VecDeque<UnacknowledgedMessage>,
         turn: &mut Turn,
     ) -> Result<bool, BridgeFailure> {
         let publish = match link.read(packet)? {
@@ -172,7 +173,7 @@ impl MqttIn {
             packet => return link.other(&packet).map(|()| false),
         };
         let published = self.publish(&publish, link.mark(), turn).await?;
-        owed.push_back(UnacknowledgedMessage {
+        unacknowledged.push_back(UnacknowledgedMessage {
             id: publish.packet_id,
             bytes: publish.payload.len(),
             is_carried: published.is_some(),

@@ -14,7 +14,7 @@ use tokio::{
 
 use super::Dial;
 use crate::{
-    MARK,
+    mark::MARK,
     status::{BridgeFailure, Reason},
 };
 
@@ -50,7 +50,7 @@ pub(super) struct BrokerLink {
     pinged: bool,
     /// Pings without their own answer.
     pongs: u32,
-    unasked: Unasked,
+    unsolicited: UnsolicitedPackets,
     /// The broker's CONNACK.
     pub(super) welcome: ConnAck,
 }
@@ -106,7 +106,7 @@ impl BrokerLink {
             ping_at: Instant::now() + interval,
             pinged: false,
             pongs: 0,
-            unasked: Unasked::new(Instant::now()),
+            unsolicited: UnsolicitedPackets::new(Instant::now()),
             welcome: ConnAck::default(),
         };
         let mut connect = Connect::new(protocol, dial.client_id.as_str());
@@ -186,7 +186,7 @@ impl BrokerLink {
             self.pongs -= 1;
             return Ok(());
         }
-        if self.unasked.take(Instant::now()) {
+        if self.unsolicited.take(Instant::now()) {
             return Ok(());
         }
         Err(BridgeFailure::new(Reason::Failed, "the broker sends answers that nobody has asked for"))
@@ -264,26 +264,26 @@ impl BrokerLink {
 }
 
 /// Packets of the broker that answer nothing: a few are let pass, since a broker may send some late.
-struct Unasked {
+struct UnsolicitedPackets {
     left: u32,
     at: Instant,
 }
 
 /// Most of them at once, and how often one more is allowed.
-const MOST_UNASKED: u32 = 100;
+const MOST_UNSOLICITED: u32 = 100;
 const UNASKED_EVERY: Duration = Duration::from_millis(100);
 
-impl Unasked {
+impl UnsolicitedPackets {
     fn new(now: Instant) -> Self {
-        Self { left: MOST_UNASKED, at: now }
+        Self { left: MOST_UNSOLICITED, at: now }
     }
 
     /// Tells whether one more may pass.
     fn take(&mut self, now: Instant) -> bool {
         let more = now.saturating_duration_since(self.at).as_millis() / UNASKED_EVERY.as_millis();
-        if let Ok(more @ 1..) = u32::try_from(more.min(u128::from(MOST_UNASKED))) {
+        if let Ok(more @ 1..) = u32::try_from(more.min(u128::from(MOST_UNSOLICITED))) {
             self.at = now;
-            self.left = self.left.saturating_add(more).min(MOST_UNASKED);
+            self.left = self.left.saturating_add(more).min(MOST_UNSOLICITED);
         }
         let may = self.left > 0;
         self.left = self.left.saturating_sub(1);
@@ -344,10 +344,11 @@ mod tests {
     #[test]
     fn answers_that_nobody_has_asked_for_are_few_at_once_and_few_a_second() {
         let now = Instant::now();
-        let mut unasked = Unasked::new(now);
-        let passed = |unasked: &mut Unasked, now| (0..1_000).filter(|_| unasked.take(now)).count();
-        assert_eq!(passed(&mut unasked, now), 100);
-        assert_eq!(passed(&mut unasked, now + Duration::from_secs(1)), 10);
-        assert_eq!(passed(&mut unasked, now + Duration::from_hours(1)), 100);
+        let mut unsolicited = UnsolicitedPackets::new(now);
+        let passed =
+            |unsolicited: &mut UnsolicitedPackets, now| (0..1_000).filter(|_| unsolicited.take(now)).count();
+        assert_eq!(passed(&mut unsolicited, now), 100);
+        assert_eq!(passed(&mut unsolicited, now + Duration::from_secs(1)), 10);
+        assert_eq!(passed(&mut unsolicited, now + Duration::from_hours(1)), 100);
     }
 }

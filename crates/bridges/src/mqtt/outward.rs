@@ -14,7 +14,7 @@ use super::{
     link::{BrokerLink, STEADY, SessionParameters},
 };
 use crate::{
-    MARK, has_mark,
+    mark::{MARK, has_mark},
     outward::{BridgeSink, OutboundProgress},
     search::PoisonSearch,
     status::{BridgeFailure, BridgeRefusal, BridgeStatus, Reason},
@@ -35,7 +35,8 @@ pub(crate) struct MqttOut {
 }
 
 /// The broker sends acknowledgements, and nothing long.
-const WISH: SessionParameters = SessionParameters { keeps: None, receive_maximum: 16, max_packet: 64 << 10 };
+const SESSION: SessionParameters =
+    SessionParameters { keeps: None, receive_maximum: 16, max_packet: 64 << 10 };
 /// Bytes that wait to be written before more are encoded.
 const AHEAD: usize = 64 << 10;
 
@@ -70,7 +71,7 @@ impl BridgeSink for MqttOut {
         let link = match &mut self.link {
             Some(link) => link,
             None => {
-                let link = BrokerLink::open(&self.dial, WISH).await?;
+                let link = BrokerLink::open(&self.dial, SESSION).await?;
                 self.steady = Some(Instant::now() + STEADY);
                 self.link.insert(link)
             }
@@ -98,10 +99,10 @@ impl BridgeSink for MqttOut {
 
 impl MqttOut {
     /// Returns a connection; one that answers if `is_careful`, so that an end without a message is not blamed on one.
-    async fn reach(&mut self, is_careful: bool) -> Result<BrokerLink, BridgeFailure> {
+    async fn connect(&mut self, is_careful: bool) -> Result<BrokerLink, BridgeFailure> {
         let mut link = match self.link.take() {
             Some(link) => link,
-            None => BrokerLink::open(&self.dial, WISH).await?,
+            None => BrokerLink::open(&self.dial, SESSION).await?,
         };
         if is_careful {
             link.ping().await?;
@@ -120,7 +121,7 @@ impl MqttOut {
         let deadline = self.dial.deadline;
         let is_careful = self.search.is_careful();
         // Messages have the whole deadline, however long the connection took: it is not to be blamed on them.
-        let mut link = timeout(deadline, self.reach(is_careful)).await.map_err(late)??;
+        let mut link = timeout(deadline, self.connect(is_careful)).await.map_err(late)??;
         let exchange = async {
             self.exchange(&mut link, work, part, sent).await?;
             if is_careful && self.dial.config.qos == 0 && !sent.is_empty() {
