@@ -114,7 +114,7 @@ WORK = [
     Mix("http", "ten clients of the HTTP API"),
     Mix("breaker", "50 logins/s from 250 addresses that a hook answers with 400, 422 and 500", "quiet", odd_logins=True),
     Mix("quic-amplification", "packets of QUIC from forged addresses", "quiet", quic=True),
-    Mix("page-seats", "1,000 forms of logins to the web page that never come", http=True),
+    Mix("page-slots", "1,000 forms of logins to the web page that never come", http=True),
     Mix("grpc-batch", "gRPC batches of 10,000 messages", "quiet", ("batch",)),
     Mix(
         "grpc-places", "1,000 gRPC connections from two addresses, one health check each", "quiet",

@@ -235,7 +235,7 @@ fn ask(host: u8, port: u16, request: &str) -> (String, String) {
     (answer.get(9..12).unwrap_or_default().to_owned(), answer)
 }
 
-/// The failure: 80 strangers who announce a form and send none hold every seat of the page, and nobody can log in.
+/// The failure: 80 strangers who announce a form and send none hold every slot of the page, and nobody can log in.
 #[test]
 fn a_login_is_taken_beside_strangers_whose_forms_never_come() {
     let dir = tempfile::tempdir().expect("make a directory");

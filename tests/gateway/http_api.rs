@@ -255,9 +255,9 @@ fn roles_and_scopes_are_those_of_the_api_and_denials_say_why() {
     assert_eq!(log.lines().filter(is_first).count(), 1, "the audit log has it once");
 }
 
-/// One client without a token asked now and then for what everybody gets, on as many connections as there are seats.
+/// One client without a token asked now and then for what everybody gets, on as many connections as there are slots.
 #[test]
-fn only_who_may_call_keeps_a_seat() {
+fn only_who_may_call_keeps_a_slot() {
     let dir = tempfile::tempdir().expect("a directory");
     let file = dir.path().join("tokens");
     let reader = add_token(&file, "reader", &json!({"role": "reader"}));
@@ -346,7 +346,7 @@ fn a_body_that_is_large_or_does_not_come_is_given_up() {
 }
 
 #[test]
-fn streams_leave_the_seats_of_calls_pages_and_health_free() {
+fn streams_leave_the_slots_of_calls_pages_and_health_free() {
     let server = Server::start_with(&[], "[http]\nmax_streams = 2");
     let streams: Vec<Events> = (0..2).map(|_| Events::open(&server, "/v1/stream/messages", &[])).collect();
     let refused = ask(&server, "GET /v1/stream/messages", "");

@@ -4,7 +4,7 @@ use broker::{ConnectionInfo, DeviceInfo, Event, EventKind, Published};
 use gateway_core::{DropReason, Properties, Protocol, QoS, ReceiptState, SharedMessage, Timestamp, clock};
 use store::LatestValue;
 
-use super::convert::Wait;
+use super::wait::Wait;
 use gateway_api::gateway::v1;
 
 /// The proto form of MQTT 5 properties.

@@ -12,7 +12,7 @@ use gateway_core::{
 };
 
 use super::answers;
-use crate::status::Error;
+use crate::{status::Error, wait::Wait};
 use gateway_api::gateway::v1;
 
 /// Most entries over all filter fields of a request.
@@ -52,15 +52,6 @@ pub enum Linger {
     Adaptive,
     /// This long from when the reader first sees that something waits.
     Fixed(Duration),
-}
-
-/// Until when a publish waits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Wait {
-    Accepted,
-    Durable,
-    Sent,
-    Acked,
 }
 
 /// A publish that passed validation.

@@ -18,7 +18,8 @@ use thiserror::Error;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt};
 
-use crate::{commands, counters::count};
+use crate::command_state;
+use crate::counters::count;
 
 /// `ErrorInfo.domain` of every error.
 pub(crate) const ERROR_DOMAIN: &str = "mqtt-server";
@@ -249,7 +250,7 @@ impl Error {
             Self::CommandExists => Code::AlreadyExists,
             Self::CommandNotFound => Code::NotFound,
             Self::TooManyCommands(_) => Code::ResourceExhausted,
-            Self::Command { why, .. } => commands::code(*why),
+            Self::Command { why, .. } => command_state::code(*why),
             Self::KeyReused => Code::AlreadyExists,
             Self::OutcomeLost => Code::Unknown,
             Self::Internal => Code::Internal,
@@ -309,7 +310,7 @@ impl Error {
             Self::CommandNotFound => "COMMAND_NOT_FOUND",
             Self::CommandEnded(_) => "COMMAND_ENDED",
             Self::TooManyCommands(_) => "TOO_MANY_COMMANDS",
-            Self::Command { why, .. } => commands::reason(*why),
+            Self::Command { why, .. } => command_state::reason(*why),
             Self::KeyReused => "IDEMPOTENCY_KEY_REUSED",
             Self::OutcomeLost => "OUTCOME_LOST",
             Self::ScheduleOff => "SCHEDULE_NEEDS_STORE",
@@ -337,7 +338,7 @@ impl Error {
             | Self::TooManyStreams(_)
             | Self::TooManyCalls(_)
             | Self::StoreUnavailable => Some(Duration::from_secs(1)),
-            Self::Command { why, .. } if commands::code(*why) == Code::ResourceExhausted => {
+            Self::Command { why, .. } if command_state::code(*why) == Code::ResourceExhausted => {
                 Some(Duration::from_secs(1))
             }
             _ => None,
@@ -357,10 +358,10 @@ impl Error {
             Self::Invalid { field, .. } | Self::OutOfScope { field } => {
                 HashMap::from([("field".to_owned(), field.clone())])
             }
-            Self::Command { why, stage } => commands::metadata(*why, *stage),
+            Self::Command { why, stage } => command_state::metadata(*why, *stage),
             Self::VersionConflict { version } => HashMap::from([("version".to_owned(), version.to_string())]),
             Self::CommandEnded(state) => {
-                HashMap::from([("state".to_owned(), commands::state_name(*state).to_owned())])
+                HashMap::from([("state".to_owned(), command_state::state_name(*state).to_owned())])
             }
             Self::ShadowsOff(key)
             | Self::GroupsOff(key)

@@ -20,18 +20,20 @@ use std::{
 
 use broker::{Broker, StreamHandle};
 use bytes::{Buf, BufMut, Bytes};
+use gateway_core::clock::now;
 use prost::encoding::{DecodeContext, WireType};
 use tokio::time::{Instant, Sleep, sleep_until};
 use tokio_stream::Stream;
 use tonic::Status;
 
-use crate::{counters::count, now};
 use grpc_messages::{convert::Linger, encode, status::Error};
 
-pub(super) use open::{OpenStream, OpenStreams, StreamBacklog, StreamSlot, size_of_filters, size_of_names};
+pub(super) use buffer::{StreamBacklog, StreamOptions};
+pub(super) use open::{OpenStream, OpenStreams, StreamSlot, size_of_filters, size_of_names};
 pub(super) use queue::{ResponseQueue, ResponseSender, StreamEnd, responses};
-pub(super) use target::{StreamOptions, StreamTake, StreamTarget};
+pub(super) use target::{StreamTake, StreamTarget};
 
+use crate::counters::count;
 /// A response that is encoded already; takes the place of the generated type on the server's side.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RawMessage(pub(super) Bytes);

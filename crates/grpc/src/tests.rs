@@ -1,6 +1,9 @@
 //! The server without services of its own: connections, TLS, health, shutdown.
 
+use std::time::Duration;
+
 use arc_swap::ArcSwap;
+use auth::backends::{BackendAuthenticator, callers::CallerPlaces};
 use tokio::{
     io::{AsyncReadExt, AsyncWriteExt},
     net::TcpStream,
@@ -259,7 +262,7 @@ async fn a_call_beyond_its_connections_limit_is_refused_with_a_retry_time() {
     let held = [watch(&channel).await.unwrap(), watch(&channel).await.unwrap()];
     // More than HTTP/2 lets through at once: none of them waits for those that are held.
     let mut calls = tokio::task::JoinSet::new();
-    for _ in 0..2 * server::calls::SPARE {
+    for _ in 0..2 * SPARE {
         let channel = channel.clone();
         calls.spawn(async move { watch(&channel).await.map(drop) });
     }

@@ -1,4 +1,4 @@
-//! The client at the other end of a connection: a stranger until credentials were shown, whose place, seat and memory
+//! The client at the other end of a connection: a stranger until credentials were shown, whose place, slot and memory
 //! are needed for others sooner or later.
 
 use std::{
@@ -17,7 +17,7 @@ use tokio::sync::Notify;
 
 use super::{
     held::HeldBytes,
-    seats::{RequestKind, Seats, TakenSeat},
+    slots::{RequestKind, RequestSlots, TakenSlot},
 };
 use crate::counters::count;
 use auth::backends::callers::{CallerKey, NoPlace};
@@ -26,6 +26,10 @@ use auth::backends::callers::{CallerKey, NoPlace};
 pub(super) const PLAIN: usize = 24 << 10;
 /// The same with TLS.
 pub(super) const ENCRYPTED: usize = 48 << 10;
+
+/// Address of the sender, among a request's extensions.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct SenderAddress(pub(super) SocketAddr);
 
 /// Strangers who find room also while those of other listeners have used up what there is for all.
 const FEW: usize = 64;
@@ -72,8 +76,8 @@ impl Drop for StrangerCharge {
 
 /// Reason for which a client with credentials gets no further all the same.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum NoSeat {
-    /// The caller has its share of seats.
+pub(super) enum NoSlot {
+    /// The caller has its share of slots.
     Share,
     /// The memory budget is used up.
     Memory,
@@ -85,7 +89,7 @@ pub(super) struct HttpClient {
     peer: SocketAddr,
     cost: usize,
     account: Arc<Account>,
-    /// Told when the seat is needed for another.
+    /// Told when the slot is needed for another.
     leave: Arc<Notify>,
     held: Mutex<ClientHolding>,
 }
@@ -95,7 +99,7 @@ struct ClientHolding {
     charge: Option<StrangerCharge>,
     /// Bytes held since credentials were shown.
     known: Option<HeldBytes>,
-    seat: Option<(RequestKind, TakenSeat)>,
+    slot: Option<(RequestKind, TakenSlot)>,
 }
 
 impl HttpClient {
@@ -107,7 +111,7 @@ impl HttpClient {
         charge: StrangerCharge,
     ) -> Self {
         let cost = charge.cost;
-        let held = Mutex::new(ClientHolding { charge: Some(charge), known: None, seat: None });
+        let held = Mutex::new(ClientHolding { charge: Some(charge), known: None, slot: None });
         Self { pending, peer, cost, account, leave: Arc::default(), held }
     }
 
@@ -119,44 +123,44 @@ impl HttpClient {
         &self.pending
     }
 
-    /// Takes a seat for the next request, in place of the one for the request before; false if there is none.
-    pub(super) fn sit(&self, seats: &Seats, kind: RequestKind) -> bool {
+    /// Takes a slot for the next request, in place of the one for the request before; false if there is none.
+    pub(super) fn take_slot(&self, slots: &RequestSlots, kind: RequestKind) -> bool {
         let mut held = self.held.lock();
-        held.seat = None;
-        held.seat = seats.take(kind, self.peer.into(), &self.leave).map(|seat| (kind, seat));
-        held.seat.is_some()
+        held.slot = None;
+        held.slot = slots.take(kind, self.peer.into(), &self.leave).map(|slot| (kind, slot));
+        held.slot.is_some()
     }
 
-    /// Waits until the seat is needed for another. Cancel safe.
+    /// Waits until the slot is needed for another. Cancel safe.
     pub(super) async fn lost(&self) {
         self.leave.notified().await;
     }
 
-    /// Notes that the client of the request with these extensions has shown to be `caller`: it keeps its seat, and its
+    /// Notes that the client of the request with these extensions has shown to be `caller`: it keeps its slot, and its
     /// holdings are no longer a stranger's.
     ///
     /// # Errors
     /// The reason for which the client may not stay all the same.
-    pub(super) fn identified(extensions: &Extensions, caller: CallerKey) -> Result<(), NoSeat> {
+    pub(super) fn identified(extensions: &Extensions, caller: CallerKey) -> Result<(), NoSlot> {
         extensions.get::<Arc<Self>>().map_or(Ok(()), |client| client.keep(caller))
     }
 
     /// As [`Self::identified`], for a request that needs no credentials or has had them checked: the address is the
     /// caller.
-    pub(super) fn keep_at_address(&self) -> Result<(), NoSeat> {
+    pub(super) fn keep_at_address(&self) -> Result<(), NoSlot> {
         self.keep(CallerKey::at(self.peer))
     }
 
-    fn keep(&self, caller: CallerKey) -> Result<(), NoSeat> {
+    fn keep(&self, caller: CallerKey) -> Result<(), NoSlot> {
         let mut held = self.held.lock();
-        let Some((kind, seat)) = &mut held.seat else { return Ok(()) };
+        let Some((kind, slot)) = &mut held.slot else { return Ok(()) };
         let kind = *kind;
-        seat.keep(caller).map_err(|none| {
+        slot.keep(caller).map_err(|none| {
             count(|c| match none {
                 NoPlace::All => c.http_refused_silent.add(1),
                 NoPlace::Caller => c.http_refused_caller.add(1),
             });
-            NoSeat::Share
+            NoSlot::Share
         })?;
         if kind == RequestKind::Page {
             // The connection may yet be closed for a newcomer while places at the door are short, and is one of few.
@@ -165,7 +169,7 @@ impl HttpClient {
         }
         if held.known.is_none() {
             let mut known = HeldBytes::new(&self.account);
-            known.more(self.cost).map_err(|_| NoSeat::Memory)?;
+            known.more(self.cost).map_err(|_| NoSlot::Memory)?;
             held.known = Some(known);
         }
         held.charge = None;
@@ -174,10 +178,10 @@ impl HttpClient {
         Ok(())
     }
 
-    /// Returns whether the connection ends with the answer, so that no client keeps a seat by asking now and then:
+    /// Returns whether the connection ends with the answer, so that no client keeps a slot by asking now and then:
     /// supervisors come with a new connection each time, and an unknown client needs none, whatever the answer is: a
     /// login form, a description, an error.
     pub(super) fn leaves(&self) -> bool {
-        self.held.lock().seat.as_ref().is_none_or(|(_, seat)| !seat.is_kept())
+        self.held.lock().slot.as_ref().is_none_or(|(_, slot)| !slot.is_kept())
     }
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! server          connections, their bounds, who may ask
 //! client          strangers, and what credentials change
-//! seats           kinds of requests, none of which keeps another waiting
+//! slots           kinds of requests, none of which keeps another waiting
+//! limits          bounds
 //! local           the gRPC API, inside the process
 //! held            what requests, answers and logins hold of the memory account
 //! pages           /metrics, /healthz, /readyz
@@ -17,18 +18,20 @@ mod client;
 pub mod counters;
 mod held;
 mod json;
+mod limits;
 mod local;
 pub mod page;
 mod pages;
-mod seats;
 mod server;
+mod slots;
 
 use axum::Router;
 
 pub use json::{JsonApi, JsonOptions};
+pub use limits::HttpLimits;
 pub use local::LocalChannel;
 pub use pages::{MonitoringPages, PageDenied};
-pub use server::{HttpLimits, serve};
+pub use server::serve;
 
 /// All that the listener answers.
 pub struct Site {

@@ -7,7 +7,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use auth::backends::callers::{CallerKey, OnBehalfOf};
+use auth::backends::callers::{CallerKey, ForwardedFor};
 use tonic::{
     Status,
     body::Body,
@@ -20,7 +20,7 @@ use tower::util::BoxCloneSyncService;
 
 type CallCheck = Arc<dyn Fn(&Request<()>) -> Result<CallerKey, Status> + Send + Sync>;
 
-/// Transport of generated clients that call inside the process: `PublisherClient::new(local.on_behalf_of(peer))`. The
+/// Transport of generated clients that call inside the process: `PublisherClient::new(local.forwarded_for(peer))`. The
 /// `authorization` metadata of each request names the caller, as on a connection.
 #[derive(Clone)]
 pub struct LocalChannel {
@@ -48,7 +48,7 @@ impl LocalChannel {
     }
 
     /// The same on behalf of a client at `peer`, which the audit log names.
-    pub(crate) fn on_behalf_of(&self, peer: SocketAddr) -> Self {
+    pub(crate) fn forwarded_for(&self, peer: SocketAddr) -> Self {
         Self { peer: Some(peer), ..self.clone() }
     }
 
@@ -69,7 +69,7 @@ impl LocalChannel {
 
     fn name_peer<B>(&self, request: &mut Request<B>) {
         if let Some(peer) = self.peer {
-            request.extensions_mut().insert(OnBehalfOf(peer));
+            request.extensions_mut().insert(ForwardedFor(peer));
         }
     }
 }

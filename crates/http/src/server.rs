@@ -48,57 +48,20 @@ use tracing::debug;
 
 use super::{
     Site,
-    client::{ENCRYPTED, HttpClient, NoSeat, PLAIN, StrangerCharge, Strangers},
+    client::{ENCRYPTED, HttpClient, NoSlot, PLAIN, SenderAddress, StrangerCharge, Strangers},
     json,
+    limits::HttpLimits,
     pages::{Authorize, PageDenied},
-    seats::{RequestKind, Seats},
+    slots::{RequestKind, RequestSlots},
 };
 use crate::counters::count;
-
-/// Bounds of the server.
-#[derive(Debug, Clone, Copy)]
-pub struct HttpLimits {
-    /// Connections that read pages at once, and as many that ask for health.
-    pub max_connections: usize,
-    /// Connections at once with a request to the API.
-    pub max_requests: usize,
-    /// The same of one caller.
-    pub max_requests_per_caller: usize,
-    /// Connections at once whose answer is a stream.
-    pub max_streams: usize,
-    /// The same of one caller.
-    pub max_streams_per_caller: usize,
-    /// Time for a request's header, also between requests.
-    pub header_timeout: Duration,
-    /// Time that a client may leave an answer unread before its connection ends.
-    pub write_timeout: Duration,
-}
-
-impl Default for HttpLimits {
-    fn default() -> Self {
-        let seconds = Duration::from_secs(10);
-        Self {
-            max_connections: 64,
-            max_requests: 256,
-            max_requests_per_caller: 128,
-            max_streams: 256,
-            max_streams_per_caller: 128,
-            header_timeout: seconds,
-            write_timeout: seconds,
-        }
-    }
-}
 
 /// Longest time that a connection keeps its place when others wait for one.
 const PATIENCE: Duration = Duration::from_millis(250);
 /// Sockets that may wait for a place, as a multiple of the places.
-const LOBBY: usize = 4;
-/// Connections beyond the seats, so that strangers find places while all seats are kept.
+const WAITING: usize = 4;
+/// Connections beyond the slots, so that strangers find places while all slots are kept.
 const STRANGERS: usize = 256;
-
-/// Address of the sender, among a request's extensions.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct SenderAddress(pub(super) SocketAddr);
 
 /// Among the extensions of a request that came through TLS of this listener.
 #[derive(Debug, Clone, Copy)]
@@ -109,7 +72,7 @@ struct Server {
     authorize: Authorize,
     router: TowerToHyperService<Router>,
     limits: HttpLimits,
-    seats: Seats,
+    slots: RequestSlots,
     account: Arc<Account>,
     /// True if only this machine can connect: then requests must name it as their host.
     loopback: bool,
@@ -127,13 +90,13 @@ pub async fn serve(
     shutdown: impl Future<Output = ()>,
 ) {
     let (stop, stopped) = watch::channel(false);
-    let seats = Seats::new(&limits);
-    let places = seats.places().saturating_add(STRANGERS);
+    let slots = RequestSlots::new(&limits);
+    let places = slots.places().saturating_add(STRANGERS);
     let server = Arc::new(Server {
         authorize: Arc::clone(&site.pages.authorize),
         router: TowerToHyperService::new(site.router()),
         limits,
-        seats,
+        slots,
         account,
         loopback: listener.local_addr().is_ok_and(|address| address.ip().to_canonical().is_loopback()),
         stopped,
@@ -142,7 +105,7 @@ pub async fn serve(
         Strangers::new(Arc::clone(&server.account), if tls.is_some() { ENCRYPTED } else { PLAIN });
     let patience = PATIENCE.min(limits.header_timeout / 2);
     let door = Door::alone(DoorBounds { handshakes: places, patience, ..DoorBounds::default() });
-    let mut arrivals = DoorListener::new(listener, door, places.saturating_mul(LOBBY));
+    let mut arrivals = DoorListener::new(listener, door, places.saturating_mul(WAITING));
     let mut connections = JoinSet::new();
     let mut shutdown = pin!(shutdown);
     let prepare = |door: &Door| {
@@ -158,9 +121,9 @@ pub async fn serve(
             Some(_) = connections.join_next() => continue,
         };
         match arrival {
-            Arrival::Entered(stream, peer, seat, pending) => {
+            Arrival::Entered(stream, peer, permit, pending) => {
                 let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.load_full()));
-                let entrant = Entrant { peer, seat, pending, charge: strangers.enter() };
+                let entrant = Entrant { peer, permit, pending, charge: strangers.enter() };
                 connections.spawn(open(Arc::clone(&server), stream, tls, entrant));
             }
             Arrival::Refused(..) => {}
@@ -177,7 +140,7 @@ pub async fn serve(
 /// Client that has come through the door, with its holdings.
 struct Entrant {
     peer: SocketAddr,
-    seat: ConnectionPermit,
+    permit: ConnectionPermit,
     pending: PendingConnection,
     charge: StrangerCharge,
 }
@@ -219,7 +182,7 @@ async fn run(
     server: &Server,
     stream: impl AsyncRead + AsyncWrite + Unpin,
     encrypted: bool,
-    Entrant { peer, seat, pending, charge }: Entrant,
+    Entrant { peer, permit, pending, charge }: Entrant,
 ) {
     let client = Arc::new(HttpClient::new(pending, peer, Arc::clone(&server.account), charge));
     let service =
@@ -273,11 +236,11 @@ async fn run(
             debug!("http connection closed for another");
         }
     }
-    drop(seat);
+    drop(permit);
 }
 
 impl Server {
-    /// Takes a seat among those who ask for the same kind of thing; `Some` if it may not have one. The client has it until the
+    /// Takes a slot among those who ask for the same kind of thing; `Some` if it may not have one. The client has it until the
     /// connection's next request, since it has yet to read the answer.
     fn refusal<B>(&self, request: &Request<B>, client: &HttpClient) -> Option<Response> {
         let refuse = |status, why: &'static str| Some((status, [(CONNECTION, "close")], why).into_response());
@@ -300,7 +263,7 @@ impl Server {
                 }
             }
         }
-        if !client.sit(&self.seats, kind) {
+        if !client.take_slot(&self.slots, kind) {
             count(|c| c.http_refused_busy.add(1));
             if matches!(kind, RequestKind::Api | RequestKind::Stream) {
                 return Some(json::busy());
@@ -311,10 +274,10 @@ impl Server {
         let kept = if kind == RequestKind::Page { client.keep_at_address() } else { Ok(()) };
         match kept {
             Ok(()) => None,
-            Err(NoSeat::Share) => {
+            Err(NoSlot::Share) => {
                 refuse(StatusCode::TOO_MANY_REQUESTS, "too many connections of yours read this\n")
             }
-            Err(NoSeat::Memory) => {
+            Err(NoSlot::Memory) => {
                 refuse(StatusCode::SERVICE_UNAVAILABLE, "the gateway's memory budget is used up\n")
             }
         }
@@ -500,7 +463,7 @@ mod tests {
         }
     }
 
-    /// The failure: one client without a token asks for health now and then on as many connections as there are seats, and
+    /// The failure: one client without a token asks for health now and then on as many connections as there are slots, and
     /// supervisors get 503.
     #[tokio::test]
     async fn an_answer_about_health_or_of_nothing_ends_its_connection() {
@@ -517,7 +480,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn readers_of_pages_leave_the_seats_of_health_free() {
+    async fn readers_of_pages_leave_the_slots_of_health_free() {
         let server = start(patient(2)).await;
         let mut readers = Vec::new();
         for _ in 0..2 {

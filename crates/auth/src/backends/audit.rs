@@ -49,7 +49,7 @@ fn write(
     tracing::info!(
         target: AUDIT,
         caller = caller.map_or("unknown", |caller| caller.grant.id.as_str()),
-        by = caller.map(|caller| caller.how.as_str()),
+        by = caller.map(|caller| caller.credential.as_str()),
         role = caller.map(|caller| caller.grant.role.as_str()),
         method,
         object = target,

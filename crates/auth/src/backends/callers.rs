@@ -14,7 +14,7 @@ use edge::door::SourceAddress;
 use hashbrown::HashMap;
 use parking_lot::Mutex;
 
-use super::{Caller, How};
+use super::{Caller, CredentialKind};
 
 /// For the keys of this process.
 static KEYS: LazyLock<RandomState> = LazyLock::new(RandomState::new);
@@ -26,8 +26,8 @@ pub struct CallerKey(u64);
 impl CallerKey {
     /// The key of a caller at `peer`, which counts where callers are not asked who they are.
     pub fn of(caller: &Caller, peer: Option<SocketAddr>) -> Self {
-        let address = peer.filter(|_| caller.how == How::Unasked).map(SourceAddress::from);
-        Self(KEYS.hash_one((caller.how.as_str(), &caller.grant.id, address)))
+        let address = peer.filter(|_| caller.credential == CredentialKind::Unasked).map(SourceAddress::from);
+        Self(KEYS.hash_one((caller.credential.as_str(), &caller.grant.id, address)))
     }
 
     /// The key of somebody at `peer` who is told apart by the address alone.
@@ -44,7 +44,7 @@ impl CallerKey {
 
 /// Extension of a request inside the process: the address of the client on whose behalf it is made.
 #[derive(Debug, Clone, Copy)]
-pub struct OnBehalfOf(pub SocketAddr);
+pub struct ForwardedFor(pub SocketAddr);
 
 /// Places, and how many of them one caller may have.
 #[derive(Debug, Clone, Copy)]
@@ -172,7 +172,7 @@ mod tests {
         assert_eq!(at("192.0.2.1:1"), at("192.0.2.1:2"));
         assert_ne!(at("192.0.2.1:1"), at("192.0.2.2:1"));
         assert_eq!(at("[2001:db8::1]:1"), at("[2001:db8::2]:1"), "a network is one");
-        let known = Caller { how: How::Token, grant: Arc::clone(&anybody.grant) };
+        let known = Caller { credential: CredentialKind::Token, grant: Arc::clone(&anybody.grant) };
         let known_at = |text: &str| CallerKey::of(&known, Some(text.parse().unwrap()));
         assert_eq!(known_at("192.0.2.1:1"), known_at("192.0.2.2:1"), "wherever it calls from");
     }

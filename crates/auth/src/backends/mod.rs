@@ -31,7 +31,7 @@ use crate::counters::count;
 #[derive(Debug, Clone)]
 pub struct Caller {
     /// By what it is known.
-    pub how: How,
+    pub credential: CredentialKind,
     /// Its name and what it may do.
     pub grant: Arc<TokenGrant>,
 }
@@ -39,13 +39,13 @@ pub struct Caller {
 impl Caller {
     /// Returns whether both are one party.
     pub fn is_same_as(&self, other: &Self) -> bool {
-        self.how.as_str() == other.how.as_str() && self.grant.id == other.grant.id
+        self.credential.as_str() == other.credential.as_str() && self.grant.id == other.grant.id
     }
 }
 
 /// By what a caller is known.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum How {
+pub enum CredentialKind {
     /// Nobody was asked: `[backends]` is empty.
     Unasked,
     /// A token of the file.
@@ -56,7 +56,7 @@ pub enum How {
     Certificate,
 }
 
-impl How {
+impl CredentialKind {
     /// For logs.
     pub fn as_str(self) -> &'static str {
         match self {
@@ -158,7 +158,10 @@ impl BackendAuthenticator {
             jwt,
             certificates: config.certificates.iter().map(of_entry).collect(),
             any_certificate: config.certificate_role,
-            anybody: Caller { how: How::Unasked, grant: Arc::new(unlimited("anybody", Role::Admin)) },
+            anybody: Caller {
+                credential: CredentialKind::Unasked,
+                grant: Arc::new(unlimited("anybody", Role::Admin)),
+            },
             changed: watch::Sender::new(0),
         })
     }
@@ -212,13 +215,13 @@ impl BackendAuthenticator {
         let token = token.trim();
         if let Some((_, jwt)) = self.jwt.as_ref().filter(|_| looks_like_token(token)) {
             let (grant, reading) = jwt.find(token)?;
-            return Ok(Caller { how: How::Jwt(reading), grant });
+            return Ok(Caller { credential: CredentialKind::Jwt(reading), grant });
         }
         let grant = Arc::clone(self.tokens.load().find(token).ok_or(Unknown::Wrong)?);
         if grant.is_expired(now()) {
             return Err(Unknown::Expired);
         }
-        Ok(Caller { how: How::Token, grant })
+        Ok(Caller { credential: CredentialKind::Token, grant })
     }
 
     fn holder(&self, names: &CertificateNames) -> Result<Caller, Unknown> {
@@ -236,7 +239,7 @@ impl BackendAuthenticator {
             return Err(Unknown::Expired);
         }
         grant.id = names.all().next().unwrap_or("certificate without a name").to_owned();
-        Ok(Caller { how: How::Certificate, grant: Arc::new(grant) })
+        Ok(Caller { credential: CredentialKind::Certificate, grant: Arc::new(grant) })
     }
 
     /// Checks that the credentials of `caller` are still good.
@@ -247,11 +250,13 @@ impl BackendAuthenticator {
         if caller.grant.is_expired(now()) {
             return Err(Unknown::Expired);
         }
-        match caller.how {
-            How::Jwt(reading) if self.jwt.as_ref().is_none_or(|(_, jwt)| jwt.reading() != reading) => {
+        match caller.credential {
+            CredentialKind::Jwt(reading)
+                if self.jwt.as_ref().is_none_or(|(_, jwt)| jwt.reading() != reading) =>
+            {
                 Err(Unknown::Revoked)
             }
-            How::Token if !self.tokens.load().has(&caller.grant) => Err(Unknown::Revoked),
+            CredentialKind::Token if !self.tokens.load().has(&caller.grant) => Err(Unknown::Revoked),
             _ => Ok(()),
         }
     }
@@ -401,7 +406,7 @@ mod tests {
         assert!(changes.has_changed().unwrap());
         changes.mark_unchanged();
         let caller = bearer(&format!("bearer  {token} ")).unwrap();
-        assert_eq!((caller.how, caller.grant.id.as_str()), (How::Token, id.as_str()));
+        assert_eq!((caller.credential, caller.grant.id.as_str()), (CredentialKind::Token, id.as_str()));
         assert_eq!(backends.check(&caller), Ok(()));
         for wrong in ["", "Bearer", &token, "Basic eDp5", "Bearer mqs_x", "Bearer \u{fe}"] {
             assert_eq!(bearer(wrong).unwrap_err(), Unknown::Wrong, "{wrong}");

@@ -20,15 +20,16 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     caller_memory::{CallerMemory, MemoryReservation},
-    calls::ConnectionCalls,
     connection::{GrpcSocket, MeteredSocket, ServedConnection, say_left, say_refused, say_timed_out},
+    connection_calls::ConnectionCalls,
     unauthenticated::UnauthenticatedMemory,
 };
-use crate::{GrpcConfig, counters::count};
+use crate::bounds::{GrpcConfig, windows};
+use crate::counters::count;
 use auth::backends::CertificateNames;
 
 /// Sockets that may wait for a handshake's place, as a multiple of the places.
-const LOBBY: usize = 16;
+const WAITING: usize = 16;
 /// The fraction of the handshake timeout, as its divisor, after which a silent or unauthenticated peer leaves for one who waits.
 /// Shorter than that of devices: there are as many places for handshakes, and far fewer for connections.
 const PATIENCE: u32 = 20;
@@ -71,7 +72,7 @@ pub(crate) async fn accept(
     let unauthenticated = UnauthenticatedMemory::new(&account);
     let revocations = tls.as_ref().and_then(|tls| tls.revocations.clone());
     let tls = tls.map(|tls| Arc::new(Http2Tls { shared: tls.settings, last: Mutex::new(None) }));
-    let waiting = config.max_handshakes.saturating_mul(LOBBY).min(config.max_connections);
+    let waiting = config.max_handshakes.saturating_mul(WAITING).min(config.max_connections);
     let mut arrivals = DoorListener::new(listener, door, waiting);
     loop {
         let arrival = tokio::select! {
@@ -94,7 +95,7 @@ pub(crate) async fn accept(
             }
         };
         let tls = tls.as_ref().map(|tls| TlsAcceptor::from(tls.current()));
-        let window = crate::windows(&config, &account).0 as usize;
+        let window = windows(&config, &account).0 as usize;
         let caller_memory = CallerMemory::unauthenticated(Arc::clone(&account), &unauthenticated);
         let (ready, revocations) = (ready.clone(), revocations.clone());
         tokio::spawn(async move {

@@ -32,14 +32,14 @@ use tonic::{
 use tower_layer::Layer;
 
 use super::{
-    calls::{CallPlace, ConnectionCalls},
+    connection_calls::{CallPlace, ConnectionCalls},
     methods::{AllowedCallers, GrpcMethod, method},
 };
 use crate::counters::count;
 use auth::backends::{
     BackendAuthenticator, Caller, Unknown,
     audit::{self, AuditLine},
-    callers::{CallerKey, CallerPlaces, CallerShares, NoPlace, OnBehalfOf},
+    callers::{CallerKey, CallerPlaces, CallerShares, ForwardedFor, NoPlace},
     now,
 };
 use grpc_messages::status::Error;
@@ -230,8 +230,8 @@ impl<S> Guarded<S> {
     fn admit<B>(&self, request: &Request<B>) -> Result<(Arc<Call>, &'static GrpcMethod), Error> {
         let path = request.uri().path();
         let connection_calls = request.extensions().get::<Arc<ConnectionCalls>>();
-        let behalf = || request.extensions().get::<OnBehalfOf>().map(|behalf| behalf.0);
-        let peer = connection_calls.map(|connection_calls| connection_calls.peer()).or_else(behalf);
+        let forwarded = || request.extensions().get::<ForwardedFor>().map(|client| client.0);
+        let peer = connection_calls.map(|connection_calls| connection_calls.peer()).or_else(forwarded);
         let deny = |caller: Option<&Caller>, error: Error| {
             // An unknown method name is text of the peer's choice.
             let end = path.floor_char_boundary(MOST_OBJECT);

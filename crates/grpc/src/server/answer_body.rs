@@ -21,7 +21,7 @@ use tonic::{
 
 use super::{
     caller_memory::{CallerMemory, MemoryReservation},
-    calls::RunningCall,
+    connection_calls::RunningCall,
 };
 use grpc_messages::status::Error;
 

@@ -24,7 +24,7 @@ use tonic::transport::server::Connected;
 
 use super::{
     caller_memory::{CallerMemory, MemoryReservation},
-    calls::ConnectionCalls,
+    connection_calls::ConnectionCalls,
     frame_gate::{CHUNK, FrameGate, Step},
 };
 use crate::counters::count;

@@ -6,7 +6,7 @@ use std::io::IoSlice;
 
 use tokio::io::ReadBuf;
 
-use crate::FRAME;
+use crate::bounds::FRAME;
 
 /// Streams at once.
 pub(super) const MOST_STREAMS: usize = 8;

@@ -20,7 +20,7 @@ use tonic::{
 use super::{access::Guarded, calls::Limited};
 
 /// All services, for clients in the process. The `authorization` metadata of each request names the caller, and the extension
-/// [`OnBehalfOf`](auth::backends::callers::OnBehalfOf) the address that the audit log names.
+/// [`ForwardedFor`](auth::backends::callers::ForwardedFor) the address that the audit log names.
 #[derive(Clone)]
 pub struct LocalService(Limited<Guarded<Routes>>);
 

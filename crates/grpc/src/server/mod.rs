@@ -6,6 +6,7 @@ pub(super) mod answer_body;
 pub(super) mod caller_memory;
 pub(super) mod calls;
 pub(super) mod connection;
+pub(super) mod connection_calls;
 pub(super) mod deadline;
 pub(super) mod frame_gate;
 pub(super) mod local;

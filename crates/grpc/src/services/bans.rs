@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use access::bans::{Ban, BanTarget};
-use gateway_core::{Timestamp, clock};
+use gateway_core::{
+    Timestamp,
+    clock::{self, now},
+};
 
-use crate::{now, proto::gateway::v1, server::access::Call};
+use crate::{proto::gateway::v1, server::access::Call};
 use auth::abuse::{BanError, BanOrigin, BanRegistry, ListedBan};
 use grpc_messages::{
     answers, convert,

@@ -10,7 +10,7 @@ use tokio::sync::broadcast::error::RecvError;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    Context,
+    context::Context,
     proto::{gateway::v1, server::commands_server::Commands},
     server::{
         access::Call,

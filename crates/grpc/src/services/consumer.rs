@@ -14,7 +14,10 @@ use std::{
 use ::groups::{AckId, AckResult, ClaimedPlace, Credit, Delivery, IdRange, MAX_CLAIMS, Nack, Ranges, Room};
 use broker::is_event;
 use consumer_groups::{ConsumerGroups, Joining, LiveMember, MemberBatch};
-use gateway_core::{PARTITIONS, clock};
+use gateway_core::{
+    PARTITIONS,
+    clock::{self, now},
+};
 use parking_lot::Mutex;
 use tokio::{
     task::AbortHandle,
@@ -24,10 +27,9 @@ use tokio_stream::Stream;
 use tonic::{Request, Response, Status, Streaming};
 
 use super::groups::{failed, log_id, name_of_free, offered};
+use crate::counters::count;
 use crate::{
-    Context,
-    counters::count,
-    now,
+    context::Context,
     proto::{
         gateway::v1::{self, consume_item::Item},
         server::consumer_server::Consumer,

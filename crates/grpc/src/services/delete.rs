@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
-use broker::Turn;
-use gateway_core::{Message, Origin, clock};
+use broker::{RetainError, Turn};
+use gateway_core::{
+    Message, Origin,
+    clock::{self, now},
+};
 use store::LatestQuery;
 
-use super::state::retain_error;
-use crate::{Context, now};
+use crate::context::Context;
 use grpc_messages::{page::PAGE_BYTES, status::Error};
 
 /// MQTT 5 reason code "administrative action".
@@ -88,5 +90,14 @@ pub(crate) async fn retained(context: &Context, device: &str) -> Result<u64, Err
             Some(next) => after = Some(next.to_string()),
             None => return Ok(deleted),
         }
+    }
+}
+
+/// Why a retained message cannot be changed.
+pub(crate) fn retain_error(error: RetainError) -> Error {
+    match error {
+        RetainError::Quota | RetainError::QuotaHolder => Error::RetainedQuota,
+        RetainError::Memory => Error::MemoryBudget,
+        RetainError::Unavailable => Error::RetainUnavailable,
     }
 }

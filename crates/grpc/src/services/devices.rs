@@ -20,7 +20,7 @@ use tonic::{Request, Response, Status};
 
 use super::delete;
 use crate::{
-    Context,
+    context::Context,
     proto::{gateway::v1, server::devices_server::Devices},
     server::{access::Call, deadline::within},
 };

@@ -6,12 +6,15 @@ use std::{collections::HashSet, convert::Infallible, sync::Arc, time::Duration};
 
 use access::backends::TokenGrant;
 use broker::{Event, EventKind, EventOrGap, EventReader, Selector};
-use gateway_core::{clock, parse_shared};
+use gateway_core::{
+    clock::{self, now},
+    parse_shared,
+};
 use tonic::{Request, Response, Status};
 
 use self::tokens::TOKENS;
 use crate::{
-    Context, now,
+    context::Context,
     proto::{gateway::v1, server::events_server::Events},
     server::access::{Call, devices_of},
     stream::{ResponseQueue, ResponseSender, StreamEnd, responses, size_of_names},

@@ -9,7 +9,7 @@ use gateway_core::{LogRecord, Partition};
 use tonic::{Request, Response, Status};
 
 use crate::{
-    Context,
+    context::Context,
     proto::{gateway::v1, server::groups_server::Groups},
     server::{access::Call, deadline::within},
 };

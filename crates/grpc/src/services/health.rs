@@ -2,11 +2,13 @@
 //! configuration or for a store that is away. A disk that refuses writes still allows reads, and so leaves the service
 //! SERVING.
 
-use std::{collections::HashMap, sync::Arc, time::Duration};
+use std::{collections::HashMap, time::Duration};
 
 use tokio::{sync::watch, time::sleep};
 use tonic_health::{ServingStatus, server::HealthReporter};
 use values::StoreCondition;
+
+use crate::context::StoreProbe;
 
 const STATE: &str = "gateway.v1.State";
 const GROUPS: &str = "gateway.v1.Groups";
@@ -32,9 +34,6 @@ pub(crate) const SERVICES: [&str; 13] = [
 
 /// Interval at which stores are asked that do not report by themselves.
 const INTERVAL: Duration = Duration::from_millis(500);
-
-/// Probe that tells whether a store answers; it lasts as long as the process.
-pub(crate) type StoreProbe = Arc<dyn Fn() -> bool + Send + Sync>;
 
 /// Requirements of the services; `None` where the configuration switches the service off.
 pub(crate) struct Needs {
@@ -117,7 +116,10 @@ impl ServiceHealth {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+    use std::sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering::SeqCst},
+    };
 
     use tokio_stream::StreamExt as _;
     use tonic::Request;

@@ -1,10 +1,14 @@
 //! `gateway.v1.State/ListHistory`: what a device has sent on a topic, page by page.
 
-use gateway_core::{Timestamp, clock, limits::Limits};
+use gateway_core::{
+    Timestamp,
+    clock::{self, now},
+    limits::Limits,
+};
 use store::{HistoryPlace, HistoryQuery};
 use values::History;
 
-use crate::{now, proto::gateway::v1};
+use crate::proto::gateway::v1;
 use grpc_messages::{
     answers, convert,
     page::{PAGE_BYTES, RequestPages, fit},

@@ -1,11 +1,10 @@
 //! `gateway.v1.Operations`: the caller's own rights, and how the gateway is.
 
-use std::{collections::HashMap, sync::Arc};
+use std::collections::HashMap;
 
-use config::{Config, Direction};
-use edge::tls::TlsStore;
+use config::Direction;
 use gateway_core::{
-    Timestamp, clock,
+    clock,
     metrics::{MetricKind, Row},
 };
 use serde_json::Value;
@@ -13,33 +12,15 @@ use tonic::{Request, Response, Status};
 
 use super::security::{over_all, role_to, scope_to, time};
 use crate::{
-    Context,
+    context::Context,
     proto::{gateway::v1, server::operations_server::Operations},
     server::{access::Call, methods::methods_of},
 };
-use bridges::{BridgesStatus, Reachability, ShownBridge};
+use bridges::{Reachability, ShownBridge};
 use grpc_messages::{answers, status::Error};
 
 /// Most prefixes of names in a request.
 const PREFIXES: usize = 100;
-
-/// State of the process that operators may see.
-pub struct Operated {
-    /// Version of the program.
-    pub version: &'static str,
-    /// Time at which the program started.
-    pub started: Timestamp,
-    /// The metrics now.
-    pub metrics: Box<dyn Fn() -> Vec<Row> + Send + Sync>,
-    /// Current problems, a line each.
-    pub problems: Box<dyn Fn() -> String + Send + Sync>,
-    /// Bridges to other systems.
-    pub bridges: BridgesStatus,
-    /// Certificates in use.
-    pub tls: Arc<TlsStore>,
-    /// The configuration in effect.
-    pub config: Arc<Config>,
-}
 
 /// The service.
 pub(crate) struct OperationsService {
@@ -247,6 +228,8 @@ fn flatten(key: String, value: Value, settings: &mut Vec<v1::Setting>) {
 
 #[cfg(test)]
 mod tests {
+    use config::Config;
+
     use super::*;
 
     #[test]

@@ -3,16 +3,17 @@
 use std::sync::Arc;
 
 use broker::{Selector, Turn};
+use gateway_core::clock::now;
 use tonic::{Request, Response, Status};
 
-use super::publisher::{check_scope, direct};
+use super::publisher::issued::check_scope;
+use crate::counters::count;
 use crate::{
-    Context,
-    counters::count,
-    now,
+    context::Context,
     proto::{
         gateway::v1, precedent_server::published_packet_service_server::PublishedPacketService, rpcserver,
     },
+    publishing::routing::direct,
     server::access::{Call, devices_of},
     stream::{StreamOptions, StreamTarget, StreamTimers, Subscription, size_of_filters, size_of_names},
 };

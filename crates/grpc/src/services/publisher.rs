@@ -1,55 +1,43 @@
 //! `gateway.v1.Publisher`. Each frame or call is one turn: routed and flushed before anything is awaited.
 //!
 //! ```text
-//! routed    a message that was routed, and the wait for what becomes of it
-//! keys      messages that are published once however often they are asked for
+//! issued    requests, each checked and routed
 //! stream    PublishStream at work
 //! many      PublishToDevices at work
-//! scheduled messages that are published later
 //! ```
 
-pub(crate) mod keys;
+pub(super) mod issued;
 mod many;
-mod routed;
-pub(crate) mod scheduled;
 mod stream;
 
 use std::{pin::Pin, sync::Arc};
 
-use broker::{Broker, DirectOutcome, Published, Routing, Shortage, Spread, Turn};
-use gateway_core::{Commit, Durability, Effort, Outcome, Receipt, SharedMessage, Timestamp, clock};
-use tokio::{
-    sync::{mpsc, watch},
-    time::Instant,
+use broker::Turn;
+use gateway_core::{
+    Timestamp,
+    clock::{self, now},
 };
+use tokio::sync::mpsc;
 use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use self::{
-    keys::{KeyClaim, Keyed, RequestKey, RequestKeys},
+    issued::{check_batch, publish, publish_all, to_result},
     many::{ManyRun, MultiPublish},
-    routed::Routed,
-    scheduled::{Schedule, ScheduledPublish},
     stream::PublishRun,
 };
 use crate::{
-    Context,
-    counters::count,
-    now,
+    context::Context,
     proto::{gateway::v1, server::publisher_server::Publisher},
+    publishing::schedule::ScheduledPublish,
     server::{
         access::Call,
         caller_memory::CallerMemory,
-        calls::ConnectionCalls,
+        connection_calls::ConnectionCalls,
         deadline::{deadline, within},
     },
 };
-use grpc_messages::{
-    answers,
-    convert::{self, MAX_BATCH, Publication, Wait},
-    page::RequestPages,
-    status::{Error, drop_error},
-};
+use grpc_messages::{answers, convert, page::RequestPages, status::Error};
 
 /// Response frames of a publish stream that wait for the caller to read them.
 const RESPONSE_FRAMES: usize = 16;
@@ -57,267 +45,6 @@ const RESPONSE_FRAMES: usize = 16;
 /// The service.
 pub(crate) struct PublisherService {
     pub(crate) context: Context,
-}
-
-/// Lets the other calls of this thread go first.
-pub(crate) async fn pause(turn: &mut Turn) {
-    turn.flush();
-    turn.effort.renew();
-    tokio::task::yield_now().await;
-}
-
-/// A message that was issued: by this call alone, or under a key that other calls may know.
-enum Issued {
-    Own(Routed),
-    Keyed(Keyed),
-}
-
-impl Issued {
-    /// Returns the result if it is known; `None` if the caller must wait for it.
-    fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
-        match self {
-            Self::Own(routed) => routed.ready(),
-            Self::Keyed(keyed) => keyed.ready(),
-        }
-    }
-
-    /// Waits until done, `deadline`, or the gateway shuts down. Cancel safe.
-    async fn finish(
-        &self,
-        deadline: Instant,
-        shutdown: &watch::Receiver<bool>,
-    ) -> Result<v1::PublishResponse, Error> {
-        match self {
-            Self::Own(routed) => routed.finish(deadline, shutdown).await,
-            Self::Keyed(keyed) => keyed.finish(deadline, shutdown).await,
-        }
-    }
-}
-
-/// Validates and routes one message; the caller flushes `turn`. Not to be cancelled for speed: if it is dropped, the
-/// rest of the receivers get the message at once.
-async fn publish(
-    broker: &Broker,
-    keys: &Arc<RequestKeys>,
-    schedule: &Arc<Schedule>,
-    call: &Call,
-    request: v1::PublishRequest,
-    at: Timestamp,
-    turn: &mut Turn,
-) -> Result<Issued, Error> {
-    let key = match request.idempotency_key.is_empty() {
-        true => None,
-        // Before anything is awaited.
-        false => {
-            turn.flush();
-            RequestKey::of(call, &request).await?
-        }
-    };
-    let publication = convert::publication(request, broker.limits())?;
-    turn.effort.spend(Effort::REQUEST);
-    check_scope(call, &publication)?;
-    let Some(key) = key else {
-        let routed = match publication.deliver_at {
-            None => route(broker, &publication, at, turn).await?,
-            Some(time) => routed_later(schedule.accept(publication, time, |_| None)?),
-        };
-        return Ok(Issued::Own(routed));
-    };
-    turn.effort.spend(Effort::REQUEST);
-    let flight = match keys.claim(key)? {
-        KeyClaim::First(flight) => flight,
-        KeyClaim::Before(keyed) => return Ok(Issued::Keyed(keyed)),
-    };
-    let routed = match publication.deliver_at {
-        None => route(broker, &publication, at, turn).await,
-        Some(time) => {
-            let record = |id: &str| Some(flight.record(&answers::scheduled_response(id)));
-            schedule.accept(publication, time, record).map(routed_later)
-        }
-    };
-    match routed {
-        Ok(routed) => Ok(Issued::Keyed(flight.land(routed))),
-        Err(error) => {
-            flight.refuse(&error);
-            Err(error)
-        }
-    }
-}
-
-/// Returns the result of a message that waits for its time, once it is on disk.
-fn routed_later((id, commit): (String, Arc<Commit>)) -> Routed {
-    commit.done();
-    let published = Published::default();
-    Routed {
-        published,
-        wait: Wait::Durable,
-        receipt: None,
-        commit: Some(commit),
-        scheduled: Some(id),
-        expiry: None,
-    }
-}
-
-/// The topic must be in scope, and the device if there is one.
-pub(crate) fn check_scope(call: &Call, publication: &Publication) -> Result<(), Error> {
-    call.check_topic("topic", &publication.topic)?;
-    publication.device.as_ref().map_or(Ok(()), |device| call.check_device("device_id", device))
-}
-
-async fn route(
-    broker: &Broker,
-    publication: &Publication,
-    at: Timestamp,
-    turn: &mut Turn,
-) -> Result<Routed, Error> {
-    let receipt = receipt(publication);
-    let mut message = publication.message(at);
-    message.receipt = receipt.as_ref();
-    message.durability = durability(broker, publication);
-    let (published, commit) = match &publication.device {
-        None => match broker.publish_some(&message, turn) {
-            Routing::Done(published) => (published, message.issued().cloned()),
-            Routing::More(spread) => spread_all(spread, turn).await,
-        },
-        Some(device) => {
-            let outcome = broker.publish_to_device(device, &message, publication.offline, turn);
-            (direct(outcome)?, message.issued().cloned())
-        }
-    };
-    let expires = message.expires;
-    drop(message);
-    let routed = routed(publication, published, receipt, commit)?;
-    let device = publication.device.as_deref();
-    Ok(match device.zip(expires) {
-        None => routed,
-        Some((device, at)) => routed.until(broker, device, at),
-    })
-}
-
-/// Hands to one device what is shared by all that get it.
-fn route_to_device(
-    broker: &Broker,
-    publication: &Publication,
-    shared: &Arc<SharedMessage>,
-    device: &str,
-    turn: &mut Turn,
-) -> Result<Routed, Error> {
-    let receipt = receipt(publication);
-    let awaited = receipt.as_ref().map(|receipt| shared.with_receipt(Arc::clone(receipt)));
-    let mut message = awaited.as_ref().unwrap_or(shared).borrow_at(now());
-    message.durability = durability(broker, publication);
-    let outcome = broker.publish_to_device(device, &message, publication.offline, turn);
-    let commit = message.issued().cloned();
-    let routed = routed(publication, direct(outcome)?, receipt, commit)?;
-    Ok(match message.expires {
-        None => routed,
-        Some(at) => routed.until(broker, device, at),
-    })
-}
-
-/// Returns a receipt that records how far a message comes, if the caller waits for that.
-fn receipt(publication: &Publication) -> Option<Arc<Receipt>> {
-    matches!(publication.wait, Wait::Sent | Wait::Acked).then(Arc::<Receipt>::default)
-}
-
-fn durability(broker: &Broker, publication: &Publication) -> Durability {
-    match publication.wait {
-        Wait::Durable => Durability::Always,
-        // Nobody waits for the disk.
-        _ => broker.durability(&publication.topic, None).max(Durability::Interval),
-    }
-}
-
-fn routed(
-    publication: &Publication,
-    published: Published,
-    receipt: Option<Arc<Receipt>>,
-    commit: Option<Arc<Commit>>,
-) -> Result<Routed, Error> {
-    if let Some(commit) = &commit {
-        commit.done();
-    }
-    if let Some(refusal) = published.refused {
-        return Err(refused(refusal));
-    }
-    count(|c| c.grpc_published.add(1));
-    Ok(Routed {
-        published,
-        wait: publication.wait,
-        receipt: receipt.filter(|_| published.sent > 0),
-        commit,
-        scheduled: None,
-        expiry: None,
-    })
-}
-
-/// Hands a message to the rest of its receivers.
-async fn spread_all(mut spread: Box<Spread>, turn: &mut Turn) -> (Published, Option<Arc<Commit>>) {
-    loop {
-        pause(turn).await;
-        if let Some(published) = spread.go_on(turn) {
-            return (published, spread.commit().cloned());
-        }
-    }
-}
-
-fn refused(refusal: Shortage) -> Error {
-    match refusal {
-        Shortage::Memory => Error::MemoryBudget,
-        Shortage::Store => Error::StoreRefused,
-    }
-}
-
-/// The result of a message to one device in the form of a routed one.
-pub(crate) fn direct(outcome: DirectOutcome) -> Result<Published, Error> {
-    let one = Published { matched: 1, ..Published::default() };
-    match outcome {
-        DirectOutcome::UnknownDevice => Err(Error::DeviceNotFound),
-        DirectOutcome::DeviceOffline => Err(Error::DeviceOffline),
-        DirectOutcome::Refused(refusal) => Err(refused(refusal)),
-        DirectOutcome::Done(Outcome::Sent) => Ok(Published { sent: 1, ..one }),
-        DirectOutcome::Done(Outcome::Ignored) => Ok(Published::default()),
-        DirectOutcome::Done(Outcome::Queued) => Ok(Published { queued: 1, ..one }),
-        DirectOutcome::Done(Outcome::Dropped(reason)) => match drop_error(reason) {
-            Some(error) => Err(error),
-            None => Ok(Published { dropped: 1, reason: Some(reason), ..one }),
-        },
-    }
-}
-
-fn to_result(result: Result<v1::PublishResponse, Error>) -> v1::PublishResult {
-    let result = match result {
-        Ok(response) => v1::publish_result::Result::Response(response),
-        Err(error) => v1::publish_result::Result::Error(error.to_item()),
-    };
-    v1::PublishResult { result: Some(result) }
-}
-
-/// Messages of a batch between two flushes: more would fill the queue of a receiver that keeps up.
-const MESSAGES_PER_FLUSH: usize = 256;
-
-/// Routes many messages, in turns of a few.
-async fn publish_all(
-    broker: &Broker,
-    keys: &Arc<RequestKeys>,
-    schedule: &Arc<Schedule>,
-    call: &Call,
-    requests: Vec<v1::PublishRequest>,
-) -> Vec<Result<Issued, Error>> {
-    let mut turn = Turn::default();
-    let at = now();
-    let mut issued = Vec::with_capacity(requests.len());
-    for request in requests {
-        if turn.effort.is_spent() {
-            pause(&mut turn).await;
-        }
-        issued.push(publish(broker, keys, schedule, call, request, at, &mut turn).await);
-        if issued.len().is_multiple_of(MESSAGES_PER_FLUSH) {
-            turn.flush();
-        }
-    }
-    turn.flush();
-    issued
 }
 
 impl PublisherService {
@@ -485,60 +212,5 @@ fn scheduled_to_proto(schedule_id: String, entry: &ScheduledPublish) -> v1::Sche
         payload_bytes: publication.payload.len() as u64,
         deliver_time: Some(answers::time(clock::to_wall(*at))),
         create_time: Some(answers::time(clock::to_wall(*created))),
-    }
-}
-
-fn check_batch(requests: &[v1::PublishRequest]) -> Result<(), Error> {
-    if requests.len() > MAX_BATCH {
-        return Err(Error::invalid("requests", format!("has more than {MAX_BATCH} items")));
-    }
-    Ok(())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::{pin::pin, time::Duration};
-
-    use broker::BrokerConfig;
-    use gateway_core::DropReason;
-
-    use super::*;
-
-    #[test]
-    fn direct_results_are_outcomes_or_errors() {
-        let done = |outcome| direct(DirectOutcome::Done(outcome));
-        assert_eq!(direct(DirectOutcome::UnknownDevice), Err(Error::DeviceNotFound));
-        assert_eq!(direct(DirectOutcome::DeviceOffline), Err(Error::DeviceOffline));
-        assert_eq!(direct(DirectOutcome::Refused(Shortage::Store)), Err(Error::StoreRefused));
-        assert_eq!(done(Outcome::Dropped(DropReason::TooLarge)), Err(Error::PacketTooLarge));
-        assert_eq!(done(Outcome::Dropped(DropReason::QueueFull)), Err(Error::QueueFull));
-        assert_eq!(done(Outcome::Sent).unwrap().sent, 1);
-        assert_eq!(done(Outcome::Queued).unwrap().queued, 1);
-        assert_eq!(done(Outcome::Dropped(DropReason::Offline)).unwrap().dropped, 1);
-    }
-
-    /// One call would keep a thread of the services, and all calls on it, until the last of its messages is routed.
-    #[test]
-    fn a_large_batch_lets_other_calls_go_first() {
-        let broker = Broker::new(BrokerConfig::default());
-        let request = v1::PublishRequest { topic: "t".to_owned(), ..Default::default() };
-        let call = Call::unlimited();
-        let options = keys::KeyOptions { most: 1, time: Duration::from_secs(1) };
-        let keys = RequestKeys::open(options, None, broker.account(), watch::channel(false).1).unwrap();
-        let options = scheduled::ScheduleOptions { most: 1, bytes: 1 };
-        let schedule = Schedule::open(options, None, &broker).unwrap();
-        let mut all = pin!(publish_all(&broker, &keys, &schedule, &call, vec![request; MAX_BATCH]));
-        let mut polls = 1;
-        // Outside of a runtime a task that yields is woken at once.
-        let mut cx = std::task::Context::from_waker(std::task::Waker::noop());
-        let results = loop {
-            match all.as_mut().poll(&mut cx) {
-                std::task::Poll::Ready(results) => break results,
-                std::task::Poll::Pending => polls += 1,
-            }
-        };
-        assert_eq!(results.iter().filter(|result| result.is_ok()).count(), MAX_BATCH);
-        let least = MAX_BATCH * Effort::REQUEST as usize / Effort::TURN as usize;
-        assert!(least > 1 && polls >= least, "{polls} polls");
     }
 }

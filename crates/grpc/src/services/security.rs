@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status};
 
 use super::{bans, explain, rules, tenants};
 use crate::{
-    Context,
+    context::Context,
     proto::{gateway::v1, server::security_server::Security},
     server::access::Call,
 };

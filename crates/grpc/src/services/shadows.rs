@@ -4,14 +4,17 @@ use std::{collections::HashSet, convert::Infallible, pin::pin, sync::Arc, time::
 
 use access::backends::{Scope, TokenGrant};
 use device_shadows::{ShadowChange, ShadowDocument, ShadowKey, ShadowService as All};
-use gateway_core::{ClientId, clock};
+use gateway_core::{
+    ClientId,
+    clock::{self, now},
+};
 use shadow::{MAX_CLIENT_TOKEN, Patch, Rejection, ShadowTopics, Update, is_name};
 use store::MAX_SHADOW_DEVICE;
 use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    Context, now,
+    context::Context,
     proto::{gateway::v1, server::shadows_server::Shadows},
     server::{access::Call, deadline::within},
     stream::{ResponseQueue, ResponseSender, StreamEnd, responses, size_of_names},

@@ -3,18 +3,20 @@
 use std::{collections::HashSet, sync::Arc};
 
 use access::backends::TokenGrant;
-use broker::{RetainError, Selector};
+use broker::Selector;
 use bytes::Bytes;
-use gateway_core::{Message, Origin, SharedMessage, Timestamp, has_wildcard, matches};
+use gateway_core::{Message, Origin, SharedMessage, clock::now, has_wildcard, matches};
 use prost::Message as _;
-use store::{BoxFuture, LatestPage, LatestQuery, LatestValue, StoreError};
-use tokio::{sync::watch, task::JoinSet};
+use store::LatestQuery;
+use tokio::task::JoinSet;
 use tonic::{Request, Response, Status, metadata::MetadataMap};
-use values::{LatestCache, StoreCondition};
 
-use super::{delete, history};
+use super::{
+    delete::{self, retain_error},
+    history,
+};
 use crate::{
-    Context, now,
+    context::{Context, LatestValues},
     proto::{gateway::v1, server::state_server::State},
     server::{
         access::{Call, devices_of},
@@ -41,68 +43,6 @@ const CONCURRENT_GETS: usize = 32;
 const DELETE_PAGE: usize = 256;
 /// Values in a page of a snapshot.
 const SNAPSHOT_PAGE: usize = 256;
-
-/// Latest values, unwritten ones included.
-pub trait LatestValues: Send + Sync + 'static {
-    /// The value of `topic` of `device`, or without a device the newest over all devices.
-    fn get<'a>(
-        &'a self,
-        topic: &'a str,
-        device: Option<&'a str>,
-    ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>>;
-
-    /// One page of values.
-    fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>>;
-
-    /// Deletes the values of `device` on topics that match `filter`, and returns which there were.
-    fn delete<'a>(
-        &'a self,
-        device: &'a str,
-        filter: &'a str,
-        now: Timestamp,
-    ) -> BoxFuture<'a, Result<Vec<Arc<str>>, StoreError>>;
-
-    /// Tells whether [`LatestValues::list`] works without device ids.
-    fn lists_all(&self) -> bool {
-        true
-    }
-
-    /// Returns the store's condition, now and when it changes; `None` if it is not known.
-    fn condition(&self) -> Option<watch::Receiver<StoreCondition>> {
-        None
-    }
-}
-
-impl LatestValues for LatestCache {
-    fn lists_all(&self) -> bool {
-        Self::lists_all(self)
-    }
-
-    fn condition(&self) -> Option<watch::Receiver<StoreCondition>> {
-        Some(Self::condition(self))
-    }
-
-    fn get<'a>(
-        &'a self,
-        topic: &'a str,
-        device: Option<&'a str>,
-    ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>> {
-        Box::pin(Self::get(self, topic, device))
-    }
-
-    fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
-        Box::pin(Self::list(self, query))
-    }
-
-    fn delete<'a>(
-        &'a self,
-        device: &'a str,
-        filter: &'a str,
-        now: Timestamp,
-    ) -> BoxFuture<'a, Result<Vec<Arc<str>>, StoreError>> {
-        Box::pin(Self::delete(self, device, filter, now))
-    }
-}
 
 /// The service.
 pub(crate) struct StateService {
@@ -487,14 +427,6 @@ impl State for StateService {
 /// Tells whether a retained message is in scope.
 fn is_visible(call: &Call, message: &SharedMessage) -> bool {
     call.scope().has_message(message.client_id.as_ref().map(|id| id.as_str()), &message.topic)
-}
-
-pub(crate) fn retain_error(error: RetainError) -> Error {
-    match error {
-        RetainError::Quota | RetainError::QuotaHolder => Error::RetainedQuota,
-        RetainError::Memory => Error::MemoryBudget,
-        RetainError::Unavailable => Error::RetainUnavailable,
-    }
 }
 
 /// Topics of a page times filters that they are held against, at most.

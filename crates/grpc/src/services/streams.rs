@@ -6,7 +6,7 @@ use access::backends::Roles;
 use gateway_core::clock;
 
 use crate::{
-    Context,
+    context::Context,
     proto::gateway::v1,
     server::access::Call,
     stream::{OpenStream, StreamBacklog},

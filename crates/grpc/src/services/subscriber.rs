@@ -6,7 +6,7 @@ use tonic::{Request, Response, Status};
 
 use super::streams;
 use crate::{
-    Context,
+    context::Context,
     proto::{gateway::v1, server::subscriber_server::Subscriber},
     server::access::{Call, devices_of},
     stream::{StreamOptions, StreamTarget, StreamTimers, Subscription, size_of_filters, size_of_names},

@@ -21,19 +21,20 @@ pub(super) fn list(
     let pages = RequestPages::of("ListTenants", &request);
     // The name of the last of the page before.
     let after = pages.start(&token)?;
-    let rest = || broker.tenants().filter(|party| after.as_deref().is_none_or(|after| party.name() > after));
+    let rest =
+        || broker.tenants().filter(|holder| after.as_deref().is_none_or(|after| holder.name() > after));
     let (page, _) = fit(rest().take(limit).map(shown), PAGE_BYTES);
     let next = page.last().filter(|_| page.len() < rest().count());
     let next_page_token = pages.token(next.map(|tenant| tenant.name.as_str()));
     Ok(v1::ListTenantsResponse { tenants: page, next_page_token })
 }
 
-fn shown(party: &Arc<QuotaHolder>) -> v1::Tenant {
+fn shown(holder: &Arc<QuotaHolder>) -> v1::Tenant {
     let usage =
-        |what| Some(v1::QuotaUsage { used: party.used(what) as u64, quota: party.quota(what) as u64 });
-    let quotas = party.quotas();
+        |what| Some(v1::QuotaUsage { used: holder.used(what) as u64, quota: holder.quota(what) as u64 });
+    let quotas = holder.quotas();
     v1::Tenant {
-        name: party.name().to_owned(),
+        name: holder.name().to_owned(),
         connections: usage(Counted::Connections),
         sessions: usage(Counted::Sessions),
         subscriptions: usage(Counted::Subscriptions),

@@ -7,8 +7,8 @@ use ahash::RandomState;
 use gateway_core::{DropReason, Outcome, Timestamp};
 use hashbrown::HashMap;
 
-use super::target::StreamOptions;
-use crate::{counters::count, proto::gateway::v1::GapReason};
+use crate::counters::count;
+use crate::proto::gateway::v1::GapReason;
 use grpc_messages::{
     convert::SlowPolicy,
     encode::{self, StreamForm},
@@ -19,6 +19,31 @@ use grpc_messages::{
 pub(super) const VALUE_OVERHEAD: usize = 128;
 /// Bytes counted for each full batch besides its messages.
 pub(super) const BATCH_OVERHEAD: usize = 2 * size_of::<EncodedBatch>();
+
+/// Fixed properties of a stream.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct StreamOptions {
+    pub form: StreamForm,
+    pub(crate) policy: SlowPolicy,
+    /// Cap of the buffer in bytes.
+    pub(crate) buffer: usize,
+    /// A batch is closed when it has this many bytes.
+    pub batch: usize,
+}
+
+/// Backlog of a reader.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct StreamBacklog {
+    /// Messages that wait for it, and their bytes.
+    pub waiting: u64,
+    pub bytes: u64,
+    /// Time since which the oldest of them has waited.
+    pub oldest: Option<Timestamp>,
+    /// Handed to it, lost, and replaced by newer ones since the stream was opened.
+    pub sent: u64,
+    pub dropped: u64,
+    pub(crate) conflated: u64,
+}
 
 #[derive(Debug, Default)]
 pub(super) struct StreamBuffer {

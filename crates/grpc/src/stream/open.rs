@@ -18,7 +18,7 @@ use super::{
         access::Call,
         caller_memory::{CallerMemory, MemoryReservation},
     },
-    Error, StreamTarget,
+    Error, StreamBacklog, StreamTarget,
 };
 use crate::counters::count;
 
@@ -49,20 +49,6 @@ struct CallerStreams {
     open: usize,
     /// Charges of all streams of the caller.
     caller_memory: Arc<CallerMemory>,
-}
-
-/// Backlog of a reader.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct StreamBacklog {
-    /// Messages that wait for it, and their bytes.
-    pub waiting: u64,
-    pub bytes: u64,
-    /// Time since which the oldest of them has waited.
-    pub oldest: Option<Timestamp>,
-    /// Handed to it, lost, and replaced by newer ones since the stream was opened.
-    pub sent: u64,
-    pub dropped: u64,
-    pub(crate) conflated: u64,
 }
 
 /// A stream, as it is listed.

@@ -7,9 +7,9 @@ use bytes::Bytes;
 use gateway_core::{DropReason, Message, Offer, Outcome, Timestamp, clock, matches};
 use parking_lot::Mutex;
 
-use super::{
-    buffer::{BATCH_OVERHEAD, BufferShortage, BufferedValue, EncodedBatch, StreamBuffer, VALUE_OVERHEAD},
-    open::StreamBacklog,
+use super::buffer::{
+    BATCH_OVERHEAD, BufferShortage, BufferedValue, EncodedBatch, StreamBacklog, StreamBuffer, StreamOptions,
+    VALUE_OVERHEAD,
 };
 
 use crate::{counters::count, server::caller_memory::CallerMemory};
@@ -21,17 +21,6 @@ use grpc_messages::{
 
 /// The memory budget is charged in steps of this size, so that not every message touches what all threads share.
 const CHARGE_STEP: usize = 16 << 10;
-
-/// Fixed properties of a stream.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct StreamOptions {
-    pub form: StreamForm,
-    pub(crate) policy: SlowPolicy,
-    /// Cap of the buffer in bytes.
-    pub(crate) buffer: usize,
-    /// A batch is closed when it has this many bytes.
-    pub batch: usize,
-}
 
 /// A stream's buffer.
 pub(crate) struct StreamTarget {

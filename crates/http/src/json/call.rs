@@ -48,7 +48,7 @@ impl HttpCall<'_> {
 
     fn local(&self) -> LocalChannel {
         match self.peer {
-            Some(peer) => self.api.on_behalf_of(peer),
+            Some(peer) => self.api.forwarded_for(peer),
             None => self.api.clone(),
         }
     }

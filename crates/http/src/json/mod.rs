@@ -54,9 +54,8 @@ use self::{
     routes::{BodyContent, ROUTES, Route},
 };
 use super::{
-    client::HttpClient,
+    client::{HttpClient, SenderAddress},
     held::{HeldBytes, paced},
-    server::SenderAddress,
 };
 use crate::local::LocalChannel;
 
@@ -146,7 +145,7 @@ impl JsonApi {
         let credentials = parts.headers.get_all(AUTHORIZATION).into_iter().cloned().collect();
         let call =
             call::HttpCall { api: &shared.api, peer, credentials, timeout: asked.timeout, method: &method };
-        // Nobody who may not call makes us hold what it sends, or keeps its seat.
+        // Nobody who may not call makes us hold what it sends, or keeps its slot.
         HttpClient::identified(&parts.extensions, call.check()?)?;
         let mut held = HeldBytes::new(&shared.account);
         let body = match route.body {
@@ -234,7 +233,7 @@ impl JsonApi {
     }
 }
 
-/// The answer to a request for which there is no seat.
+/// The answer to a request for which there is no slot.
 pub(super) fn busy() -> Response {
     HttpProblem::busy().into_response()
 }
@@ -298,7 +297,7 @@ async fn openapi() -> impl IntoResponse {
     ([(CONTENT_TYPE, JSON)], OPENAPI)
 }
 
-/// Nobody has asked who it is: it keeps no seat.
+/// Nobody has asked who it is: it keeps no slot.
 async fn no_such_path() -> impl IntoResponse {
     let problem = HttpProblem::not_found("there is nothing at this path; /openapi.json has what there is");
     ([(CONNECTION, "close")], problem)

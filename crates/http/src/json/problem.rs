@@ -13,7 +13,8 @@ use serde::Serialize;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use crate::{client::NoSeat, counters::count};
+use crate::client::NoSlot;
+use crate::counters::count;
 
 /// Error that made a request fail.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -172,11 +173,11 @@ impl HttpProblem {
     }
 }
 
-impl From<NoSeat> for HttpProblem {
-    fn from(none: NoSeat) -> Self {
+impl From<NoSlot> for HttpProblem {
+    fn from(none: NoSlot) -> Self {
         match none {
-            NoSeat::Share => Self::caller_busy(),
-            NoSeat::Memory => Self::no_memory(),
+            NoSlot::Share => Self::caller_busy(),
+            NoSlot::Memory => Self::no_memory(),
         }
     }
 }

@@ -40,10 +40,10 @@ impl PageApi {
             token.set_sensitive(true);
             token
         });
-        Self { local: local.on_behalf_of(peer), token }
+        Self { local: local.forwarded_for(peer), token }
     }
 
-    /// Returns the caller whose share of seats the visitor uses.
+    /// Returns the caller whose share of slots the visitor uses.
     pub(super) fn key(&self) -> Result<CallerKey, Status> {
         let who = PathAndQuery::from_static("/gateway.v1.Operations/GetCaller");
         self.local.check(&who, self.token.as_slice())

@@ -14,10 +14,10 @@ use serde::Deserialize;
 use tonic::{Request, Status};
 
 use super::{
-    PageState,
     devices::{state, version},
     layout::{self, button, bytes, csrf, done, of_day, payload, problem, query, time},
     live::{self, BrowserEvents, BrowserGone},
+    state::PageState,
     tail,
     visit::{FormFields, Post, Visitor},
 };

@@ -12,8 +12,8 @@ use serde::Deserialize;
 use tonic::Status;
 
 use super::{
-    PageState,
     layout::{self, bytes, problem, query, time},
+    state::PageState,
     tail::device as link,
     visit::Visitor,
 };

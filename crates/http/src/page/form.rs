@@ -8,8 +8,9 @@ use axum::{
 use http_body_util::BodyExt as _;
 use tokio::time::{Instant, timeout_at};
 
-use super::{PageState, short};
-use crate::{counters::count, held::HeldBytes};
+use super::state::{PageState, out_of_memory};
+use crate::counters::count;
+use crate::held::HeldBytes;
 
 /// Most bytes of a form, and of a form from an unknown sender.
 pub(super) const MOST: usize = 256 << 10;
@@ -58,7 +59,7 @@ impl FormFields {
             }
             // A vector doubles, and each field is decoded and may be shown again.
             if held.more(4 * data.len()).is_err() {
-                return Err(short());
+                return Err(out_of_memory());
             }
             whole.extend_from_slice(&data);
         }

@@ -11,8 +11,12 @@ use maud::Markup;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use super::{PageState, short, visit::Visitor};
-use crate::{counters::count, held::HeldBytes};
+use super::{
+    state::{PageState, out_of_memory},
+    visit::Visitor,
+};
+use crate::counters::count;
+use crate::held::HeldBytes;
 
 /// A comment so often, by which a browser that is gone is found out.
 pub(super) const PULSE: Duration = Duration::from_secs(15);
@@ -95,7 +99,7 @@ where
 {
     let mut held = HeldBytes::new(&page_state.account);
     if held.more(LIVE).is_err() {
-        return short();
+        return out_of_memory();
     }
     let open = OpenPart::new(held);
     let mut drain = page_state.drain.clone();

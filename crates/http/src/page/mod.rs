@@ -1,7 +1,8 @@
 //! The web page for the people who run the gateway: server-rendered, with live parts by server-sent events.
 //!
 //! ```text
-//! login       who looks: sessions in a cookie, tokens on this side
+//! login       the form that asks for a token
+//! logins      who looks: sessions in a cookie, tokens on this side
 //! visit       a request of somebody who is known; posts that are the page's own
 //! tries       logins that fail: a limit on their rate from one address
 //! form        what a form has brought
@@ -10,6 +11,7 @@
 //! assets      one style sheet, one script, one icon: embedded, named by their hash
 //! live        server-sent events
 //! chart       lines over time as SVG
+//! state       what all pages share
 //! ring        samples of metrics, taken only while somebody looks
 //! tail        messages as they come
 //! overview, devices, device, packets, slow, topics, groups, bridges, rights, settings, try_out   the pages
@@ -32,12 +34,14 @@ mod groups;
 mod layout;
 mod live;
 mod login;
+mod logins;
 mod overview;
 mod packets;
 mod rights;
 mod ring;
 mod settings;
 mod slow;
+mod state;
 mod tail;
 mod topics;
 mod tries;
@@ -63,9 +67,13 @@ use broker::Account;
 use http_body_util::BodyExt as _;
 use tokio::sync::watch;
 
-use self::{login::Logins, ring::Ring};
+use self::{
+    logins::Logins,
+    ring::Ring,
+    state::{PageState, out_of_memory},
+};
 use super::{
-    client::NoSeat,
+    client::NoSlot,
     held::{HeldBytes, NoMemory, paced},
 };
 use crate::local::LocalChannel;
@@ -75,21 +83,6 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Nothing but what this listener serves, no script or style inside a page, no frame around it.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; connect-src 'self'; \
                       form-action 'self'; base-uri 'none'; frame-ancestors 'none'";
-
-/// State that all pages share.
-struct PageState {
-    local: LocalChannel,
-    /// Account to which pages, forms, logins and live parts are charged.
-    account: Arc<Account>,
-    /// True if callers of the API must authenticate: then visitors must, too.
-    asks: bool,
-    logins: Logins,
-    /// For a form to come.
-    body_timeout: Duration,
-    ring: Ring,
-    /// True once the gateway shuts down: what is live ends.
-    drain: watch::Receiver<bool>,
-}
 
 /// Everything below `/page/`, and `/`, which leads there. A form has to come within `body_timeout`.
 pub fn router(
@@ -154,24 +147,19 @@ async fn held(State(page_state): State<Arc<PageState>>, request: Request, next: 
     let mut held = HeldBytes::new(&page_state.account);
     match held.more(page.len()) {
         Ok(()) => Response::from_parts(parts, paced(page, held)),
-        Err(NoMemory) => short(),
+        Err(NoMemory) => out_of_memory(),
     }
 }
 
-impl IntoResponse for NoSeat {
+impl IntoResponse for NoSlot {
     fn into_response(self) -> Response {
         match self {
             Self::Share => {
                 (StatusCode::TOO_MANY_REQUESTS, "you have as many pages open as you may\n").into_response()
             }
-            Self::Memory => short(),
+            Self::Memory => out_of_memory(),
         }
     }
-}
-
-/// The answer where memory is short.
-fn short() -> Response {
-    (StatusCode::SERVICE_UNAVAILABLE, "the gateway's memory budget is used up; try again\n").into_response()
 }
 
 /// The headers that every answer has.

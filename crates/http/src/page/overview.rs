@@ -9,11 +9,11 @@ use prost_types::Timestamp;
 use tonic::Status;
 
 use super::{
-    PageState,
     chart::{ChartLine, chart},
     layout::{self, bytes, problem, time},
     live,
     ring::{STEP, Sample, levels, rates, ratios},
+    state::PageState,
     visit::Visitor,
 };
 

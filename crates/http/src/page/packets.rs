@@ -11,9 +11,9 @@ use maud::{Markup, html};
 use serde::Deserialize;
 
 use super::{
-    PageState,
     layout::{self, bytes, of_day, payload, query},
     live::{self, PULSE},
+    state::PageState,
     tail,
     visit::Visitor,
 };

@@ -16,10 +16,10 @@ use serde::Deserialize;
 use tonic::Status;
 
 use super::{
-    PageState,
     chart::{ChartLine, chart},
     layout::{self, button, csrf, done, payload, problem, query, time},
     live::{self, BrowserEvents, BrowserGone, PULSE},
+    state::PageState,
     tail::{self, topic as link},
     visit::{FormFields, Post, Visitor},
 };

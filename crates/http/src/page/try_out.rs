@@ -12,10 +12,11 @@ use serde::Deserialize;
 use tonic::{Request, Status};
 
 use super::{
-    PageState,
     device::outcome,
     layout::{self, button, csrf, done, problem, query},
-    live, tail,
+    live,
+    state::PageState,
+    tail,
     visit::{FormFields, Post, Visitor},
 };
 

@@ -14,12 +14,13 @@ use tonic::Code;
 
 pub(super) use super::form::FormFields;
 use super::{
-    PageState,
     api::PageApi,
     form, layout,
-    login::{PageLogin, is_own_form},
+    logins::{PageLogin, is_own_form},
+    state::PageState,
 };
-use crate::{client::HttpClient, counters::count, server::SenderAddress};
+use crate::client::{HttpClient, SenderAddress};
+use crate::counters::count;
 
 /// Visitor of a page, and the rights of the visitor's role.
 pub(super) struct Visitor {

@@ -92,7 +92,7 @@ pub enum Mix {
     /// Requests over HTTP, as many as are answered: lists of devices, and messages
     Http,
     /// Forms of logins to the web page that never come, 1,000 at once
-    PageSeats,
+    PageSlots,
     /// Memory: WebSocket pings whose answers are not read
     MemWsPings,
     /// Memory: PINGREQs and SUBSCRIBEs whose answers are not read
@@ -410,7 +410,7 @@ pub fn plan(mix: Mix, sizes: &Sizes) -> Plan {
             both.extend_from_slice(&[b'h'; 1024]);
             http::client(both.clone()).repeat(both)
         })),
-        Mix::PageSeats => Plan::attack((0..1_000).map(|_| {
+        Mix::PageSlots => Plan::attack((0..1_000).map(|_| {
             let head = "POST /page/login HTTP/1.1\r\nHost: localhost\r\nSec-Fetch-Site: same-origin\r\n\
                         Content-Type: application/x-www-form-urlencoded\r\nContent-Length: 100\r\n\r\n";
             http::client(head.into())

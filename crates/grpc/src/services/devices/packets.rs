@@ -7,7 +7,7 @@ use gateway_core::parse_shared;
 use telemetry::{PacketWatch, TracedPacket, WATCH_BYTES};
 
 use crate::{
-    Context,
+    context::Context,
     proto::gateway::v1::{self, trace_packets_item::Item},
     server::access::Call,
     stream::{ResponseQueue, ResponseSender, StreamEnd, responses},

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use broker::Session;
 use gateway_core::{OriginKind, QoS, SharedMessage, clock};
 
-use crate::{Context, proto::gateway::v1, server::access::Call};
+use crate::{context::Context, proto::gateway::v1, server::access::Call};
 use grpc_messages::{
     answers, convert,
     page::{PAGE_BYTES, RequestPages, fit},

@@ -6,9 +6,9 @@ use std::sync::Arc;
 
 use access::rules::AccessQuestion;
 use broker::{ReplayWork, Session, SubscribeError, SubscribeRequest};
-use gateway_core::{Commit, CommitRefused, TopicFilter, parse_shared};
+use gateway_core::{Commit, CommitRefused, TopicFilter, clock::now, parse_shared};
 
-use crate::{Context, now, proto::gateway::v1, server::access::Call};
+use crate::{context::Context, proto::gateway::v1, server::access::Call};
 use auth::{self, Subject, Subscribing};
 use grpc_messages::{answers, convert, status::Error};
 

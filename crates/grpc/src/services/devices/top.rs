@@ -7,8 +7,7 @@ use broker::{Broker, QueueInfo, Turn};
 use gateway_core::Effort;
 use tokio::sync::Semaphore;
 
-use super::super::publisher::pause;
-use crate::{proto::gateway::v1, server::access::Call};
+use crate::{proto::gateway::v1, publishing::routing::pause, server::access::Call};
 use grpc_messages::{answers, convert, status::Error};
 
 /// Most devices that are shown, and how many if nothing is said.

@@ -6,7 +6,7 @@
 use std::{collections::HashSet, sync::Arc, vec};
 
 use broker::Turn;
-use gateway_core::{Effort, ReceiptState, SharedMessage};
+use gateway_core::{Effort, ReceiptState, SharedMessage, clock::now};
 use prost::Message as _;
 use tokio::{
     sync::mpsc,
@@ -15,12 +15,15 @@ use tokio::{
 };
 use tonic::Status;
 
-use super::{Routed, pause, route_to_device, to_result};
+use super::issued::to_result;
+use crate::counters::count;
 use crate::{
-    Context,
-    counters::count,
-    now,
+    context::Context,
     proto::gateway::v1,
+    publishing::{
+        routed::Routed,
+        routing::{pause, route_to_device},
+    },
     server::{
         access::Call,
         caller_memory::{CallerMemory, MemoryReservation},

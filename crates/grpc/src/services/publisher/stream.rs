@@ -6,9 +6,9 @@ use prost::Message as _;
 use tokio::{sync::mpsc, time::Instant};
 use tonic::{Status, Streaming};
 
-use super::{Issued, check_batch, publish_all, to_result};
+use super::issued::{Issued, check_batch, publish_all, to_result};
 use crate::{
-    Context,
+    context::Context,
     proto::gateway::v1,
     server::{
         access::Call,

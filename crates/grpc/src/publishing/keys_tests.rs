@@ -5,7 +5,7 @@ use gateway_core::Receipt;
 use store::StoreHealth;
 
 use super::*;
-use grpc_messages::convert::Wait;
+use grpc_messages::wait::Wait;
 
 /// A store in memory whose disk may fail.
 #[derive(Default)]

@@ -63,14 +63,14 @@ pub(crate) struct KeyOptions {
 }
 
 /// The key of a request, with a digest of its content.
-pub(super) struct RequestKey {
+pub(crate) struct RequestKey {
     id: RequestDigest,
     content: RequestDigest,
 }
 
 impl RequestKey {
     /// Returns the key of a request that has one. Large payloads are read in steps.
-    pub(super) async fn of(call: &Call, request: &v1::PublishRequest) -> Result<Option<Self>, Error> {
+    pub(crate) async fn of(call: &Call, request: &v1::PublishRequest) -> Result<Option<Self>, Error> {
         /// Bytes between two pauses.
         const PART: usize = 256 << 10;
 
@@ -83,7 +83,7 @@ impl RequestKey {
         }
         let caller = call.caller();
         let mut id = digest::Context::new(&SHA256);
-        for part in [caller.how.as_str().as_bytes(), caller.grant.id.as_bytes(), key] {
+        for part in [caller.credential.as_str().as_bytes(), caller.grant.id.as_bytes(), key] {
             id.update(&(part.len() as u64).to_le_bytes());
             id.update(part);
         }
@@ -165,7 +165,7 @@ struct Claimed {
 }
 
 /// Outcome of a claim on a key.
-pub(super) enum KeyClaim {
+pub(crate) enum KeyClaim {
     /// The caller publishes.
     First(KeyedPublish),
     /// Another call published before.
@@ -234,7 +234,7 @@ impl RequestKeys {
     ///
     /// # Errors
     /// It stands for something else, its outcome is lost, or there is no room for another.
-    pub(super) fn claim(self: &Arc<Self>, key: RequestKey) -> Result<KeyClaim, Error> {
+    pub(crate) fn claim(self: &Arc<Self>, key: RequestKey) -> Result<KeyClaim, Error> {
         let mut table = self.table.lock();
         self.forget_old(&mut table, STEP);
         if let Some(known) = table.known.get_mut(&key.id) {
@@ -456,7 +456,7 @@ impl KeyTable {
 }
 
 /// A key of which the message is on its way. Dropped halfway, with the call, the message is published all the same.
-pub(super) struct KeyedPublish {
+pub(crate) struct KeyedPublish {
     keys: Arc<RequestKeys>,
     claimed: Claimed,
     /// `None` once it is said what became of it.
@@ -465,7 +465,7 @@ pub(super) struct KeyedPublish {
 
 impl KeyedPublish {
     /// The message was routed.
-    pub(super) fn land(mut self, routed: Routed) -> Keyed {
+    pub(crate) fn land(mut self, routed: Routed) -> Keyed {
         let routed = Arc::new(routed);
         let (progress, seen) = match self.progress.take() {
             Some(progress) => {
@@ -485,12 +485,12 @@ impl KeyedPublish {
     }
 
     /// The record of this answer, to be written together with the message.
-    pub(super) fn record(&self, response: &v1::PublishResponse) -> PublisherChange {
+    pub(crate) fn record(&self, response: &v1::PublishResponse) -> PublisherChange {
         record(&self.claimed, Some(response))
     }
 
     /// Nothing was published.
-    pub(super) fn refuse(mut self, error: &Error) {
+    pub(crate) fn refuse(mut self, error: &Error) {
         self.keys.forget(&self.claimed);
         if let Some(progress) = self.progress.take() {
             progress.send_replace(RoutingProgress::Told(Err(error.clone())));
@@ -512,11 +512,11 @@ impl Drop for KeyedPublish {
 }
 
 /// The wait for the answer of a key.
-pub(super) struct Keyed(watch::Receiver<RoutingProgress>);
+pub(crate) struct Keyed(watch::Receiver<RoutingProgress>);
 
 impl Keyed {
     /// Returns the outcome if it is known; `None` if the caller must wait for it.
-    pub(super) fn ready(&self) -> Option<PublishOutcome> {
+    pub(crate) fn ready(&self) -> Option<PublishOutcome> {
         match &*self.0.borrow() {
             RoutingProgress::Told(told) => Some(told.clone()),
             RoutingProgress::Routing | RoutingProgress::Routed(_) => None,
@@ -524,7 +524,7 @@ impl Keyed {
     }
 
     /// Waits until the answer is there and on disk, `deadline`, or the gateway shuts down. Cancel safe.
-    pub(super) async fn finish(&self, deadline: Instant, shutdown: &watch::Receiver<bool>) -> PublishOutcome {
+    pub(crate) async fn finish(&self, deadline: Instant, shutdown: &watch::Receiver<bool>) -> PublishOutcome {
         let (mut progress, mut shutdown) = (self.0.clone(), shutdown.clone());
         let told = async {
             let told = progress.wait_for(|progress| matches!(progress, RoutingProgress::Told(_))).await;

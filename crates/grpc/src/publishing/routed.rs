@@ -12,28 +12,28 @@ use tokio::{
 use crate::proto::gateway::v1;
 use grpc_messages::{
     answers,
-    convert::Wait,
     status::{Error, Reached, ReachedLevel},
+    wait::Wait,
 };
 
 /// A message that was routed, and perhaps a receipt to wait for.
-pub(super) struct Routed {
-    pub(super) published: Published,
-    pub(super) wait: Wait,
-    pub(super) receipt: Option<Arc<Receipt>>,
+pub(crate) struct Routed {
+    pub(crate) published: Published,
+    pub(crate) wait: Wait,
+    pub(crate) receipt: Option<Arc<Receipt>>,
     /// Commit that must be on disk first.
-    pub(super) commit: Option<Arc<Commit>>,
+    pub(crate) commit: Option<Arc<Commit>>,
     /// The id of a message that waits for its time.
-    pub(super) scheduled: Option<String>,
+    pub(crate) scheduled: Option<String>,
     /// Expiry of the message, after which its only receiver no longer needs it.
-    pub(super) expiry: Option<Box<MessageExpiry>>,
+    pub(crate) expiry: Option<Box<MessageExpiry>>,
 }
 
 /// The end of a message to one device.
-pub(super) struct MessageExpiry {
-    pub(super) broker: Broker,
-    pub(super) device: String,
-    pub(super) at: Timestamp,
+pub(crate) struct MessageExpiry {
+    pub(crate) broker: Broker,
+    pub(crate) device: String,
+    pub(crate) at: Timestamp,
 }
 
 impl MessageExpiry {
@@ -49,14 +49,14 @@ impl MessageExpiry {
 
 impl Routed {
     /// The same, to one device until then.
-    pub(super) fn until(mut self, broker: &Broker, device: &str, at: Timestamp) -> Self {
+    pub(crate) fn until(mut self, broker: &Broker, device: &str, at: Timestamp) -> Self {
         let expiry = || MessageExpiry { broker: broker.clone(), device: device.to_owned(), at };
         self.expiry = self.receipt.as_ref().map(|_| Box::new(expiry()));
         self
     }
 
     /// Returns the result if it is known; `None` if the caller must wait for it.
-    pub(super) fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
+    pub(crate) fn ready(&self) -> Option<Result<v1::PublishResponse, Error>> {
         if let Some(commit) = &self.commit {
             return Some(
                 commit
@@ -90,7 +90,7 @@ impl Routed {
     }
 
     /// Waits until done, `deadline`, or the gateway shuts down. Cancel safe.
-    pub(super) async fn finish(
+    pub(crate) async fn finish(
         &self,
         deadline: Instant,
         shutdown: &watch::Receiver<bool>,
@@ -109,7 +109,7 @@ impl Routed {
     }
 
     /// Waits until done, however long that takes. Cancel safe.
-    pub(super) async fn wait(&self) -> Result<v1::PublishResponse, Error> {
+    pub(crate) async fn wait(&self) -> Result<v1::PublishResponse, Error> {
         if let Some(commit) = &self.commit {
             return commit
                 .wait()
@@ -135,7 +135,7 @@ impl Routed {
     }
 
     /// Returns how far the message has come by now.
-    pub(super) fn reached(&self) -> Reached {
+    pub(crate) fn reached(&self) -> Reached {
         let state = self.receipt.as_ref().map_or_else(ReceiptState::default, |receipt| receipt.state());
         let waits_for_the_disk = self.commit.is_some();
         let all_sent = state.sent.saturating_add(state.dropped) >= self.published.sent;

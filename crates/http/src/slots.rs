@@ -1,7 +1,7 @@
-//! Kinds of requests, and the seats that each has of its own.
+//! Kinds of requests, and the slots that each has of its own.
 //!
-//! A client without credentials has a seat until another stranger needs it: then the oldest leaves, of the address that
-//! has most of them. A client that has shown credentials keeps the seat, as one of the share of its caller.
+//! A client without credentials has a slot until another stranger needs it: then the oldest leaves, of the address that
+//! has most of them. A client that has shown credentials keeps the slot, as one of the share of its caller.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -12,7 +12,7 @@ use edge::door::SourceAddress;
 use parking_lot::Mutex;
 use tokio::sync::Notify;
 
-use super::server::HttpLimits;
+use super::limits::HttpLimits;
 use auth::backends::callers::{CallerKey, CallerPlaces, NoPlace};
 
 /// Kind of a request, by the load it may put on others. The path tells the kind, before anything of the request is worked on.
@@ -48,30 +48,30 @@ impl RequestKind {
     }
 }
 
-/// Seats of each kind. A connection has one for its last request, until it asks again or ends.
-pub(super) struct Seats {
-    health: Arc<SeatsOfKind>,
-    pages: Arc<SeatsOfKind>,
-    api: Arc<SeatsOfKind>,
-    streams: Arc<SeatsOfKind>,
-    screens: Arc<SeatsOfKind>,
-    live: Arc<SeatsOfKind>,
+/// Slots of each kind. A connection has one for its last request, until it asks again or ends.
+pub(super) struct RequestSlots {
+    health: Arc<SlotsOfKind>,
+    pages: Arc<SlotsOfKind>,
+    api: Arc<SlotsOfKind>,
+    streams: Arc<SlotsOfKind>,
+    screens: Arc<SlotsOfKind>,
+    live: Arc<SlotsOfKind>,
 }
 
-impl Seats {
+impl RequestSlots {
     pub(super) fn new(limits: &HttpLimits) -> Self {
-        let seats = |most: usize, per_caller: usize| {
+        let slots = |most: usize, per_caller: usize| {
             let places = CallerPlaces { most: most.max(1), per_caller };
-            Arc::new(SeatsOfKind { places, taken: Mutex::default() })
+            Arc::new(SlotsOfKind { places, taken: Mutex::default() })
         };
-        let few = || seats(limits.max_connections, usize::MAX);
+        let few = || slots(limits.max_connections, usize::MAX);
         Self {
             health: few(),
             pages: few(),
-            api: seats(limits.max_requests, limits.max_requests_per_caller),
-            streams: seats(limits.max_streams, limits.max_streams_per_caller),
+            api: slots(limits.max_requests, limits.max_requests_per_caller),
+            streams: slots(limits.max_streams, limits.max_streams_per_caller),
             screens: few(),
-            live: seats(limits.max_connections.div_ceil(2), usize::MAX),
+            live: slots(limits.max_connections.div_ceil(2), usize::MAX),
         }
     }
 
@@ -81,14 +81,14 @@ impl Seats {
         kinds.iter().fold(0, |all, kind| all.saturating_add(kind.places.most))
     }
 
-    /// Takes a seat of `kind` for a stranger at `address`; `leave` is notified once the seat is needed for another.
-    /// `None` if all seats are kept by their callers.
+    /// Takes a slot of `kind` for a stranger at `address`; `leave` is notified once the slot is needed for another.
+    /// `None` if all slots are kept by their callers.
     pub(super) fn take(
         &self,
         kind: RequestKind,
         address: SourceAddress,
         leave: &Arc<Notify>,
-    ) -> Option<TakenSeat> {
+    ) -> Option<TakenSlot> {
         let of = match kind {
             RequestKind::Health => &self.health,
             RequestKind::Page => &self.pages,
@@ -98,23 +98,23 @@ impl Seats {
             RequestKind::Live => &self.live,
         };
         let id = of.taken.lock().enter(of.places.most, address, leave)?;
-        Some(TakenSeat { of: Arc::clone(of), holder: SeatHolder::Stranger(id) })
+        Some(TakenSlot { of: Arc::clone(of), holder: SlotHolder::Stranger(id) })
     }
 }
 
-struct SeatsOfKind {
+struct SlotsOfKind {
     places: CallerPlaces,
-    taken: Mutex<TakenSeats>,
+    taken: Mutex<TakenSlots>,
 }
 
 #[derive(Default)]
-struct TakenSeats {
+struct TakenSlots {
     next: u64,
     /// In the order in which they came.
     strangers: BTreeMap<u64, Stranger>,
-    /// Seats of callers that have shown credentials; callers without a seat are not here.
+    /// RequestSlots of callers that have shown credentials; callers without a slot are not here.
     callers: HashMap<CallerKey, usize>,
-    /// Number of kept seats.
+    /// Number of kept slots.
     kept: usize,
 }
 
@@ -123,7 +123,7 @@ struct Stranger {
     leave: Arc<Notify>,
 }
 
-impl TakenSeats {
+impl TakenSlots {
     fn enter(&mut self, most: usize, address: SourceAddress, leave: &Arc<Notify>) -> Option<u64> {
         if self.strangers.len() + self.kept >= most {
             let oldest = self.oldest_of_many()?;
@@ -148,30 +148,30 @@ impl TakenSeats {
     }
 }
 
-/// A seat, given back on drop.
-pub(super) struct TakenSeat {
-    of: Arc<SeatsOfKind>,
-    holder: SeatHolder,
+/// A slot, given back on drop.
+pub(super) struct TakenSlot {
+    of: Arc<SlotsOfKind>,
+    holder: SlotHolder,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum SeatHolder {
+enum SlotHolder {
     Stranger(u64),
     Known(CallerKey),
 }
 
-impl TakenSeat {
+impl TakenSlot {
     /// Tells whether its holder has shown who it is.
     pub(super) fn is_kept(&self) -> bool {
-        matches!(self.holder, SeatHolder::Known(_))
+        matches!(self.holder, SlotHolder::Known(_))
     }
 
-    /// Its holder has shown that it is `caller`, and keeps the seat from now on.
+    /// Its holder has shown that it is `caller`, and keeps the slot from now on.
     ///
     /// # Errors
-    /// The caller has its share of seats, or the seat is another's already.
+    /// The caller has its share of slots, or the slot is another's already.
     pub(super) fn keep(&mut self, caller: CallerKey) -> Result<(), NoPlace> {
-        let SeatHolder::Stranger(id) = self.holder else { return Ok(()) };
+        let SlotHolder::Stranger(id) = self.holder else { return Ok(()) };
         let mut taken = self.of.taken.lock();
         if !taken.strangers.contains_key(&id) {
             return Err(NoPlace::All);
@@ -181,17 +181,17 @@ impl TakenSeat {
         taken.strangers.remove(&id);
         taken.kept += 1;
         taken.callers.insert(caller, held + 1);
-        self.holder = SeatHolder::Known(caller);
+        self.holder = SlotHolder::Known(caller);
         Ok(())
     }
 }
 
-impl Drop for TakenSeat {
+impl Drop for TakenSlot {
     fn drop(&mut self) {
         let mut taken = self.of.taken.lock();
         match self.holder {
-            SeatHolder::Stranger(id) => drop(taken.strangers.remove(&id)),
-            SeatHolder::Known(caller) => {
+            SlotHolder::Stranger(id) => drop(taken.strangers.remove(&id)),
+            SlotHolder::Known(caller) => {
                 taken.kept -= 1;
                 if let Some(held) = taken.callers.get_mut(&caller) {
                     *held -= 1;
@@ -219,21 +219,21 @@ mod tests {
         SocketAddr::new(Ipv4Addr::from_bits(host).into(), 1).into()
     }
 
-    fn seats() -> Seats {
+    fn slots() -> RequestSlots {
         let limits = HttpLimits { max_connections: 4, max_requests_per_caller: 10, ..HttpLimits::default() };
-        Seats::new(&limits)
+        RequestSlots::new(&limits)
     }
 
     fn is_told(leave: &Arc<Notify>) -> bool {
         pin!(leave.notified()).poll(&mut Context::from_waker(Waker::noop())).is_ready()
     }
 
-    /// Rules out that strangers who send nothing more keep the seats of a kind, and a login is answered 503.
+    /// Rules out that strangers who send nothing more keep the slots of a kind, and a login is answered 503.
     #[test]
     fn the_oldest_stranger_of_who_has_most_leaves_for_a_newcomer() {
-        let seats = seats();
+        let slots = slots();
         let leave: Vec<Arc<Notify>> = (0..6).map(|_| Arc::default()).collect();
-        let take = |host, n: usize| seats.take(RequestKind::Screen, address(host), &leave[n]).unwrap();
+        let take = |host, n: usize| slots.take(RequestKind::Screen, address(host), &leave[n]).unwrap();
         let _held = [take(1, 0), take(2, 1), take(2, 2), take(3, 3)];
         let _newcomer = take(4, 4);
         assert!(is_told(&leave[1]), "the oldest of the one who has two");
@@ -243,14 +243,14 @@ mod tests {
     }
 
     #[test]
-    fn who_has_shown_credentials_keeps_the_seat() {
-        let seats = seats();
+    fn who_has_shown_credentials_keeps_the_slot() {
+        let slots = slots();
         let leave: Arc<Notify> = Arc::default();
-        let take = || seats.take(RequestKind::Screen, address(1), &leave);
-        let mut kept: Vec<TakenSeat> = (0..4).map(|_| take().unwrap()).collect();
-        for (n, seat) in kept.iter_mut().enumerate() {
-            seat.keep(CallerKey::named(&n.to_string())).unwrap();
-            assert!(seat.is_kept());
+        let take = || slots.take(RequestKind::Screen, address(1), &leave);
+        let mut kept: Vec<TakenSlot> = (0..4).map(|_| take().unwrap()).collect();
+        for (n, slot) in kept.iter_mut().enumerate() {
+            slot.keep(CallerKey::named(&n.to_string())).unwrap();
+            assert!(slot.is_kept());
         }
         assert!(take().is_none() && !is_told(&leave));
         kept.pop();
@@ -259,20 +259,20 @@ mod tests {
         assert!(is_told(&leave));
         assert_eq!(lost.keep(CallerKey::named("late")), Err(NoPlace::All), "it is another's");
         drop((kept, lost));
-        let taken = seats.screens.taken.lock();
+        let taken = slots.screens.taken.lock();
         assert!(taken.kept == 0 && taken.callers.is_empty() && taken.strangers.len() == 1);
     }
 
-    /// Rules out that one token takes all seats of requests, or of streams.
+    /// Rules out that one token takes all slots of requests, or of streams.
     #[test]
-    fn a_caller_has_a_share_of_the_seats() {
-        let seats = seats();
+    fn a_caller_has_a_share_of_the_slots() {
+        let slots = slots();
         let leave: Arc<Notify> = Arc::default();
         let keep = |caller: &str| {
-            let mut seat = seats.take(RequestKind::Api, address(1), &leave)?;
-            seat.keep(CallerKey::named(caller)).ok().map(|()| seat)
+            let mut slot = slots.take(RequestKind::Api, address(1), &leave)?;
+            slot.keep(CallerKey::named(caller)).ok().map(|()| slot)
         };
-        let held: Vec<TakenSeat> = std::iter::from_fn(|| keep("one")).collect();
+        let held: Vec<TakenSlot> = std::iter::from_fn(|| keep("one")).collect();
         assert_eq!(held.len(), 10);
         assert!(keep("two").is_some());
     }

@@ -23,11 +23,16 @@ use prost::Message as _;
 use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
 use tokio::sync::{Notify, watch};
 
-use super::{pause, route, routed::Routed};
-use crate::{counters::count, proto::gateway::v1};
+use super::{
+    routed::Routed,
+    routing::{pause, route},
+};
+use crate::counters::count;
+use crate::proto::gateway::v1;
 use grpc_messages::{
-    convert::{self, Publication, Wait},
+    convert::{self, Publication},
     status::Error,
+    wait::Wait,
 };
 
 /// The farthest time, from now.
@@ -51,7 +56,7 @@ pub(crate) struct ScheduleOptions {
 }
 
 /// Due time of a message, and its number.
-pub(super) type DuePlace = (Timestamp, u64);
+pub(crate) type DuePlace = (Timestamp, u64);
 
 /// All messages that wait for their time.
 pub(crate) struct Schedule {
@@ -74,11 +79,11 @@ struct ScheduleTable {
 
 /// One message.
 #[derive(Clone)]
-pub(super) struct ScheduledPublish {
-    pub(super) publication: Arc<Publication>,
+pub(crate) struct ScheduledPublish {
+    pub(crate) publication: Arc<Publication>,
     /// Time for which the message is scheduled; its next try may be later.
-    pub(super) at: Timestamp,
-    pub(super) created: Timestamp,
+    pub(crate) at: Timestamp,
+    pub(crate) created: Timestamp,
     bytes: usize,
     /// True if the message is on disk.
     stored: bool,
@@ -127,7 +132,7 @@ impl Schedule {
     ///
     /// # Errors
     /// The time is too far away, there is no store, or no room.
-    pub(super) fn accept(
+    pub(crate) fn accept(
         self: &Arc<Self>,
         mut publication: Publication,
         deliver_at: Timestamp,
@@ -199,7 +204,7 @@ impl Schedule {
     }
 
     /// The message, if it still waits.
-    pub(super) fn get(&self, id: &str) -> Option<ScheduledPublish> {
+    pub(crate) fn get(&self, id: &str) -> Option<ScheduledPublish> {
         let id = number_of(id)?;
         let table = self.table.lock();
         table.due.get(&(*table.ids.get(&id)?, id)).cloned()
@@ -210,7 +215,7 @@ impl Schedule {
     /// # Errors
     /// It no longer waits, or the disk does not take it: then it is cancelled, unless the gateway crashes before the disk
     /// does.
-    pub(super) async fn cancel(&self, id: &str) -> Result<(), Error> {
+    pub(crate) async fn cancel(&self, id: &str) -> Result<(), Error> {
         let id = number_of(id).ok_or(Error::ScheduleNotFound)?;
         let commit = Commit::new();
         {
@@ -227,7 +232,7 @@ impl Schedule {
 
     /// Lists messages behind `after` in the order of their times, at most `most` that `wanted` accepts, and looks at no
     /// more than 10,000. Also returns the place at which to go on; `None` at the end.
-    pub(super) fn list(
+    pub(crate) fn list(
         &self,
         after: Option<DuePlace>,
         most: usize,
