@@ -70,7 +70,7 @@ pub fn main() -> ExitCode {
     };
     if flags.check {
         return match check(&config) {
-            Ok(()) => say(&format!("configuration is valid\n{}", config.memory_reach())),
+            Ok(()) => say(&format!("configuration is valid\n{}", config.memory_summary())),
             Err(error) => fail(2, &error),
         };
     }
@@ -163,7 +163,7 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     if !asks {
         warn!("backends may do everything: nothing checks who calls; see docs/security/backends.md");
     }
-    info!("{}", config.memory_reach());
+    info!("{}", config.memory_summary());
     let gateway = match Gateway::builder(config).start().await {
         Ok(gateway) => gateway,
         Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => {

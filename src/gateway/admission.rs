@@ -6,7 +6,7 @@ use auth::{
     Authenticator, Authority, Authorizer, Chain, EventSender, RemoteAuthorizer,
     backends::{BackendAuthenticator, JwtKeys},
 };
-use broker::{Account, JudgeWill};
+use broker::{Account, WillAuthorizer};
 use config::{Config, DeniedPublish};
 use edge::reload::Reloads;
 
@@ -68,7 +68,7 @@ impl Admission {
     }
 
     /// Has each will looked at again when it is to be published.
-    pub(super) fn judge_will(&self) -> Option<Arc<JudgeWill>> {
+    pub(super) fn authorize_will(&self) -> Option<Arc<WillAuthorizer>> {
         let authority = self.authority.clone()?;
         Some(Arc::new(move |client_id, will| {
             let author = will.author.as_deref().map(String::as_str);

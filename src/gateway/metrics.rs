@@ -39,9 +39,10 @@ fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<Row> {
         figures::MEMORY_BUDGET.is(account.limit() as f64),
     ];
     all.extend(MemoryKind::ALL.map(|kind| figures::MEMORY.of([kind.as_str()], account.held(kind) as f64)));
-    all.extend(broker.tenants().flat_map(|party| {
-        let usage =
-            |what: Counted| figures::TENANT_USAGE.of([party.name(), what.as_str()], party.used(what) as f64);
+    all.extend(broker.tenants().flat_map(|holder| {
+        let usage = |what: Counted| {
+            figures::TENANT_USAGE.of([holder.name(), what.as_str()], holder.used(what) as f64)
+        };
         Counted::ALL.map(usage)
     }));
     if let Some(latest) = latest {

@@ -85,7 +85,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         log: home.broker_log(),
         reserved: reserved.chain(shadows.iter().map(OpenedShadows::reserved)).collect(),
         durability: stores::rules(&config),
-        judge_will: admission.judge_will(),
+        authorize_will: admission.authorize_will(),
         tenants: config.tenants.clone(),
     });
     // Before anything can happen.

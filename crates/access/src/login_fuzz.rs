@@ -76,9 +76,9 @@ pub fn fuzz_scram(data: &[u8]) {
     let (first, last) = (&data[..at], data.get(at + 1..).unwrap_or_default());
     let keys = scram::ScramKeys::new(b"pencil", b"salt", 1);
     for known in [true, false] {
-        let pretence = scram::Pretence { secret: b"secret", shapes: &[] };
+        let mock = scram::MockScram { secret: b"secret", shapes: &[] };
         let find = |_: &str| known.then(|| keys.clone());
-        let Ok((exchange, answer)) = scram::Exchange::start(first, "fresh", &pretence, find) else {
+        let Ok((exchange, answer)) = scram::Exchange::start(first, "fresh", &mock, find) else {
             continue;
         };
         assert!(answer.starts_with(b"r="));

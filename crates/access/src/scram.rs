@@ -102,7 +102,7 @@ impl fmt::Display for ScramKeys {
 
 /// Means to answer clients with unknown user names as if the users existed.
 #[derive(Debug, Clone, Copy)]
-pub struct Pretence<'a> {
+pub struct MockScram<'a> {
     /// Makes the salts of unknown users: [`Passwords::secret`]. Anybody who knows it, or sees it change, can tell which
     /// users do not exist.
     ///
@@ -130,7 +130,7 @@ impl Default for ScramParameters {
     }
 }
 
-impl Pretence<'_> {
+impl MockScram<'_> {
     /// Keys of a user that is not there: as if it were one of the others, the same each time.
     fn keys(&self, user: &str) -> ScramKeys {
         let shape = self.shape(user);
@@ -197,7 +197,7 @@ impl Exchange {
     pub fn start(
         first: &[u8],
         fresh: &str,
-        pretence: &Pretence<'_>,
+        mock: &MockScram<'_>,
         find: impl FnOnce(&str) -> Option<ScramKeys>,
     ) -> Result<(Self, Vec<u8>), ScramError> {
         let text = message(first)?;
@@ -219,7 +219,7 @@ impl Exchange {
             return Err(ScramError::Malformed);
         }
         // Made up for everybody, so that it takes as long for those who are there.
-        let made_up = pretence.keys(&user);
+        let made_up = mock.keys(&user);
         let (keys, known) = find(&user).map_or((made_up, false), |keys| (keys, true));
         let nonce = format!("{nonce}{fresh}");
         let answer = format!("r={nonce},s={},i={}", STANDARD.encode(&keys.salt), keys.iterations);
@@ -344,8 +344,8 @@ fn array(bytes: &[u8]) -> [u8; KEY] {
 mod tests {
     use super::*;
 
-    fn hidden(secret: &[u8]) -> Pretence<'_> {
-        Pretence { secret, shapes: &[] }
+    fn hidden(secret: &[u8]) -> MockScram<'_> {
+        MockScram { secret, shapes: &[] }
     }
 
     /// The exchange in RFC 7677, section 3.
@@ -407,8 +407,8 @@ mod tests {
         for length in [1, 12, 32, 40, MAX_SALT] {
             let keys = ScramKeys::new(b"p", &vec![7; length], 3);
             let shapes = [(keys.shape(), 1)];
-            let pretence = Pretence { secret: b"s", shapes: &shapes };
-            let made_up = pretence.keys("bob");
+            let mock = MockScram { secret: b"s", shapes: &shapes };
+            let made_up = mock.keys("bob");
             assert_eq!(made_up.shape(), keys.shape());
             assert!(!made_up.verify(b""));
         }
@@ -419,13 +419,13 @@ mod tests {
     fn each_way_to_make_keys_is_as_frequent_among_users_that_are_not_there() {
         let shape = |iterations| ScramKeys::new(b"p", b"salt", iterations).shape();
         let shapes = [(shape(2), 30), (shape(3), 10)];
-        let pretence = Pretence { secret: b"s", shapes: &shapes };
-        let looks = |n: u32| pretence.keys(&format!("nobody-{n}")).shape();
+        let mock = MockScram { secret: b"s", shapes: &shapes };
+        let looks = |n: u32| mock.keys(&format!("nobody-{n}")).shape();
         let rare = (0..1000).filter(|n| looks(*n) == shape(3)).count();
         assert!((150..350).contains(&rare), "{rare} of 1000");
         assert!((0..1000).all(|n| looks(n) == looks(n)));
         let more = [(shape(2), 31), (shape(3), 10)];
-        let later = Pretence { secret: b"s", shapes: &more };
+        let later = MockScram { secret: b"s", shapes: &more };
         let changed = (0..1000).filter(|n| later.keys(&format!("nobody-{n}")).shape() != looks(*n)).count();
         assert!(changed < 50, "{changed} of 1000 look different after one more user");
     }

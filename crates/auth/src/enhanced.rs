@@ -31,13 +31,14 @@ impl Scram {
         let mut nonce = [0; 18];
         rand::fill(&mut nonce).map_err(|_| Denied::Unavailable)?;
         let users = self.passwords.users();
-        let pretence = scram::Pretence { secret: users.secret(), shapes: users.scram_shapes() };
-        let started = scram::Exchange::start(first, &STANDARD_NO_PAD.encode(nonce), &pretence, |user| {
-            match users.get(user) {
-                Some(PasswordDigest::Scram(keys)) => Some(keys.clone()),
-                _ => None,
-            }
-        });
+        let mock = scram::MockScram { secret: users.secret(), shapes: users.scram_shapes() };
+        let started =
+            scram::Exchange::start(first, &STANDARD_NO_PAD.encode(nonce), &mock, |user| {
+                match users.get(user) {
+                    Some(PasswordDigest::Scram(keys)) => Some(keys.clone()),
+                    _ => None,
+                }
+            });
         started.map_err(|_| Denied::NotAuthorized)
     }
 }

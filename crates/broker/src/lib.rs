@@ -20,7 +20,7 @@
 //!
 //! Beside them stand small modules that know no part: `counters`, `subscriber` is an entry of the index, `slab` and `half_hash` are
 //! tables. Inside a module, files import what they need from beside them, and only `mod.rs` says what
-//! others may use. The test `parts_of_the_broker_form_no_circle` keeps the order.
+//! others may use. The test `modules_of_a_crate_form_no_circle` keeps the order.
 //!
 //! Invariant: no lock of this crate is held while a target is called, and a target never calls back in.
 //! (The accessor [`Session::core`] is no call in this sense.) Lock order: registry shard, session state, then
@@ -46,8 +46,8 @@ pub use store::{QueueStore, QueueSummary};
 pub use durable::{DurabilityRules, Stores};
 pub use events::{Event, EventKind, EventOrGap, EventPlace, EventReader};
 pub use facade::{
-    Broker, BrokerConfig, Gauges, JudgeWill, OpenedSession, Reserved, ReservedOutcome, Restored, Routing,
-    SessionCleanup, Spread, StreamHandle,
+    Broker, BrokerConfig, Gauges, OpenedSession, Reserved, ReservedOutcome, Restored, Routing,
+    SessionCleanup, Spread, StreamHandle, WillAuthorizer,
 };
 pub use log::{EventKinds, GroupFilter, GroupLog, InScope, Selector, is_event, is_event_message};
 pub use memory::{Account, Charge, MemoryKind};

@@ -153,7 +153,7 @@ impl ReplyDispatcher {
     }
 
     /// Has stored commands, too; before any device can answer them.
-    pub(crate) fn set_book(&self, registry: Arc<CommandRegistry>) {
+    pub(crate) fn set_registry(&self, registry: Arc<CommandRegistry>) {
         let _ = self.registry.set(registry);
     }
 

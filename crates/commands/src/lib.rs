@@ -186,7 +186,7 @@ impl CommandService {
         dispatcher: Arc<ReplyDispatcher>,
         registry: Arc<CommandRegistry>,
     ) -> Arc<Self> {
-        dispatcher.set_book(Arc::clone(&registry));
+        dispatcher.set_registry(Arc::clone(&registry));
         Arc::new(Self { broker, dispatcher, registry })
     }
 

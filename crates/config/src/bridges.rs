@@ -670,16 +670,17 @@ impl Config {
 
     /// Without the properties of version 5 nothing in a message says that it has been here.
     fn check_loops(&self, check: &mut Check) {
-        let all: Vec<MqttWay<'_>> =
-            self.bridges.iter().filter_map(|(name, bridge)| MqttWay::of(name, bridge)).collect();
-        for (at, way) in all.iter().enumerate() {
-            let is_out = way.bridge.direction == Direction::Out;
+        let all: Vec<DirectedBridge<'_>> =
+            self.bridges.iter().filter_map(|(name, bridge)| DirectedBridge::of(name, bridge)).collect();
+        for (at, one) in all.iter().enumerate() {
+            let is_out = one.bridge.direction == Direction::Out;
             let others = all.iter().enumerate().filter(|(other, _)| *other != at);
-            let meets = |other: &&MqttWay<'_>| other.bridge.direction == Direction::In && way.meets(other);
+            let meets =
+                |other: &&DirectedBridge<'_>| other.bridge.direction == Direction::In && one.meets(other);
             let Some(other) = others.map(|(_, other)| other).find(meets) else { continue };
-            let (name, back) = (way.name, other.name);
+            let (name, back) = (one.name, other.name);
             let fix = "speak level 5, which marks what has been here";
-            if is_out && way.bridge.include_backends {
+            if is_out && one.bridge.include_backends {
                 check.fail(
                     format!("bridges.{name}.include_backends"),
                     true,
@@ -706,7 +707,7 @@ impl Config {
 }
 
 /// An MQTT bridge, with its topics as the other side names them.
-struct MqttWay<'a> {
+struct DirectedBridge<'a> {
     name: &'a str,
     bridge: &'a Bridge,
     target: (String, u16, bool),
@@ -714,7 +715,7 @@ struct MqttWay<'a> {
     there: Vec<String>,
 }
 
-impl<'a> MqttWay<'a> {
+impl<'a> DirectedBridge<'a> {
     fn of(name: &'a str, bridge: &'a Bridge) -> Option<Self> {
         let mqtt = bridge.mqtt.as_ref()?;
         let all = ["#".to_owned()];

@@ -6,7 +6,7 @@ use super::{Address, Binding, ByteSize, Config, Listener, ListenerKind, SharedSt
 
 impl Config {
     /// The most memory this configuration can use, as one line for people.
-    pub fn memory_reach(&self) -> String {
+    pub fn memory_summary(&self) -> String {
         let budget = self.limits.budget();
         let waiting = if self.store.enabled { self.limits.waiting_for_disk() } else { ByteSize(0) };
         let latest = if self.latest.enabled { self.latest_bytes() } else { ByteSize(0) };

@@ -587,15 +587,15 @@ fn offline_queues_on_disk_may_exceed_the_memory_budget() {
 fn the_budget_follows_the_machine_unless_set_and_is_shown() {
     let unset = load("", "", &[]).unwrap();
     assert!(unset.limits.budget().0 >= 64 << 20);
-    assert!(!unset.memory_reach().contains("limits.memory_budget 0"), "{}", unset.memory_reach());
+    assert!(!unset.memory_summary().contains("limits.memory_budget 0"), "{}", unset.memory_summary());
     let file = "[limits]\nmemory_budget = \"192 MiB\"\n[latest]\nenabled = false";
     let set = load("", file, &[]).unwrap();
     assert_eq!(set.limits.budget().0, 192 << 20);
-    assert!(set.memory_reach().contains("at most 192 MiB"), "{}", set.memory_reach());
-    assert!(set.memory_reach().contains(" 0 MiB history"), "{}", set.memory_reach());
+    assert!(set.memory_summary().contains("at most 192 MiB"), "{}", set.memory_summary());
+    assert!(set.memory_summary().contains(" 0 MiB history"), "{}", set.memory_summary());
     let file = "db_addr = \"a\"\n[limits]\nmemory_budget = \"192 MiB\"\nmax_connections = 1024\n\
                 [[database.history]]\nfilter = \"a/#\"\nttl = \"1d\"";
-    let kept = load("", file, &[]).unwrap().memory_reach();
+    let kept = load("", file, &[]).unwrap().memory_summary();
     assert!(kept.contains("12 MiB history") && kept.contains("up to 5 MiB for 1024"), "{kept}");
 }
 

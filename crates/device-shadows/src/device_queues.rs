@@ -88,7 +88,7 @@ impl DeviceQueues {
         work: impl FnOnce() -> DeviceWork,
     ) -> Result<(), WorkRefusal> {
         let mut stripe = self.0.stripe(device).lock();
-        let under_way = stripe.get(device).map_or(0, |lane| lane.requests);
+        let under_way = stripe.get(device).map_or(0, |queue| queue.requests);
         if under_way >= self.0.max_requests {
             return Err(WorkRefusal::Device);
         }
@@ -101,13 +101,13 @@ impl DeviceQueues {
         let work = Box::pin(async move {
             work.await;
             if let Some(inner) = Weak::upgrade(&inner)
-                && let Some(lane) = inner.stripe(&owner).lock().get_mut(&owner)
+                && let Some(queue) = inner.stripe(&owner).lock().get_mut(&owner)
             {
-                lane.requests -= 1;
+                queue.requests -= 1;
             }
         });
-        let lane = self.0.push(&mut stripe, device, QueuedWork { work, charge });
-        lane.requests += 1;
+        let queue = self.0.push(&mut stripe, device, QueuedWork { work, charge });
+        queue.requests += 1;
         Ok(())
     }
 
@@ -158,20 +158,20 @@ impl DeviceQueuesInner {
         waiting: QueuedWork,
     ) -> &'s mut DeviceQueue {
         let is_new = !stripe.contains_key(device);
-        let lane = stripe.entry(device.clone()).or_default();
-        lane.waiting.push_back(waiting);
+        let queue = stripe.entry(device.clone()).or_default();
+        queue.waiting.push_back(waiting);
         if is_new {
             self.runtime.spawn(Arc::clone(self).serve(device.clone()));
         }
-        lane
+        queue
     }
 
     /// Works for a device until nothing of it waits. Others come between two pieces of its work.
     async fn serve(self: Arc<Self>, device: ClientId) {
-        let mut lane = Served { inner: self, device, has_ended: false };
-        while let Some(QueuedWork { work, charge }) = lane.next() {
+        let mut queue = Served { inner: self, device, has_ended: false };
+        while let Some(QueuedWork { work, charge }) = queue.next() {
             // Never closed.
-            let _permit = lane.inner.permits.acquire().await;
+            let _permit = queue.inner.permits.acquire().await;
             work.await;
             drop(charge);
         }
@@ -190,7 +190,7 @@ impl Served {
     /// Returns the next piece of work; `None` ends the queue.
     fn next(&mut self) -> Option<QueuedWork> {
         let mut stripe = self.inner.stripe(&self.device).lock();
-        let next = stripe.get_mut(&self.device).and_then(|lane| lane.waiting.pop_front());
+        let next = stripe.get_mut(&self.device).and_then(|queue| queue.waiting.pop_front());
         if next.is_none() {
             stripe.remove(&self.device);
             self.has_ended = true;

@@ -304,7 +304,7 @@ async fn what_is_no_request_is_nobodys_and_counts_for_nothing() {
 
 /// The failure: a queue without a task, in which all later requests of the device wait for ever.
 #[tokio::test]
-async fn work_that_panics_takes_nothing_but_its_lane_with_it() {
+async fn work_that_panics_takes_nothing_but_its_queue_with_it() {
     let bench = Bench::new();
     let (account, device) = (bench.broker.account(), || ClientId::new("d"));
     let device_queues = &bench.shadows.device_queues;

@@ -60,7 +60,7 @@ mod tests {
 
     /// Rules out a backend that fills the memory by way of connections that are stuck.
     #[test]
-    fn errands_are_bounded_for_one_connection_and_for_all() {
+    fn replay_work_is_bounded_for_one_connection_and_for_all() {
         let waiting_work = PendingReplayWork::default();
         let replay_work = || ReplayWork::EndReplay("a".into());
         let taken = (0..MOST_OF_ONE + 1).filter(|_| waiting_work.add((1, 1), replay_work()).is_ok()).count();

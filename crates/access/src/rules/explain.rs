@@ -4,7 +4,7 @@ use std::fmt::{self, Write as _};
 
 use gateway_core::{QoS, has_wildcard, parse_shared};
 
-use super::{Concerning, LONGEST, Rule, Rules, Subscribing, connect, cover::Cover};
+use super::{LONGEST, Rule, Rules, SubjectRules, Subscribing, connect, cover::Cover};
 use crate::Subject;
 
 /// Filters of a rule that are shown.
@@ -119,7 +119,7 @@ impl Rules {
             });
             lines.push(format!("line {}: {}: {why}", rule.line, rule.title()));
         }
-        let matcher = Concerning { rules: self, subject };
+        let matcher = SubjectRules { rules: self, subject };
         let uncovered = Cover::new(&self.subscribe, subject, &matcher).check(inner).err();
         let (allowed, line) = match self.subscribe(subject, filter) {
             Subscribing::Allowed => {

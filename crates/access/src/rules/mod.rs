@@ -212,7 +212,7 @@ impl Rules {
     pub fn subscribe(&self, subject: &Subject<'_>, filter: &str) -> Subscribing {
         let shared = parse_shared(filter).ok().flatten();
         let inner = shared.map_or(filter, |(_, inner)| inner);
-        let matcher = Concerning { rules: self, subject };
+        let matcher = SubjectRules { rules: self, subject };
         let Err(uncovered) = Cover::new(&self.subscribe, subject, &matcher).check(inner) else {
             return Subscribing::Allowed;
         };
@@ -223,7 +223,7 @@ impl Rules {
     }
 
     /// Returns whether some rule grants a part of the filter on delivery.
-    fn may_filter(&self, matcher: &Concerning<'_>, filter: &str) -> bool {
+    fn may_filter(&self, matcher: &SubjectRules<'_>, filter: &str) -> bool {
         let asked: Vec<&str> = filter.split('/').collect();
         let overlaps =
             |rule: &Rule| rule.patterns.iter().any(|pattern| pattern.overlaps(&asked, matcher.subject));
@@ -233,7 +233,7 @@ impl Rules {
     }
 
     fn grant(&self, tree: &RuleTree, subject: &Subject<'_>, topic: &str) -> RuleGrant {
-        let number = tree.first(topic, subject, &Concerning { rules: self, subject });
+        let number = tree.first(topic, subject, &SubjectRules { rules: self, subject });
         let Some(rule) = self.rules.get(number as usize) else { return RuleGrant::DENIED };
         RuleGrant {
             line: rule.line,
@@ -274,12 +274,12 @@ impl Rules {
 }
 
 /// The rules as they concern one party.
-struct Concerning<'a> {
+struct SubjectRules<'a> {
     rules: &'a Rules,
     subject: &'a Subject<'a>,
 }
 
-impl RuleMatcher for Concerning<'_> {
+impl RuleMatcher for SubjectRules<'_> {
     fn concerns(&self, rule: u32) -> bool {
         let who = &self.rules.rules[rule as usize].who;
         who.has(self.subject, &self.rules.groups)

@@ -42,7 +42,7 @@ impl AclAccess {
 
 /// Clients for which the lines after a `user` line are.
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
-enum For {
+enum AclUser {
     Anonymous,
     User(String),
     Pattern,
@@ -67,8 +67,8 @@ pub fn import_mosquitto(text: &str) -> ImportedRules {
 #[derive(Default)]
 struct AclReader {
     /// By their order among the rules.
-    sections: BTreeMap<usize, (For, AclSection)>,
-    known: BTreeMap<For, usize>,
+    sections: BTreeMap<usize, (AclUser, AclSection)>,
+    known: BTreeMap<AclUser, usize>,
     left_out: Vec<String>,
     /// The user that lines are for: none yet, one that is left out, or a name.
     user: Option<Option<String>>,
@@ -106,16 +106,16 @@ impl AclReader {
             "user" => self.user = Some(Some(rest.to_owned())),
             "topic" | "pattern" if rest.is_empty() => self.refuse(number, line, "no topic"),
             "topic" => match self.user.clone() {
-                None => self.rule(number, line, For::Anonymous, rest),
-                Some(Some(name)) => self.rule(number, line, For::User(name), rest),
+                None => self.rule(number, line, AclUser::Anonymous, rest),
+                Some(Some(name)) => self.rule(number, line, AclUser::User(name), rest),
                 Some(None) => self.refuse(number, line, "of a user that is left out"),
             },
-            "pattern" => self.rule(number, line, For::Pattern, rest),
+            "pattern" => self.rule(number, line, AclUser::Pattern, rest),
             _ => self.close(number, line, "not understood"),
         }
     }
 
-    fn rule(&mut self, number: usize, line: &str, whom: For, rest: &str) {
+    fn rule(&mut self, number: usize, line: &str, whom: AclUser, rest: &str) {
         let Some((access, topic)) = access(rest) else {
             let word = rest.split(' ').next().unwrap_or_default().to_ascii_lowercase();
             return match matches!(word.as_str(), "read" | "write" | "readwrite") {
@@ -124,7 +124,7 @@ impl AclReader {
             };
         };
         let filters = match &whom {
-            For::Pattern => patterns(topic, access.is_none()),
+            AclUser::Pattern => patterns(topic, access.is_none()),
             _ => vec![topic.replace('%', "%%")],
         };
         let problem = filters.iter().find_map(|filter| match filter.chars().any(char::is_control) {
@@ -136,14 +136,15 @@ impl AclReader {
             (Some(why), None) => return self.close(number, line, &why),
             (Some(why), Some(_)) => return self.refuse(number, line, &why),
         }
-        if access.is_some() && matches!(&whom, For::User(name) if name.contains('*')) {
+        if access.is_some() && matches!(&whom, AclUser::User(name) if name.contains('*')) {
             return self.refuse(
                 number,
                 line,
                 "a user name with *, which in rules stands for other names, too",
             );
         }
-        if whom == For::Pattern && topic.split('/').any(|level| level.len() > 2 && has_placeholder(level)) {
+        if whom == AclUser::Pattern && topic.split('/').any(|level| level.len() > 2 && has_placeholder(level))
+        {
             let why = "%c and %u are text where they are not alone in their level, as for Mosquitto 2.1";
             self.refuse(number, line, why);
         }
@@ -157,12 +158,12 @@ impl AclReader {
     }
 
     /// In the order of the file, patterns after the others.
-    fn section(&mut self, whom: For) -> &mut (For, AclSection) {
+    fn section(&mut self, whom: AclUser) -> &mut (AclUser, AclSection) {
         let next = self.known.len() + 1;
         let place = match whom {
-            For::Pattern => usize::MAX,
-            For::Anonymous => 0,
-            For::User(ref name) => *self.known.entry(For::User(name.clone())).or_insert(next),
+            AclUser::Pattern => usize::MAX,
+            AclUser::Anonymous => 0,
+            AclUser::User(ref name) => *self.known.entry(AclUser::User(name.clone())).or_insert(next),
         };
         self.sections.entry(place).or_insert_with(|| (whom, AclSection::default()))
     }
@@ -232,13 +233,15 @@ fn rule_name(name: &str) -> String {
     }
 }
 
-fn written(sections: impl Iterator<Item = (For, AclSection)>, left_out: &[String]) -> String {
+fn written(sections: impl Iterator<Item = (AclUser, AclSection)>, left_out: &[String]) -> String {
     let mut text = head(left_out);
     for (whom, section) in sections {
         let (comment, condition) = match &whom {
-            For::Anonymous => ("devices without a user name".to_owned(), "anonymous = true\n".to_owned()),
-            For::User(name) => (format!("user {name}"), format!("users = [{}]\n", quoted(&rule_name(name)))),
-            For::Pattern => ("every device".to_owned(), String::new()),
+            AclUser::Anonymous => ("devices without a user name".to_owned(), "anonymous = true\n".to_owned()),
+            AclUser::User(name) => {
+                (format!("user {name}"), format!("users = [{}]\n", quoted(&rule_name(name))))
+            }
+            AclUser::Pattern => ("every device".to_owned(), String::new()),
         };
         let _ = writeln!(text, "\n# For {comment}.");
         let denied = section.denied.iter().map(|(access, filter)| ("deny", *access, filter));

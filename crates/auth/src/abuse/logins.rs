@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use access::{Backoff, BackoffRule, Recently};
+use access::{Backoff, BackoffRule, RecentKeys};
 use edge::door::SourceAddress;
 use gateway_core::Timestamp;
 
@@ -37,9 +37,9 @@ pub(super) struct LoginHistory {
     hasher: RandomState,
     addresses: Backoff<SourceAddress>,
     accounts: Backoff<AccountPlace>,
-    proved: Recently<AccountPlace>,
+    proved: RecentKeys<AccountPlace>,
     /// Addresses of accounts that are in `proved`.
-    let_in: Recently<SourceAddress>,
+    let_in: RecentKeys<SourceAddress>,
 }
 
 impl LoginHistory {
@@ -48,8 +48,8 @@ impl LoginHistory {
             hasher: RandomState::new(),
             addresses: Backoff::new(rule, ADDRESSES),
             accounts: Backoff::new(rule, ACCOUNTS),
-            proved: Recently::new(LATELY, ACCOUNTS),
-            let_in: Recently::new(LATELY, ACCOUNTS),
+            proved: RecentKeys::new(LATELY, ACCOUNTS),
+            let_in: RecentKeys::new(LATELY, ACCOUNTS),
         }
     }
 

@@ -36,7 +36,7 @@ pub(crate) struct LoginTicket {
 #[derive(Debug)]
 pub(super) struct Turns<J> {
     /// By [`LoginRank`].
-    lanes: [RankQueue<J>; 3],
+    queues: [RankQueue<J>; 3],
     next: u64,
     /// Jobs of the middle rank since the last one of the lowest.
     in_a_row: u32,
@@ -49,19 +49,19 @@ type UserJobs<J> = Rotation<Option<LoginDigest>, VecDeque<(u64, J)>>;
 impl<J> Turns<J> {
     /// Nobody waits.
     pub(super) fn new() -> Self {
-        Self { lanes: [RankQueue::new(), RankQueue::new(), RankQueue::new()], next: 0, in_a_row: 0 }
+        Self { queues: [RankQueue::new(), RankQueue::new(), RankQueue::new()], next: 0, in_a_row: 0 }
     }
 
     /// Number of jobs that wait.
     pub(super) fn len(&self) -> usize {
-        self.lanes.iter().map(WaitingJobs::len).sum()
+        self.queues.iter().map(WaitingJobs::len).sum()
     }
 
     /// Lets a job wait for its turn.
     pub(super) fn push(&mut self, rank: LoginRank, login_client: LoginClient, job: J) -> LoginTicket {
         let number = self.next;
         self.next += 1;
-        self.lanes[rank as usize].change(login_client.network(), |network| {
+        self.queues[rank as usize].change(login_client.network(), |network| {
             network.newest = number;
             network.change(login_client.address, |address| {
                 address.newest = number;
@@ -73,7 +73,7 @@ impl<J> Turns<J> {
 
     /// The job whose turn it is.
     pub(super) fn pop(&mut self) -> Option<J> {
-        let [known, fresh, failing] = &mut self.lanes;
+        let [known, fresh, failing] = &mut self.queues;
         if let Some((_, job)) = known.pop() {
             return Some(job);
         }
@@ -89,7 +89,7 @@ impl<J> Turns<J> {
     /// Takes a job out that nobody waits for any more; `None` if it waits no longer.
     pub(super) fn remove(&mut self, ticket: LoginTicket) -> Option<J> {
         let LoginTicket { rank, login_client, number } = ticket;
-        self.lanes[rank as usize].change_known(login_client.network(), |network| {
+        self.queues[rank as usize].change_known(login_client.network(), |network| {
             network.change_known(login_client.address, |address| {
                 address.change_known(login_client.identity, |queue| {
                     let at = queue.binary_search_by_key(&number, |(number, _)| *number).ok()?;
@@ -104,15 +104,15 @@ impl<J> Turns<J> {
     /// first, but for the part of the places that is like their part of the turns.
     pub(super) fn displace(&mut self) -> Option<J> {
         let places = self.len() / (FRESH_PER_FAILING as usize + 1);
-        let [known, fresh, failing] = &mut self.lanes;
-        let lane = if failing.len() > places || fresh.len() + known.len() == 0 {
+        let [known, fresh, failing] = &mut self.queues;
+        let queue = if failing.len() > places || fresh.len() + known.len() == 0 {
             failing
         } else if fresh.len() > 0 {
             fresh
         } else {
             known
         };
-        lane.pop_last_of_most().map(|(_, job)| job)
+        queue.pop_last_of_most().map(|(_, job)| job)
     }
 }
 
@@ -295,7 +295,7 @@ mod tests {
             turns.remove(ticket);
         }
         assert_eq!((turns.len(), turns.pop()), (0, None));
-        assert!(turns.lanes.iter().all(|lane| lane.queues.is_empty() && lane.turns.is_empty()));
+        assert!(turns.queues.iter().all(|queue| queue.queues.is_empty() && queue.turns.is_empty()));
     }
 
     #[test]

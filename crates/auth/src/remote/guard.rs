@@ -20,7 +20,7 @@ use tracing::{info, warn};
 
 use super::{
     ServiceAnswer,
-    keys::{AllowedLately, QuestionKeys},
+    keys::{AllowedRecently, QuestionKeys},
     places::{Place, QuestionPlaces},
     status::NoAnswer,
 };
@@ -33,7 +33,7 @@ const SILENT_DEADLINES: u32 = 5;
 
 /// Error that left a question without an answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Away {
+pub(super) enum Unanswered {
     /// Too many wait for one.
     Busy,
     /// The source does not answer, or what it says is no answer.
@@ -49,7 +49,7 @@ pub(super) struct ServiceGuard<P> {
     places: Arc<QuestionPlaces>,
     breaker: Mutex<Breaker>,
     caches: Mutex<Caches<P>>,
-    allowed: Mutex<AllowedLately>,
+    allowed: Mutex<AllowedRecently>,
 }
 
 /// Answers that are remembered, each for its question in one of the two.
@@ -96,7 +96,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
                 allowed: Cache::new(limits.cache_size),
                 others: Cache::new(limits.cache_size),
             }),
-            allowed: Mutex::new(AllowedLately::new()),
+            allowed: Mutex::new(AllowedRecently::new()),
             limits,
         })
     }
@@ -115,13 +115,13 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
     /// answer to an asked question is heard and kept all the same, and a question that waits for its turn is not asked.
     ///
     /// # Errors
-    /// [`Away`], within twice the deadline.
+    /// [`Unanswered`], within twice the deadline.
     pub(super) async fn answer<F>(
         self: &Arc<Self>,
         login_client: LoginClient,
         keys: QuestionKeys,
         ask: F,
-    ) -> Result<ServiceAnswer<P>, Away>
+    ) -> Result<ServiceAnswer<P>, Unanswered>
     where
         F: Future<Output = Result<ServiceAnswer<P>, NoAnswer>> + Send + 'static,
     {
@@ -148,7 +148,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         login_client: LoginClient,
         keys: QuestionKeys,
         ask: F,
-    ) -> Result<ServiceAnswer<P>, Away>
+    ) -> Result<ServiceAnswer<P>, Unanswered>
     where
         F: Future<Output = Result<ServiceAnswer<P>, NoAnswer>> + Send + 'static,
     {
@@ -161,7 +161,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
                 None => tokio::select! {
                     biased;
                     // With it goes what the peer sent.
-                    _ = gone => return Err(Away::Busy),
+                    _ = gone => return Err(Unanswered::Busy),
                     admitted = this.admit(login_client, &keys) => admitted?,
                 },
             };
@@ -171,20 +171,20 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
             asking.is_told = true;
             this.take(login_client, &keys, permit, told, clock::now())
         });
-        let answer = asked.await.unwrap_or(Err(Away::Silent));
+        let answer = asked.await.unwrap_or(Err(Unanswered::Silent));
         drop(client);
         answer
     }
 
     /// While the breaker is open: a place for a question that it lets pass, since nobody waits for a place to ask a source that
     /// does not answer. `None` while the breaker is closed.
-    fn admit_at_once(&self, keys: &QuestionKeys) -> Result<Option<(QuestionPermit, Place)>, Away> {
+    fn admit_at_once(&self, keys: &QuestionKeys) -> Result<Option<(QuestionPermit, Place)>, Unanswered> {
         if !self.breaker.lock().is_open() {
             return Ok(None);
         }
         let Some(place) = self.places.take_free() else {
             count(|c| c.hook_open.add(1));
-            return Err(Away::Silent);
+            return Err(Unanswered::Silent);
         };
         Ok(Some((self.permit(keys)?, place)))
     }
@@ -194,21 +194,21 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         &self,
         login_client: LoginClient,
         keys: &QuestionKeys,
-    ) -> Result<(QuestionPermit, Place), Away> {
+    ) -> Result<(QuestionPermit, Place), Unanswered> {
         let place = timeout(self.limits.deadline.0, self.places.take(login_client)).await;
         let Ok(Some(place)) = place else {
             count(|c| c.hook_busy.add(1));
-            return Err(Away::Busy);
+            return Err(Unanswered::Busy);
         };
         Ok((self.permit(keys)?, place))
     }
 
-    fn permit(&self, keys: &QuestionKeys) -> Result<QuestionPermit, Away> {
+    fn permit(&self, keys: &QuestionKeys) -> Result<QuestionPermit, Unanswered> {
         let history = self.allowed.lock().history(keys);
         let permit = self.breaker.lock().may_ask(history, clock::now());
         permit.ok_or_else(|| {
             count(|c| c.hook_open.add(1));
-            Away::Silent
+            Unanswered::Silent
         })
     }
 
@@ -219,7 +219,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
         permit: QuestionPermit,
         told: Result<ServiceAnswer<P>, NoAnswer>,
         now: Timestamp,
-    ) -> Result<ServiceAnswer<P>, Away> {
+    ) -> Result<ServiceAnswer<P>, Unanswered> {
         match told {
             Ok(answer) => {
                 count(|c| c.hook_answers.add(1));
@@ -255,7 +255,7 @@ impl<P: Clone + Send + 'static> ServiceGuard<P> {
                         problem, "does not answer, it is left alone for a while but for one question in ten"
                     );
                 }
-                Err(Away::Silent)
+                Err(Unanswered::Silent)
             }
         }
     }
@@ -306,11 +306,11 @@ mod tests {
         guard: &Arc<ServiceGuard<u8>>,
         key: u8,
         answer: ServiceAnswer<u8>,
-    ) -> Result<ServiceAnswer<u8>, Away> {
+    ) -> Result<ServiceAnswer<u8>, Unanswered> {
         guard.answer(nobody(guard), keys(key), async move { Ok(answer) }).await
     }
 
-    async fn fails(guard: &Arc<ServiceGuard<u8>>, key: u8) -> Result<ServiceAnswer<u8>, Away> {
+    async fn fails(guard: &Arc<ServiceGuard<u8>>, key: u8) -> Result<ServiceAnswer<u8>, Unanswered> {
         let failure = NoAnswer::Failed(QuestionFailure::Unreachable, "test".to_owned());
         guard.answer(nobody(guard), keys(key), async move { Err(failure) }).await
     }
@@ -338,7 +338,7 @@ mod tests {
         for _ in 0..2 {
             // The first opens the breaker, the second is its try.
             let asked = guard.answer(nobody(&guard), keys(1), async { panic!("a bug of ours") }).await;
-            assert_eq!(asked.err(), Some(Away::Silent));
+            assert_eq!(asked.err(), Some(Unanswered::Silent));
             assert!(guard.breaker.lock().is_open());
         }
         let asked = answer(&guard, 1, ServiceAnswer::Allow(7)).await;
@@ -409,7 +409,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         for _ in 0..3 {
-            assert_eq!(fails(&guard, 2).await.err(), Some(Away::Silent));
+            assert_eq!(fails(&guard, 2).await.err(), Some(Unanswered::Silent));
         }
         assert!(guard.breaker.lock().is_open());
         let mut asked = 0;

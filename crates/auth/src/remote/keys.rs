@@ -1,6 +1,6 @@
 //! Digests that stand for questions and for the parties they are about, so that no password stays in memory.
 
-use access::{Lately, ShortDigest, Subject, breaker::QuestionHistory};
+use access::{RecentDigests, ShortDigest, Subject, breaker::QuestionHistory};
 use aws_lc_rs::{hmac, rand};
 use config::{ConfigError, Problem};
 
@@ -20,10 +20,10 @@ pub(super) struct QuestionKeys {
     pub(super) name: ShortDigest,
 }
 
-/// Parties that were allowed something lately. Only an answer that allows adds to them.
-pub(super) struct AllowedLately {
-    proofs: Lately,
-    names: Lately,
+/// Parties that were allowed something recently. Only an answer that allows adds to them.
+pub(super) struct AllowedRecently {
+    proofs: RecentDigests,
+    names: RecentDigests,
 }
 
 /// Digests of each kind that are remembered at least.
@@ -83,10 +83,10 @@ fn short(digest: [u8; 32]) -> ShortDigest {
     short
 }
 
-impl AllowedLately {
+impl AllowedRecently {
     /// Nobody.
     pub(super) fn new() -> Self {
-        Self { proofs: Lately::new(REMEMBERED), names: Lately::new(REMEMBERED) }
+        Self { proofs: RecentDigests::new(REMEMBERED), names: RecentDigests::new(REMEMBERED) }
     }
 
     /// Remembers the party of an allowed question.
@@ -130,14 +130,14 @@ mod tests {
             };
             digester.login(format!("{credentials:?}{password}").as_bytes(), &credentials)
         };
-        let mut lately = AllowedLately::new();
+        let mut recently = AllowedRecently::new();
         let ann = keys("c", "ann", "right", "127.0.0.1:1");
-        lately.insert(&ann);
+        recently.insert(&ann);
         let moved = keys("c", "ann", "right", "127.0.0.2:2");
         assert_ne!(moved.question, ann.question);
-        assert_eq!(lately.history(&moved), QuestionHistory::Proved);
-        assert_eq!(lately.history(&keys("c", "ann", "guess", "127.0.0.1:1")), QuestionHistory::Named);
-        assert_eq!(lately.history(&keys("c", "annr", "ight", "127.0.0.1:1")), QuestionHistory::Unknown);
-        assert_eq!(lately.history(&keys("ca", "nn", "right", "127.0.0.1:1")), QuestionHistory::Unknown);
+        assert_eq!(recently.history(&moved), QuestionHistory::Proved);
+        assert_eq!(recently.history(&keys("c", "ann", "guess", "127.0.0.1:1")), QuestionHistory::Named);
+        assert_eq!(recently.history(&keys("c", "annr", "ight", "127.0.0.1:1")), QuestionHistory::Unknown);
+        assert_eq!(recently.history(&keys("ca", "nn", "right", "127.0.0.1:1")), QuestionHistory::Unknown);
     }
 }

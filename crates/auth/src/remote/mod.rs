@@ -14,7 +14,7 @@ mod status;
 use config::OnError;
 use gateway_core::{Timestamp, clock};
 
-use self::guard::Away;
+use self::guard::Unanswered;
 use super::{Credentials, Principal};
 
 pub use self::{
@@ -71,7 +71,7 @@ fn fitting(principal: Principal) -> Result<ServiceAnswer<Principal>, String> {
 
 /// Turns an answer, or the lack of one, into the outcome of a login.
 fn conclude(
-    answer: Result<ServiceAnswer<Principal>, Away>,
+    answer: Result<ServiceAnswer<Principal>, Unanswered>,
     on_error: OnError,
     credentials: &Credentials,
 ) -> LoginOutcome {
@@ -89,8 +89,8 @@ fn conclude(
         (Ok(ServiceAnswer::Ignore), _) | (Err(_), OnError::Next) => LoginOutcome::Ignore,
         // Nobody has said who it is.
         (Err(_), OnError::Allow) => LoginOutcome::Allow(Principal::default()),
-        (Err(Away::Busy), OnError::Refuse) => LoginOutcome::Busy,
-        (Err(Away::Silent), OnError::Refuse) => LoginOutcome::Unavailable,
+        (Err(Unanswered::Busy), OnError::Refuse) => LoginOutcome::Busy,
+        (Err(Unanswered::Silent), OnError::Refuse) => LoginOutcome::Unavailable,
     }
 }
 

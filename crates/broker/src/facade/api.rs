@@ -35,14 +35,14 @@ pub struct BrokerConfig {
     pub reserved: Vec<Arc<dyn Reserved>>,
     /// Rules for the moment at which a message is acknowledged.
     pub durability: DurabilityRules,
-    /// Decides about each will when it is to be published; with `None` all are.
-    pub judge_will: Option<Arc<JudgeWill>>,
+    /// Authorizes each will when it is to be published; with `None` all are.
+    pub authorize_will: Option<Arc<WillAuthorizer>>,
     /// Quotas by tenant; `*` is every tenant that is not here.
     pub tenants: BTreeMap<String, Quotas>,
 }
 
-/// Judges whether the will of this client may be published now. Called under no lock; must not block.
-pub type JudgeWill = dyn Fn(&ClientId, &Will) -> bool + Send + Sync;
+/// Authorizes the will of this client to be published now. Called under no lock; must not block.
+pub type WillAuthorizer = dyn Fn(&ClientId, &Will) -> bool + Send + Sync;
 
 /// Result of [`super::Broker::open`].
 pub struct OpenedSession {

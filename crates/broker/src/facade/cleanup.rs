@@ -158,8 +158,8 @@ impl SessionCleanup {
     ) -> Option<Box<Spread>> {
         let inner = &*self.broker.inner;
         // As long as it waits, what its client may do can change.
-        let judge = inner.judge_will.as_ref();
-        if judge.is_some_and(|judge| !judge(session.core().client_id(), will)) {
+        let authorize = inner.authorize_will.as_ref();
+        if authorize.is_some_and(|authorize| !authorize(session.core().client_id(), will)) {
             count(|c| c.wills_withheld.add(1));
             conclude_will(&self.broker, session, None);
             return None;

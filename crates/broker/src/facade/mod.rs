@@ -38,7 +38,7 @@ use crate::{
 use answers::QueueExpiry;
 use cleanup::keep_after;
 
-pub use api::{BrokerConfig, Gauges, JudgeWill, OpenedSession};
+pub use api::{BrokerConfig, Gauges, OpenedSession, WillAuthorizer};
 pub use cleanup::SessionCleanup;
 pub(crate) use parts::BrokerInner;
 pub use reserved::{Reserved, ReservedOutcome};

@@ -8,7 +8,7 @@ use store::Recorder;
 
 use super::reserved::ReservedParts;
 use crate::{
-    Account, BrokerConfig, DurabilityRules, JudgeWill, QuotaHolders, Turn,
+    Account, BrokerConfig, DurabilityRules, QuotaHolders, Turn, WillAuthorizer,
     durable::{Durable, Storage},
     events::Events,
     log::{GroupSurroundings, LogTarget},
@@ -27,7 +27,7 @@ pub(crate) struct BrokerInner {
     pub(crate) history: Option<Arc<dyn Recorder>>,
     pub(crate) durable: Option<Durable>,
     pub(crate) durability: DurabilityRules,
-    pub(crate) judge_will: Option<Arc<JudgeWill>>,
+    pub(crate) authorize_will: Option<Arc<WillAuthorizer>>,
     pub(crate) index: Index,
     /// The receiver of what consumer groups want.
     pub(crate) log: Option<Arc<LogTarget>>,
@@ -55,7 +55,7 @@ impl BrokerInner {
             log,
             reserved,
             durability,
-            judge_will,
+            authorize_will,
             tenants,
         } = config;
         let quota_holders = QuotaRegistry::new(&limits.identity, &tenants);
@@ -85,7 +85,7 @@ impl BrokerInner {
                 Durable::new(stores, non_broker, answers)
             }),
             durability,
-            judge_will,
+            authorize_will,
             index: Index::new(hasher.clone()),
             log,
             reserved: ReservedParts::new(reserved),

@@ -209,12 +209,12 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
         }
         let client_id = stored.client_id.clone();
         let session = inner.sessions.restore(&client_id, inner.storage(), |slot| {
-            let membership = {
+            let quota_use = {
                 let user = stored.username.as_deref().filter(|_| stored.proved);
                 let tenant = stored.tenant.as_deref().unwrap_or(&stored.listener);
                 SessionQuotaUse::restored(&inner.quota_holders.of(user, client_id.as_str(), tenant))
             };
-            let session = (self.make)(SessionCore::restored(stored, membership, slot, now, &inner.account));
+            let session = (self.make)(SessionCore::restored(stored, quota_use, slot, now, &inner.account));
             if let Some(summary) = &mut summary {
                 if was_offline {
                     // The session had no connection: the entries of sent messages were marked when its last connection ended.

@@ -92,14 +92,20 @@ struct Flows {
 #[derive(Debug, Clone)]
 pub struct QuotaExceeded {
     /// Quota holder whose quota is used up.
-    pub party: Arc<QuotaHolder>,
+    pub holder: Arc<QuotaHolder>,
     /// Kind of the exhausted quota.
     pub what: Counted,
 }
 
 impl fmt::Display for QuotaExceeded {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?} has used up its {}", self.party.kind.as_str(), self.party.name, self.what.as_str())
+        write!(
+            f,
+            "{} {:?} has used up its {}",
+            self.holder.kind.as_str(),
+            self.holder.name,
+            self.what.as_str()
+        )
     }
 }
 
@@ -198,11 +204,11 @@ impl QuotaExceeded {
     /// Counts the refusal and, if nobody else can tell whose quota it is, says so in the log.
     pub(crate) fn counted(self) -> Self {
         if !matches!(self.what, Counted::Connections | Counted::Sessions) {
-            let (of, name, quota) = (self.party.kind.as_str(), &*self.party.name, self.what.as_str());
+            let (of, name, quota) = (self.holder.kind.as_str(), &*self.holder.name, self.what.as_str());
             warn_limited!(of, name, quota, "refused, since it is over a quota");
         }
         count(|c| {
-            match (self.party.kind, self.what) {
+            match (self.holder.kind, self.what) {
                 (QuotaHolderKind::User | QuotaHolderKind::Client, Counted::Connections) => {
                     &c.identity_connections
                 }
@@ -232,12 +238,12 @@ impl QuotaExceeded {
 fn try_add_all<'a>(
     wanted: impl Iterator<Item = (&'a Arc<QuotaHolder>, Counted, usize)> + Clone,
 ) -> Result<(), QuotaExceeded> {
-    for (number, (party, what, n)) in wanted.clone().enumerate() {
-        if !party.try_add(what, n) {
-            for (party, what, n) in wanted.take(number) {
-                party.give_back(what, n);
+    for (number, (holder, what, n)) in wanted.clone().enumerate() {
+        if !holder.try_add(what, n) {
+            for (holder, what, n) in wanted.take(number) {
+                holder.give_back(what, n);
             }
-            return Err(QuotaExceeded { party: Arc::clone(party), what });
+            return Err(QuotaExceeded { holder: Arc::clone(holder), what });
         }
     }
     Ok(())

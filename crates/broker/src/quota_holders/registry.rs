@@ -29,12 +29,12 @@ pub(crate) struct QuotaRegistry {
 /// Quota holders without a section of their own, as long as somebody belongs to them.
 #[derive(Default)]
 struct Others {
-    by_name: HashMap<PartyKey, Weak<QuotaHolder>, RandomState>,
+    by_name: HashMap<QuotaHolderKey, Weak<QuotaHolder>, RandomState>,
     /// All of them, in the order in which they are looked at: those to which nobody belongs now are removed.
-    turns: VecDeque<PartyKey>,
+    turns: VecDeque<QuotaHolderKey>,
 }
 
-type PartyKey = (QuotaHolderKind, Arc<str>);
+type QuotaHolderKey = (QuotaHolderKind, Arc<str>);
 
 /// Known quota holders that are checked for removal whenever one is added. With two there are never more than twice as many quota
 /// holders as are in use, and no login waits for a search through all.
@@ -43,16 +43,16 @@ const LOOKS: usize = 2;
 impl QuotaRegistry {
     /// The quotas of each identity and, by name, of tenants; `*` is every other tenant.
     pub(crate) fn new(identity: &Quotas, tenants: &BTreeMap<String, Quotas>) -> Self {
-        let party = |(name, quotas): (&String, &Quotas)| {
-            let party = QuotaHolder::new(QuotaHolderKind::Tenant, name, quotas.clone());
-            (Box::from(name.as_str()), Arc::new(party))
+        let holder = |(name, quotas): (&String, &Quotas)| {
+            let holder = QuotaHolder::new(QuotaHolderKind::Tenant, name, quotas.clone());
+            (Box::from(name.as_str()), Arc::new(holder))
         };
         let limited = |quotas: &Quotas| quotas.retained_messages > 0 || quotas.retained_bytes.0 > 0;
         Self {
             // Of tenants with a name also what they may have without a limit is shown.
             counts_retained: !tenants.is_empty() || limited(identity),
             identity: Some(identity).filter(|quotas| !quotas.is_empty()).cloned(),
-            tenants: tenants.iter().filter(|(name, _)| *name != ANY).map(party).collect(),
+            tenants: tenants.iter().filter(|(name, _)| *name != ANY).map(holder).collect(),
             any_tenant: tenants.get(ANY).filter(|quotas| !quotas.is_empty()).cloned(),
             others: Mutex::default(),
         }
@@ -84,7 +84,7 @@ impl QuotaRegistry {
             None => self.other(QuotaHolderKind::Client, client_id, quotas),
         });
         let by_tenant = match (self.tenants.get(tenant), &self.any_tenant) {
-            (Some(party), _) => Some(Arc::clone(party)),
+            (Some(holder), _) => Some(Arc::clone(holder)),
             (None, Some(quotas)) => Some(self.other(QuotaHolderKind::Tenant, tenant, quotas)),
             (None, None) => None,
         };
@@ -92,29 +92,29 @@ impl QuotaRegistry {
     }
 
     fn other(&self, kind: QuotaHolderKind, name: &str, quotas: &Quotas) -> Arc<QuotaHolder> {
-        let key: PartyKey = (kind, name.into());
+        let key: QuotaHolderKey = (kind, name.into());
         let mut others = self.others.lock();
         let Others { by_name, turns } = &mut *others;
         if let Some(known) = by_name.get_mut(&key) {
-            if let Some(party) = known.upgrade() {
-                return party;
+            if let Some(holder) = known.upgrade() {
+                return holder;
             }
-            let party = Arc::new(QuotaHolder::new(kind, name, quotas.clone()));
-            *known = Arc::downgrade(&party);
-            return party;
+            let holder = Arc::new(QuotaHolder::new(kind, name, quotas.clone()));
+            *known = Arc::downgrade(&holder);
+            return holder;
         }
         for _ in 0..LOOKS {
             let Some(looked) = turns.pop_front() else { break };
-            if by_name.get(&looked).is_some_and(|party| party.strong_count() > 0) {
+            if by_name.get(&looked).is_some_and(|holder| holder.strong_count() > 0) {
                 turns.push_back(looked);
             } else {
                 by_name.remove(&looked);
             }
         }
-        let party = Arc::new(QuotaHolder::new(kind, name, quotas.clone()));
-        by_name.insert(key.clone(), Arc::downgrade(&party));
+        let holder = Arc::new(QuotaHolder::new(kind, name, quotas.clone()));
+        by_name.insert(key.clone(), Arc::downgrade(&holder));
         turns.push_back(key);
-        party
+        holder
     }
 
     #[cfg(test)]

@@ -13,9 +13,9 @@ pub(crate) struct RetainedQuotaUse {
 
 impl Drop for RetainedQuotaUse {
     fn drop(&mut self) {
-        for party in &self.quota_holders {
-            party.give_back(Counted::RetainedMessages, 1);
-            party.give_back(Counted::RetainedBytes, self.bytes);
+        for holder in &self.quota_holders {
+            holder.give_back(Counted::RetainedMessages, 1);
+            holder.give_back(Counted::RetainedBytes, self.bytes);
         }
     }
 }
@@ -35,33 +35,33 @@ impl RetainedQuotaUse {
             return Ok(None);
         }
         let before = former.as_ref().map_or(0, |former| former.bytes);
-        let had = |party: &Arc<QuotaHolder>| {
+        let had = |holder: &Arc<QuotaHolder>| {
             former
                 .as_ref()
-                .is_some_and(|former| former.quota_holders.iter().any(|had| Arc::ptr_eq(had, party)))
+                .is_some_and(|former| former.quota_holders.iter().any(|had| Arc::ptr_eq(had, holder)))
         };
-        let wanted = quota_holders.iter().flat_map(|party| match had(party) {
+        let wanted = quota_holders.iter().flat_map(|holder| match had(holder) {
             true => [
-                (party, Counted::RetainedMessages, 0),
-                (party, Counted::RetainedBytes, bytes.saturating_sub(before)),
+                (holder, Counted::RetainedMessages, 0),
+                (holder, Counted::RetainedBytes, bytes.saturating_sub(before)),
             ],
-            false => [(party, Counted::RetainedMessages, 1), (party, Counted::RetainedBytes, bytes)],
+            false => [(holder, Counted::RetainedMessages, 1), (holder, Counted::RetainedBytes, bytes)],
         });
         try_add_all(wanted).map_err(QuotaExceeded::counted)?;
-        for party in quota_holders.iter().filter(|party| had(party)) {
-            party.give_back(Counted::RetainedBytes, before.saturating_sub(bytes));
+        for holder in quota_holders.iter().filter(|holder| had(holder)) {
+            holder.give_back(Counted::RetainedBytes, before.saturating_sub(bytes));
         }
         if let Some(former) = former {
-            former.quota_holders.retain(|had| !quota_holders.iter().any(|party| Arc::ptr_eq(had, party)));
+            former.quota_holders.retain(|had| !quota_holders.iter().any(|holder| Arc::ptr_eq(had, holder)));
         }
         Ok(Some(Self { quota_holders: quota_holders.to_vec(), bytes }))
     }
 
     /// A message of an earlier process, which counts whatever the quotas say.
     pub(crate) fn restored(quota_holders: &QuotaHolders, bytes: usize) -> Option<Self> {
-        for party in quota_holders {
-            party.add(Counted::RetainedMessages, 1);
-            party.add(Counted::RetainedBytes, bytes);
+        for holder in quota_holders {
+            holder.add(Counted::RetainedMessages, 1);
+            holder.add(Counted::RetainedBytes, bytes);
         }
         (!quota_holders.is_empty()).then(|| Self { quota_holders: quota_holders.to_vec(), bytes })
     }

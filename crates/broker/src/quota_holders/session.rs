@@ -16,23 +16,23 @@ pub(crate) struct SessionQuotaUse {
 /// Share of the session in the quotas of one quota holder: a session, at most a connection, and subscriptions.
 #[derive(Debug)]
 struct HolderQuotaUse {
-    party: Arc<QuotaHolder>,
+    holder: Arc<QuotaHolder>,
     connected: bool,
     subscriptions: usize,
 }
 
 impl HolderQuotaUse {
     /// Of a session that was counted by the caller.
-    fn of(party: &Arc<QuotaHolder>, connected: bool) -> Self {
-        Self { party: Arc::clone(party), connected, subscriptions: 0 }
+    fn of(holder: &Arc<QuotaHolder>, connected: bool) -> Self {
+        Self { holder: Arc::clone(holder), connected, subscriptions: 0 }
     }
 }
 
 impl Drop for HolderQuotaUse {
     fn drop(&mut self) {
-        self.party.give_back(Counted::Sessions, 1);
-        self.party.give_back(Counted::Connections, self.connected.into());
-        self.party.give_back(Counted::Subscriptions, self.subscriptions);
+        self.holder.give_back(Counted::Sessions, 1);
+        self.holder.give_back(Counted::Connections, self.connected.into());
+        self.holder.give_back(Counted::Subscriptions, self.subscriptions);
     }
 }
 
@@ -52,25 +52,25 @@ impl SessionQuotaUse {
             return Ok(None);
         }
         {
-            let has = |party: &Arc<QuotaHolder>| {
-                let holding = former.as_ref().and_then(|former| former.find(party));
+            let has = |holder: &Arc<QuotaHolder>| {
+                let holding = former.as_ref().and_then(|former| former.find(holder));
                 holding.map(|at| former.as_ref().is_some_and(|former| former.holdings[at].connected))
             };
-            let wanted = quota_holders.iter().flat_map(|party| {
-                let has = has(party);
+            let wanted = quota_holders.iter().flat_map(|holder| {
+                let has = has(holder);
                 [
-                    (party, Counted::Connections, usize::from(has != Some(true))),
-                    (party, Counted::Sessions, usize::from(has.is_none())),
+                    (holder, Counted::Connections, usize::from(has != Some(true))),
+                    (holder, Counted::Sessions, usize::from(has.is_none())),
                 ]
             });
             try_add_all(wanted).map_err(QuotaExceeded::counted)?;
         }
-        let holdings = quota_holders.iter().map(|party| {
+        let holdings = quota_holders.iter().map(|holder| {
             let taken_over = former.as_mut().and_then(|former| {
-                let at = former.find(party)?;
+                let at = former.find(holder)?;
                 Some(former.holdings.swap_remove(at))
             });
-            let mut holding = taken_over.unwrap_or_else(|| HolderQuotaUse::of(party, true));
+            let mut holding = taken_over.unwrap_or_else(|| HolderQuotaUse::of(holder, true));
             holding.connected = true;
             holding.set_subscriptions(kept);
             holding
@@ -80,9 +80,9 @@ impl SessionQuotaUse {
 
     /// A session of an earlier process, which counts whatever the quotas say.
     pub(crate) fn restored(quota_holders: &QuotaHolders) -> Option<Box<Self>> {
-        let holdings = quota_holders.iter().map(|party| {
-            party.add(Counted::Sessions, 1);
-            HolderQuotaUse::of(party, false)
+        let holdings = quota_holders.iter().map(|holder| {
+            holder.add(Counted::Sessions, 1);
+            HolderQuotaUse::of(holder, false)
         });
         (!quota_holders.is_empty())
             .then(|| Box::new(Self { quota_holders: quota_holders.clone(), holdings: holdings.collect() }))
@@ -92,7 +92,7 @@ impl SessionQuotaUse {
     pub(crate) fn disconnected(&mut self) {
         for holding in &mut self.holdings {
             holding
-                .party
+                .holder
                 .give_back(Counted::Connections, usize::from(std::mem::take(&mut holding.connected)));
         }
     }
@@ -101,9 +101,9 @@ impl SessionQuotaUse {
     /// subscription may be there already.
     pub(crate) fn subscribe(&mut self, restored: bool) -> Result<(), QuotaExceeded> {
         match restored {
-            true => self.holdings.iter().for_each(|holding| holding.party.add(Counted::Subscriptions, 1)),
+            true => self.holdings.iter().for_each(|holding| holding.holder.add(Counted::Subscriptions, 1)),
             false => {
-                try_add_all(self.holdings.iter().map(|holding| (&holding.party, Counted::Subscriptions, 1)))?
+                try_add_all(self.holdings.iter().map(|holding| (&holding.holder, Counted::Subscriptions, 1)))?
             }
         }
         self.holdings.iter_mut().for_each(|holding| holding.subscriptions += 1);
@@ -129,20 +129,20 @@ impl SessionQuotaUse {
     }
 
     /// The name of its quota holder of a kind.
-    pub(crate) fn party(&self, kind: QuotaHolderKind) -> Option<&str> {
-        self.quota_holders.iter().find(|party| party.kind == kind).map(|party| party.name())
+    pub(crate) fn holder(&self, kind: QuotaHolderKind) -> Option<&str> {
+        self.quota_holders.iter().find(|holder| holder.kind == kind).map(|holder| holder.name())
     }
 
-    fn find(&self, party: &Arc<QuotaHolder>) -> Option<usize> {
-        self.holdings.iter().position(|holding| Arc::ptr_eq(&holding.party, party))
+    fn find(&self, holder: &Arc<QuotaHolder>) -> Option<usize> {
+        self.holdings.iter().position(|holding| Arc::ptr_eq(&holding.holder, holder))
     }
 }
 
 impl HolderQuotaUse {
     fn set_subscriptions(&mut self, subscriptions: usize) {
         match subscriptions.checked_sub(self.subscriptions) {
-            Some(more) => self.party.add(Counted::Subscriptions, more),
-            None => self.party.give_back(Counted::Subscriptions, self.subscriptions - subscriptions),
+            Some(more) => self.holder.add(Counted::Subscriptions, more),
+            None => self.holder.give_back(Counted::Subscriptions, self.subscriptions - subscriptions),
         }
         self.subscriptions = subscriptions;
     }

@@ -256,8 +256,8 @@ impl SubscriptionRules {
         let cost = cost(filter);
         state.subscriptions.remove(reference, self.shape(filter), cost);
         storage.account.release(MemoryKind::Filters, cost as usize);
-        if let Some(membership) = state.membership() {
-            membership.unsubscribe();
+        if let Some(quota_use) = state.quota_use() {
+            quota_use.unsubscribe();
         }
         let left = if is_shared { index.groups_of(&[reference]) } else { Vec::new() };
         if let (Some(durable), Some(commit)) = (storage.durable_for(core.queue()), commit) {
@@ -319,7 +319,7 @@ impl SubscriptionRules {
     ) -> FilterClaim {
         let charge = cost(filter);
         let charged = self.charge(state, charge, account, restored);
-        let quotas = state.membership().map_or(Ok(()), |membership| membership.subscribe(restored));
+        let quotas = state.quota_use().map_or(Ok(()), |quota_use| quota_use.subscribe(restored));
         FilterClaim { charge, charged, quotas }
     }
 
@@ -378,8 +378,8 @@ impl FilterClaim {
         if self.charged {
             account.release(MemoryKind::Filters, self.charge as usize);
         }
-        if let (Ok(()), Some(membership)) = (&self.quotas, state.membership()) {
-            membership.unsubscribe();
+        if let (Ok(()), Some(quota_use)) = (&self.quotas, state.quota_use()) {
+            quota_use.unsubscribe();
         }
     }
 

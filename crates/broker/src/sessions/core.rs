@@ -80,13 +80,13 @@ struct Extra {
     username: Option<Box<str>>,
     identity: Option<Arc<dyn Any + Send + Sync>>,
     /// Share of the session in its quota holders' quotas.
-    membership: Option<Box<SessionQuotaUse>>,
+    quota_use: Option<Box<SessionQuotaUse>>,
 }
 
 impl SessionCore {
     pub(crate) fn new(
         request: OpenRequest,
-        membership: Option<Box<SessionQuotaUse>>,
+        quota_use: Option<Box<SessionQuotaUse>>,
         slot: u32,
         queue: QueueId,
     ) -> Self {
@@ -98,7 +98,7 @@ impl SessionCore {
             listener,
             protocol,
             keep_alive,
-            extra: Extra::boxed(request.will, username, identity, membership),
+            extra: Extra::boxed(request.will, username, identity, quota_use),
             subscriptions: References::None,
             expiry: request.expiry,
             online: true,
@@ -122,7 +122,7 @@ impl SessionCore {
     /// A session of an earlier process. Its deadlines count from `now` if it was connected when that process ended.
     pub(crate) fn restored(
         session: StoredSession,
-        membership: Option<Box<SessionQuotaUse>>,
+        quota_use: Option<Box<SessionQuotaUse>>,
         slot: u32,
         now: Timestamp,
         account: &Arc<Account>,
@@ -141,7 +141,7 @@ impl SessionCore {
             listener,
             protocol,
             keep_alive: 0,
-            extra: Extra::boxed(will, username, None, membership),
+            extra: Extra::boxed(will, username, None, quota_use),
             subscriptions: References::None,
             expiry,
             online: false,
@@ -188,10 +188,10 @@ impl Extra {
         will: Option<Will>,
         username: Option<Box<str>>,
         identity: Option<Arc<dyn Any + Send + Sync>>,
-        membership: Option<Box<SessionQuotaUse>>,
+        quota_use: Option<Box<SessionQuotaUse>>,
     ) -> Option<Box<Self>> {
-        let is_used = will.is_some() || username.is_some() || identity.is_some() || membership.is_some();
-        is_used.then(|| Box::new(Self { will, leaving: None, username, identity, membership }))
+        let is_used = will.is_some() || username.is_some() || identity.is_some() || quota_use.is_some();
+        is_used.then(|| Box::new(Self { will, leaving: None, username, identity, quota_use }))
     }
 }
 
@@ -201,8 +201,8 @@ impl SessionState {
         let extra = self.extra.as_ref();
         let leaving = extra.and_then(|extra| extra.leaving.as_ref()).map(|leaving| leaving.will());
         let will = leaving.or_else(|| self.will());
-        let membership = extra.and_then(|extra| extra.membership.as_deref());
-        let party = |kind| membership.and_then(|membership| membership.party(kind));
+        let quota_use = extra.and_then(|extra| extra.quota_use.as_deref());
+        let holder = |kind| quota_use.and_then(|quota_use| quota_use.holder(kind));
         let username = extra.and_then(|extra| extra.username.clone());
         StoredSession {
             queue: core.queue,
@@ -211,8 +211,8 @@ impl SessionState {
             since: (!self.online).then_some(self.since),
             protocol: self.protocol,
             listener: Arc::clone(&self.listener),
-            proved: party(QuotaHolderKind::User).is_some(),
-            tenant: party(QuotaHolderKind::Tenant)
+            proved: holder(QuotaHolderKind::User).is_some(),
+            tenant: holder(QuotaHolderKind::Tenant)
                 .filter(|name| *name != self.listener.as_str())
                 .map(Box::from),
             username,
@@ -237,9 +237,9 @@ impl SessionState {
         }
     }
 
-    /// Gives the session to a new connection. A will that the earlier one left is forgotten, and its membership given
+    /// Gives the session to a new connection. A will that the earlier one left is forgotten, and its quota_use given
     /// back.
-    pub(crate) fn reconnect(&mut self, request: OpenRequest, membership: Option<Box<SessionQuotaUse>>) {
+    pub(crate) fn reconnect(&mut self, request: OpenRequest, quota_use: Option<Box<SessionQuotaUse>>) {
         let leaving = self.extra.as_mut().and_then(|extra| extra.leaving.take());
         let ConnectionInfo { peer, listener, protocol, keep_alive, username, identity } = request.info;
         self.epoch = self.epoch.wrapping_add(1);
@@ -248,28 +248,28 @@ impl SessionState {
         self.expiry = request.expiry;
         (self.peer, self.listener) = (peer, listener);
         (self.protocol, self.keep_alive) = (protocol, keep_alive);
-        self.extra = Extra::boxed(request.will, username, identity, membership);
+        self.extra = Extra::boxed(request.will, username, identity, quota_use);
         if leaving.is_some() {
             self.extra.get_or_insert_default().leaving = leaving;
         }
     }
 
     /// Returns the session's share in its quota holders' quotas.
-    pub(crate) fn membership(&mut self) -> Option<&mut SessionQuotaUse> {
-        self.extra.as_mut()?.membership.as_deref_mut()
+    pub(crate) fn quota_use(&mut self) -> Option<&mut SessionQuotaUse> {
+        self.extra.as_mut()?.quota_use.as_deref_mut()
     }
 
     /// The session is over: gives back what it has of its quota holders' quotas.
-    pub(crate) fn leave_parties(&mut self) {
-        if let Some(membership) = self.membership() {
-            membership.end();
+    pub(crate) fn leave_quota_holders(&mut self) {
+        if let Some(quota_use) = self.quota_use() {
+            quota_use.end();
         }
     }
 
     /// Returns the quota holders whose quotas the session uses, or has used.
     pub(crate) fn quota_holders(&self) -> QuotaHolders {
-        let membership = self.extra.as_ref().and_then(|extra| extra.membership.as_ref());
-        membership.map(|membership| membership.quota_holders().clone()).unwrap_or_default()
+        let quota_use = self.extra.as_ref().and_then(|extra| extra.quota_use.as_ref());
+        quota_use.map(|quota_use| quota_use.quota_holders().clone()).unwrap_or_default()
     }
 
     /// Bytes of the session on the memory account, as [`cost`].

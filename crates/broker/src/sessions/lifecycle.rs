@@ -160,25 +160,25 @@ impl Sessions {
         let mut lock = self.lock(client_id.as_str());
         let mut former = ReplacedSession::default();
         let old = lock.find(client_id.as_str());
-        let membership = if let Some(old) = &old {
+        let quota_use = if let Some(old) = &old {
             let mut state = old.core().state.lock();
             former.connection = state.online.then_some(state.epoch);
             let expired = state.expires_at().is_some_and(|at| at <= request.now);
             // A session with expiry 0 ends with its connection [MQTT-3.1.2-6] [MQTT-3.1.2-23].
             let resumes = !(request.clean_start || expired || state.online && state.expiry == 0);
             let kept = if resumes { state.subscriptions.len() } else { 0 };
-            let membership = SessionQuotaUse::enter(&request.quota_holders, state.membership(), kept)?;
+            let quota_use = SessionQuotaUse::enter(&request.quota_holders, state.quota_use(), kept)?;
             if resumes {
-                return Ok(self.resume(old, state, request, membership, former, storage));
+                return Ok(self.resume(old, state, request, quota_use, former, storage));
             }
             former.ended = Some(self.mark_ended(old, &mut state, storage.account));
-            membership
+            quota_use
         } else {
             SessionQuotaUse::enter(&request.quota_holders, None, 0)?
         };
         let discards =
             former.ended.as_ref().is_some_and(|ended| ended.session.core().queue() != QueueId::NONE);
-        let opening = self.create(request, membership, discards, make, storage);
+        let opening = self.create(request, quota_use, discards, make, storage);
         let session = &opening.session;
         self.slots.set(session.core().slot(), Arc::clone(session) as Arc<dyn Target>);
         lock.replace(old.as_ref(), session);
@@ -193,7 +193,7 @@ impl Sessions {
         session: &Arc<dyn Session>,
         mut state: MutexGuard<'_, SessionState>,
         request: OpenRequest,
-        mut membership: Option<Box<SessionQuotaUse>>,
+        mut quota_use: Option<Box<SessionQuotaUse>>,
         mut former: ReplacedSession,
         storage: Storage<'_>,
     ) -> (SessionOpening, ReplacedSession) {
@@ -215,7 +215,7 @@ impl Sessions {
         storage.account.release(MemoryKind::Sessions, state.cost(client_id));
         former.will = self.timers.update(session, &mut state, |state| {
             let will = due.then(|| state.give_will(core.queue())).flatten();
-            state.reconnect(request, membership.take());
+            state.reconnect(request, quota_use.take());
             will
         });
         let epoch = state.epoch;
@@ -231,7 +231,7 @@ impl Sessions {
     fn create(
         &self,
         request: OpenRequest,
-        membership: Option<Box<SessionQuotaUse>>,
+        quota_use: Option<Box<SessionQuotaUse>>,
         discards: bool,
         make: impl FnOnce(SessionCore) -> Arc<dyn Session>,
         storage: Storage<'_>,
@@ -240,7 +240,7 @@ impl Sessions {
         let durable = storage.durable.filter(|_| request.expiry > 0);
         let queue = durable.map_or(QueueId::NONE, Durable::next_queue);
         let commit = (durable.is_some() || discards).then(Commit::new);
-        let session = make(SessionCore::new(request, membership, slot, queue));
+        let session = make(SessionCore::new(request, quota_use, slot, queue));
         let core = session.core();
         if let Some(durable) = durable {
             durable.note_slot(queue, slot);
@@ -272,8 +272,8 @@ impl Sessions {
         let due = self.timers.update(session, &mut state, |state| {
             state.online = false;
             state.since = now;
-            if let Some(membership) = state.membership() {
-                membership.disconnected();
+            if let Some(quota_use) = state.quota_use() {
+                quota_use.disconnected();
             }
             state.expiry = closed.expiry.unwrap_or(state.expiry);
             if !closed.publish_will {
@@ -379,7 +379,7 @@ impl Sessions {
         let will = self.timers.update(session, state, |state| {
             state.ended = true;
             state.online = false;
-            state.leave_parties();
+            state.leave_quota_holders();
             state.give_will(session.core().queue())
         });
         if let Some(leaving) = state.leaving() {

@@ -197,7 +197,7 @@ pub struct Will {
     pub delay: u32,
     /// Its bytes on the memory account, for as long as it is kept.
     pub charge: Option<Arc<Charge>>,
-    /// Author of the will, for [`JudgeWill`](crate::JudgeWill); `None` if wills are not judged.
+    /// Author of the will, for [`WillAuthorizer`](crate::WillAuthorizer); `None` if wills are not authorized when they are published.
     pub author: Option<Arc<String>>,
 }
 

@@ -34,12 +34,12 @@ impl Bench {
 
     /// Connections, sessions and subscriptions of the tenant `full`.
     fn used(&self) -> [usize; 3] {
-        let full = self.broker.tenants().find(|party| party.name() == "full").unwrap();
+        let full = self.broker.tenants().find(|holder| holder.name() == "full").unwrap();
         [Counted::Connections, Counted::Sessions, Counted::Subscriptions].map(|what| full.used(what))
     }
 
     fn retained_used(&self) -> [usize; 2] {
-        let full = self.broker.tenants().find(|party| party.name() == "full").unwrap();
+        let full = self.broker.tenants().find(|holder| holder.name() == "full").unwrap();
         [Counted::RetainedMessages, Counted::RetainedBytes].map(|what| full.used(what))
     }
 
@@ -255,7 +255,7 @@ fn the_will_of_a_session_that_has_ended_counts_too() {
 
 /// In virtual time.
 #[test]
-fn a_rate_is_shared_by_all_who_belong_to_the_party() {
+fn a_rate_is_shared_by_all_who_are_one_quota_holder() {
     let bench = bench(Quotas { byte_rate: ByteSize(1000), message_rate_out: 10, ..Quotas::default() });
     let (one, two) =
         (bench.broker.quota_holders(None, "a", "full"), bench.broker.quota_holders(None, "b", "full"));

@@ -61,14 +61,14 @@ impl SessionStore for Disk {
 }
 
 pub(super) fn bench(disk: &Arc<Disk>) -> Bench {
-    judged(disk, None)
+    authorized(disk, None)
 }
 
-fn judged(disk: &Arc<Disk>, judge_will: Option<Arc<JudgeWill>>) -> Bench {
+fn authorized(disk: &Arc<Disk>, authorize_will: Option<Arc<WillAuthorizer>>) -> Bench {
     let broker = Broker::new(BrokerConfig {
         namespace: "devices/{client_id}/#".to_owned(),
         stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
-        judge_will,
+        authorize_will,
         ..BrokerConfig::default()
     });
     Bench { broker, turn: Turn::default(), now: Timestamp(1_000_000) }
@@ -229,7 +229,7 @@ fn a_replaced_sessions_will_precedes_the_next_one_after_a_crash() {
 fn a_will_is_judged_by_who_left_it_when_it_is_published() {
     let disk = Arc::new(Disk::default());
     let asked = Arc::new(Mutex::new(Vec::new()));
-    let judge = || -> Option<Arc<JudgeWill>> {
+    let authorizer = || -> Option<Arc<WillAuthorizer>> {
         let asked = Arc::clone(&asked);
         Some(Arc::new(move |client_id: &ClientId, will: &Will| {
             let author = will.author.as_deref().cloned().unwrap_or_default();
@@ -245,7 +245,7 @@ fn a_will_is_judged_by_who_left_it_when_it_is_published() {
     let withheld = || counters::totals().wills_withheld;
     let before = withheld();
     {
-        let mut bench = judged(&disk, judge());
+        let mut bench = authorized(&disk, authorizer());
         let watcher = bench.device("watcher");
         bench.subscribe(&watcher, "will/#");
         bench.connect("d", with("first", "good", 0));
@@ -257,7 +257,7 @@ fn a_will_is_judged_by_who_left_it_when_it_is_published() {
         bench.connect("e", with("fourth", "good", 10));
     }
     assert!(withheld() > before);
-    let mut bench = judged(&disk, judge());
+    let mut bench = authorized(&disk, authorizer());
     let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
     bench.broker.restore(make, false, bench.now).unwrap();
     let watcher = bench.device("watcher");

@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn a_full_lobby_turns_away_who_takes_most_of_it() {
+    fn a_full_queue_turns_away_who_takes_most_of_it() {
         let mut accept_queue = AcceptQueue::new(3);
         for number in 0..3 {
             assert_eq!(accept_queue.push(address(1), number), None);

@@ -137,9 +137,9 @@ impl ConnectionLimit {
         let not_now = match oldest {
             None => NotNow::Refused(DoorRefusal::ConnectionLimit),
             Some((_, door)) => {
-                let knock = door.state.lock().make_room(door.now());
-                if knock.is_some() {
-                    tell(knock);
+                let end_signal = door.state.lock().make_room(door.now());
+                if end_signal.is_some() {
+                    tell(end_signal);
                     return Ok(());
                 }
                 NotNow::Wait
@@ -154,7 +154,7 @@ impl ConnectionLimit {
     }
 }
 
-type Knock = oneshot::Sender<()>;
+type EndSignal = oneshot::Sender<()>;
 
 /// The places of one listening socket.
 #[derive(Debug)]
@@ -162,7 +162,7 @@ pub struct Door {
     connection_limit: Arc<ConnectionLimit>,
     patience: Duration,
     began: Instant,
-    state: Mutex<Occupancy<Knock>>,
+    state: Mutex<Occupancy<EndSignal>>,
     /// Tells of places given back.
     freed: Notify,
     closed: AtomicBool,
@@ -209,8 +209,8 @@ impl Door {
         address: Option<SourceAddress>,
     ) -> Result<(ConnectionPermit, PendingConnection), NotNow> {
         self.connection_limit.take()?;
-        let (knock, told) = oneshot::channel();
-        let entered = self.state.lock().enter(address, self.now(), knock);
+        let (end_signal, told) = oneshot::channel();
+        let entered = self.state.lock().enter(address, self.now(), end_signal);
         let (id, leaves) = entered.map_err(|(_, not_now)| {
             self.connection_limit.give_back();
             not_now
@@ -241,9 +241,9 @@ impl Door {
     /// Every pending connection leaves.
     pub fn close(&self) {
         self.closed.store(true, Release);
-        let knocks = self.state.lock().close();
-        for knock in knocks {
-            let _ = knock.send(());
+        let end_signals = self.state.lock().close();
+        for end_signal in end_signals {
+            let _ = end_signal.send(());
         }
     }
 
@@ -253,9 +253,9 @@ impl Door {
 }
 
 /// Tells a pending connection to leave; if it is gone already, nothing happens.
-fn tell(knock: Option<Knock>) {
-    if let Some(knock) = knock {
-        let _ = knock.send(());
+fn tell(end_signal: Option<EndSignal>) {
+    if let Some(end_signal) = end_signal {
+        let _ = end_signal.send(());
     }
 }
 
@@ -343,9 +343,9 @@ impl PendingConnection {
             if !stays || self.door.closed.load(Acquire) {
                 return Poll::Ready(());
             }
-            let knock;
-            (knock, *told) = oneshot::channel();
-            let id = self.door.state.lock().revive(self.id(), knock, self.door.now());
+            let end_signal;
+            (end_signal, *told) = oneshot::channel();
+            let id = self.door.state.lock().revive(self.id(), end_signal, self.door.now());
             self.id.store(id, Relaxed);
         }
         self.spoke.store(false, Relaxed);

@@ -14,11 +14,11 @@ pub(super) struct Occupancy<K> {
     connections: usize,
     handshakes: usize,
     held: HashMap<SourceAddress, AddressUse>,
-    pending_ones: BTreeMap<u64, GuestRecord<K>>,
-    /// Guests in their handshake who owe us bytes.
-    silent: GuestOrder,
-    /// Guests beyond it who ask for nothing.
-    idle: GuestOrder,
+    pending_ones: BTreeMap<u64, PendingRecord<K>>,
+    /// Pending connections in their handshake who owe us bytes.
+    silent: PendingOrder,
+    /// Pending connections beyond it who ask for nothing.
+    idle: PendingOrder,
     next: u64,
     rates: Rates,
 }
@@ -31,25 +31,25 @@ struct AddressUse {
 }
 
 #[derive(Debug)]
-struct GuestRecord<K> {
+struct PendingRecord<K> {
     address: Option<SourceAddress>,
     /// Time at which the handshake began.
     since: Duration,
     /// Gone once the pending connection was told to leave.
-    knock: Option<K>,
+    end_signal: Option<K>,
     in_handshake: bool,
     /// True once the pending connection has said everything: the next move is ours.
     heard: bool,
 }
 
-/// Guests by age, also those of one address.
+/// Pending connections by age, also those of one address.
 #[derive(Debug, Default)]
-struct GuestOrder {
+struct PendingOrder {
     all: BTreeSet<u64>,
     by_address: BTreeSet<(Option<SourceAddress>, u64)>,
 }
 
-impl GuestOrder {
+impl PendingOrder {
     fn insert(&mut self, address: Option<SourceAddress>, id: u64) {
         self.all.insert(id);
         self.by_address.insert((address, id));
@@ -77,8 +77,8 @@ impl<K> Occupancy<K> {
             handshakes: 0,
             held: HashMap::new(),
             pending_ones: BTreeMap::new(),
-            silent: GuestOrder::default(),
-            idle: GuestOrder::default(),
+            silent: PendingOrder::default(),
+            idle: PendingOrder::default(),
             next: 0,
             rates: Rates::new(bounds.rate_per_address),
         }
@@ -94,13 +94,13 @@ impl<K> Occupancy<K> {
         self.handshakes >= self.bounds.handshakes.div_ceil(2)
     }
 
-    /// Takes the places of a connection and of its handshake, and says who leaves for them. Gives `knock` back if there
+    /// Takes the places of a connection and of its handshake, and says who leaves for them. Gives `end_signal` back if there
     /// are none.
     pub(super) fn enter(
         &mut self,
         address: Option<SourceAddress>,
         now: Duration,
-        knock: K,
+        end_signal: K,
     ) -> Result<(u64, Option<K>), (K, NotNow)> {
         let own = address.and_then(|address| self.held.get(&address));
         let (own_connections, own_handshakes) = own.map_or((0, 0), |own| (own.connections, own.handshakes));
@@ -121,13 +121,13 @@ impl<K> Occupancy<K> {
             } else if connections && !self.may_leave(None) {
                 not_now = NotNow::Refused(DoorRefusal::Connections);
             }
-            return Err((knock, not_now));
+            return Err((end_signal, not_now));
         }
         self.connections += 1;
         if let Some(address) = address {
             self.held.entry(address).or_default().connections += 1;
         }
-        Ok((self.insert(address, now, knock), leaves))
+        Ok((self.insert(address, now, end_signal), leaves))
     }
 
     /// Returns whether a pending connection may have to leave for a connection, now or soon.
@@ -141,7 +141,7 @@ impl<K> Occupancy<K> {
         self.change(address, |held| held.connections -= 1);
     }
 
-    fn insert(&mut self, address: Option<SourceAddress>, now: Duration, knock: K) -> u64 {
+    fn insert(&mut self, address: Option<SourceAddress>, now: Duration, end_signal: K) -> u64 {
         let id = self.next;
         self.next += 1;
         self.handshakes += 1;
@@ -149,9 +149,9 @@ impl<K> Occupancy<K> {
             self.held.entry(address).or_default().handshakes += 1;
         }
         self.silent.insert(address, id);
-        let knock = Some(knock);
+        let end_signal = Some(end_signal);
         self.pending_ones
-            .insert(id, GuestRecord { address, since: now, knock, in_handshake: true, heard: false });
+            .insert(id, PendingRecord { address, since: now, end_signal, in_handshake: true, heard: false });
         id
     }
 
@@ -201,7 +201,7 @@ impl<K> Occupancy<K> {
     /// Gives the turn back to the pending connection, which is to go: it is closed for others as a silent one.
     pub(super) fn answered(&mut self, id: u64) {
         if let Some(pending) = self.pending_ones.get_mut(&id)
-            && pending.knock.is_some()
+            && pending.end_signal.is_some()
         {
             pending.heard = false;
             self.silent.insert(pending.address, id);
@@ -224,7 +224,7 @@ impl<K> Occupancy<K> {
             self.handshakes -= 1;
             self.change(address, |held| held.handshakes -= 1);
         }
-        let told_to_leave = self.pending_ones.get(&id).is_none_or(|pending| pending.knock.is_none());
+        let told_to_leave = self.pending_ones.get(&id).is_none_or(|pending| pending.end_signal.is_none());
         if idle && !told_to_leave {
             self.idle.insert(address, id);
         }
@@ -237,16 +237,16 @@ impl<K> Occupancy<K> {
     }
 
     /// The pending connection was told to leave although what it owed had arrived: it stays, as the youngest.
-    pub(super) fn revive(&mut self, id: u64, knock: K, now: Duration) -> u64 {
+    pub(super) fn revive(&mut self, id: u64, end_signal: K, now: Duration) -> u64 {
         if let Some(pending) = self.pending_ones.get_mut(&id)
             && pending.heard
         {
-            pending.knock = Some(knock);
+            pending.end_signal = Some(end_signal);
             return id;
         }
         let address = self.pending_ones.get(&id).and_then(|pending| pending.address);
         self.exit(id);
-        self.insert(address, now, knock)
+        self.insert(address, now, end_signal)
     }
 
     /// Returns the pending connection that leaves now, however briefly it has been silent: the system has no more sockets.
@@ -266,9 +266,9 @@ impl<K> Occupancy<K> {
 
     /// Everybody.
     pub(super) fn close(&mut self) -> Vec<K> {
-        self.silent = GuestOrder::default();
-        self.idle = GuestOrder::default();
-        self.pending_ones.values_mut().filter_map(|pending| pending.knock.take()).collect()
+        self.silent = PendingOrder::default();
+        self.idle = PendingOrder::default();
+        self.pending_ones.values_mut().filter_map(|pending| pending.end_signal.take()).collect()
     }
 
     /// Tells the oldest pending connection that may be closed to leave. It counts until it has left; until then there is one too
@@ -278,7 +278,7 @@ impl<K> Occupancy<K> {
         let idle = || self.idle.oldest(of).filter(|id| also_idle && self.is_patience_over(*id, now));
         let id = id.or_else(idle)?;
         self.withdraw(id);
-        self.pending_ones.get_mut(&id)?.knock.take()
+        self.pending_ones.get_mut(&id)?.end_signal.take()
     }
 
     fn is_patience_over(&self, id: u64, now: Duration) -> bool {

@@ -31,10 +31,10 @@ pub(crate) struct Serving {
 }
 
 /// A connection and its place.
-type Seated = (Connection, ConnectionPermit);
+type AdmittedConnection = (Connection, ConnectionPermit);
 
 enum ServingStage {
-    Handshake(Pin<Box<dyn Future<Output = Option<Seated>> + Send>>),
+    Handshake(Pin<Box<dyn Future<Output = Option<AdmittedConnection>> + Send>>),
     Connected(Connection, ConnectionPermit),
     /// In the same place.
     Lingering(

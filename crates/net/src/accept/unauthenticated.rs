@@ -21,19 +21,19 @@ const FREE: usize = 1 << 10;
 pub(crate) struct Unauthenticated {
     account: Arc<Account>,
     next: AtomicU64,
-    pending_ones: Mutex<UnauthenticatedGuests>,
+    pending_ones: Mutex<UnauthenticatedClients>,
 }
 
-/// Guests of an unknown address, of Unix sockets and of proxies that have not named it, count as one address.
+/// Clients of an unknown address, of Unix sockets and of proxies that have not named it, count as one address.
 #[derive(Default)]
-struct UnauthenticatedGuests {
-    all: HashMap<u64, UnauthenticatedGuest>,
+struct UnauthenticatedClients {
+    all: HashMap<u64, UnauthenticatedClient>,
     addresses: BTreeMap<Option<SourceAddress>, AddressHolds>,
     /// Addresses by the bytes they hold.
     by_bytes: BTreeSet<(usize, Option<SourceAddress>)>,
 }
 
-struct UnauthenticatedGuest {
+struct UnauthenticatedClient {
     address: Option<SourceAddress>,
     charge: Charge,
     told: Arc<Notify>,
@@ -82,10 +82,10 @@ impl Unauthenticated {
     }
 }
 
-impl UnauthenticatedGuests {
+impl UnauthenticatedClients {
     /// Changes what a pending connection holds; false if that does not fit.
     fn set(&mut self, number: u64, place: &UnauthenticatedPlace, bytes: usize) -> bool {
-        let pending = self.all.entry(number).or_insert_with(|| UnauthenticatedGuest {
+        let pending = self.all.entry(number).or_insert_with(|| UnauthenticatedClient {
             address: place.address.get().copied(),
             charge: Charge::new(&place.all.account, MemoryKind::Unauthenticated),
             told: Arc::clone(&place.told),
@@ -101,7 +101,7 @@ impl UnauthenticatedGuests {
         fits
     }
 
-    fn remove(&mut self, number: u64) -> Option<UnauthenticatedGuest> {
+    fn remove(&mut self, number: u64) -> Option<UnauthenticatedClient> {
         let pending = self.all.remove(&number)?;
         if let Some(holds) = self.addresses.get_mut(&pending.address) {
             self.by_bytes.remove(&(holds.bytes, pending.address));

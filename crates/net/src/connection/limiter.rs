@@ -29,15 +29,15 @@ impl Limiter {
         let to = Flow::new(limits.client_message_rate_out, limits.client_byte_rate_out, now);
         let quota_holders: QuotaHolders = quota_holders
             .iter()
-            .filter(|party| party.limits_input() || party.limits_output())
+            .filter(|holder| holder.limits_input() || holder.limits_output())
             .cloned()
             .collect();
-        let of_parties = quota_holders.iter().filter(|party| party.limits_output()).map(|party| {
-            let quotas = party.quotas();
+        let of_holders = quota_holders.iter().filter(|holder| holder.limits_output()).map(|holder| {
+            let quotas = holder.quotas();
             room(quotas.message_rate_out, quotas.byte_rate_out).min(SHARED_ROOM)
         });
         let own = to.as_ref().map(|_| room(limits.client_message_rate_out, limits.client_byte_rate_out));
-        let room = of_parties.chain(own).min().and_then(|room| NonZeroU32::new(room as u32));
+        let room = of_holders.chain(own).min().and_then(|room| NonZeroU32::new(room as u32));
         let limits_any = from.is_some() || to.is_some() || !quota_holders.is_empty();
         limits_any.then(|| Box::new(Self { from, to, quota_holders, room }))
     }
@@ -45,13 +45,13 @@ impl Limiter {
     /// Takes what was read; how long to pause reading, if at all.
     pub(crate) fn take_input(&mut self, messages: u32, bytes: usize, now: Timestamp) -> Option<Duration> {
         let own = self.from.as_mut().map(|flow| flow.take(messages, bytes, now));
-        pause(own, self.quota_holders.iter().map(|party| party.take_input(messages, bytes, now)))
+        pause(own, self.quota_holders.iter().map(|holder| holder.take_input(messages, bytes, now)))
     }
 
     /// Takes what is sent; how long to pause sending after that, if at all.
     pub(crate) fn take_output(&mut self, messages: u32, bytes: usize, now: Timestamp) -> Option<Duration> {
         let own = self.to.as_mut().map(|flow| flow.take(messages, bytes, now));
-        pause(own, self.quota_holders.iter().map(|party| party.take_output(messages, bytes, now)))
+        pause(own, self.quota_holders.iter().map(|holder| holder.take_output(messages, bytes, now)))
     }
 
     /// Bytes that may be taken for sending at once; `None` if sending has no rate.

@@ -46,7 +46,7 @@ impl Connection {
         };
         if elsewhere {
             self.rare().group_queues = true;
-            self.do_errands();
+            self.do_replay_work();
         }
         if direct && !want_write {
             return Ok(());

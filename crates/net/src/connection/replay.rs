@@ -127,7 +127,7 @@ impl Connection {
     }
 
     /// Does what was asked of the connection for subscriptions that are not its own doing.
-    pub(crate) fn do_errands(&mut self) {
+    pub(crate) fn do_replay_work(&mut self) {
         for replay_work in self.device.take_all_replay_work(self.epoch) {
             match replay_work {
                 ReplayWork::Replay(cursor) => self.begin_replay(cursor, clock::now()),

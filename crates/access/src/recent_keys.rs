@@ -10,7 +10,7 @@ use gateway_core::Timestamp;
 
 /// Keys that were seen within a time. Beyond a number of them the one that was seen longest ago is forgotten.
 #[derive(Debug)]
-pub struct Recently<K> {
+pub struct RecentKeys<K> {
     within: Duration,
     most: usize,
     seen: HashMap<K, Timestamp>,
@@ -18,7 +18,7 @@ pub struct Recently<K> {
     order: BTreeSet<(Timestamp, K)>,
 }
 
-impl<K: Copy + Eq + Hash + Ord> Recently<K> {
+impl<K: Copy + Eq + Hash + Ord> RecentKeys<K> {
     /// Remembers at most `most` keys, each for `within`.
     pub fn new(within: Duration, most: usize) -> Self {
         Self { within, most, seen: HashMap::new(), order: BTreeSet::new() }
@@ -55,7 +55,7 @@ mod tests {
     #[test]
     fn what_was_seen_is_forgotten_after_a_time_and_beyond_a_number() {
         let at = |seconds: u64| Timestamp(1_000_000 + seconds * 1000);
-        let mut recently = Recently::new(Duration::from_secs(10), 3);
+        let mut recently = RecentKeys::new(Duration::from_secs(10), 3);
         assert!(!recently.has(1, at(0)));
         recently.see(1, at(0));
         assert!(recently.has(1, at(9)) && !recently.has(1, at(10)));

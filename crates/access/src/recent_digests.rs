@@ -7,14 +7,14 @@ pub type ShortDigest = [u8; 16];
 
 /// Digests of two generations: when the younger one is full it becomes the older, and the older is forgotten.
 #[derive(Debug)]
-pub struct Lately {
+pub struct RecentDigests {
     young: HashSet<ShortDigest>,
     old: HashSet<ShortDigest>,
     /// Most digests of a generation.
     most: usize,
 }
 
-impl Lately {
+impl RecentDigests {
     /// An empty one, which remembers at least the last `most` digests and at most twice as many.
     pub fn new(most: usize) -> Self {
         Self { young: HashSet::new(), old: HashSet::new(), most }
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn the_last_are_remembered_and_the_number_is_bounded() {
-        let mut lately = Lately::new(10);
+        let mut lately = RecentDigests::new(10);
         let digest = |number: u32| {
             let mut digest = [0; 16];
             digest[..4].copy_from_slice(&number.to_be_bytes());
