@@ -108,7 +108,7 @@ impl Permits for ConnectionPermits<'_> {
 
 impl ConnectionPermits<'_> {
     /// Decides by the rules, and by the user's service if no rule names the topic. Without an answer of the service the question
-    /// is begun, and the message is to be decided about again when [`Permissions::poll_service`] is ready.
+    /// is begun, and the message is to be decided about again when [`ClientRights::poll_service`] is ready.
     fn authorize(&mut self, authority: &Authority, topic: &str, publish: &Publish<'_>) -> PublishPermit {
         let (core, epoch) = (self.core, self.epoch);
         let (permissions, answers) = self.rights.parts(self.broker.account());
