@@ -47,7 +47,7 @@ pub struct ShardHandle {
     pulse: Pulse,
 }
 
-/// Time at which a shard last did its work of every second, in milliseconds of [`Timestamp`].
+/// Time at which a shard last did its work of every second, in milliseconds of [`Timestamp`](gateway_core::Timestamp).
 #[derive(Clone)]
 pub struct Pulse(Arc<AtomicU64>);
 
