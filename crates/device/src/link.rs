@@ -57,7 +57,7 @@ impl Unsent {
         self.charge.as_ref().map_or(0, Charge::bytes)
     }
 
-    /// The socket is full: from now on the buffer is charged, once [`Self::settle`] is called.
+    /// The socket is full: from now on the buffer is charged, when [`Link::settle_unsent`] is called next.
     pub fn stands(&mut self, account: &Arc<Account>) {
         self.charge.get_or_insert_with(|| Charge::new(account, MemoryKind::Replies));
     }

@@ -38,7 +38,7 @@ pub enum LogStep {
 /// Called in the writing thread; an error fails the step. For tests of failing and slow disks.
 pub type LogHook = Arc<dyn Fn(LogStep) -> io::Result<()> + Send + Sync>;
 
-/// Setup of [`EmbeddedLog`].
+/// Setup of [`EmbeddedLog`](super::EmbeddedLog).
 #[derive(Clone)]
 pub struct LogOptions {
     /// A segment that has so many bytes is followed by another.
