@@ -103,18 +103,14 @@ macro_rules! counters {
 
         static SETS: $crate::metrics::CounterSets<Counters> = $crate::metrics::CounterSets::new();
 
+        // Not `const`: the compiler makes a call of each access to such a variable.
         ::std::thread_local! {
-            static SET: ::std::cell::Cell<::std::option::Option<&'static Counters>> =
-                const { ::std::cell::Cell::new(::std::option::Option::None) };
+            static SET: &'static Counters = SETS.join();
         }
 
         /// Changes this thread's counters.
         pub fn count(change: impl ::std::ops::FnOnce(&Counters)) {
-            change(SET.get().unwrap_or_else(|| {
-                let set = SETS.join();
-                SET.set(::std::option::Option::Some(set));
-                set
-            }));
+            SET.with(|set| change(set));
         }
 
         /// Sums of all threads that ever counted.
