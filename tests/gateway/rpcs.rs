@@ -138,7 +138,7 @@ pub(crate) fn reasons() -> BTreeSet<String> {
     for file in [
         "crates/grpc-messages/src/status.rs",
         "crates/auth/src/backends/mod.rs",
-        "crates/grpc-messages/src/commands.rs",
+        "crates/grpc-messages/src/command_state.rs",
     ] {
         let text = fs::read_to_string(root().join(file)).expect("read the code");
         let (_, body) = text.split_once("fn reason(").expect("where reasons are");
