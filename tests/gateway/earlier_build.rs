@@ -96,7 +96,7 @@ fn fill_sessions(server: &Server) {
     until(|| !done(server, &["devices", "get", "dying", "-o", "json"]).contains("\"connected\":true"));
 }
 
-/// What backends have the gateway keep.
+/// Records that backends have the gateway keep.
 fn fill_records(server: &Server) {
     let group = ["--filter", "work/#", "--include-backends", "--max-attempts", "1"];
     done(server, &[&["groups", "create", "work"][..], &group].concat());

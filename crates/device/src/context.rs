@@ -1,4 +1,4 @@
-//! What all devices of a gateway share.
+//! State that all devices of a gateway share.
 
 use std::sync::Arc;
 

@@ -16,11 +16,11 @@ gateway_core::counters! {
     "gateway_store_commit_microseconds_total": "Time in commits of sessions, queues and retained messages" {
         store_commit_micros;
     }
-    /// They are removed; the log names the session.
+    /// Damaged records are removed; the log names the session.
     "gateway_store_damaged_records_total": "Damaged records of sessions, queues and retained messages met and skipped" {
         store_damaged_records;
     }
-    /// Who waited for such a change was refused.
+    /// A caller that waited for such a change was refused.
     "gateway_store_refused_total": "Changes that a store did not take, as too many wait" {
         /// changes of sessions
         store_refused_sessions(store = "sessions");

@@ -1,4 +1,4 @@
-//! What the services share, and what they need of the rest of the process.
+//! State that the services share, and the parts of the process that they need.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What connections share, for tests.
+//! State that connections share, for tests.
 
 use std::sync::Arc;
 

@@ -6,8 +6,8 @@
 //!                     └─ held: the gateway takes nothing for now
 //! ```
 //!
-//! What is unwritten or safe is bounded, and so is what comes again when the gateway ends. While something is held all partitions are
-//! paused; the consumer stays a member of its group.
+//! Records that are unwritten or safe are bounded, and so are those that come again when the gateway ends. While something is
+//! held all partitions are paused; the consumer stays a member of its group.
 
 use std::{
     collections::{BTreeMap, VecDeque},

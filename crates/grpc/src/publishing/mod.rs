@@ -1,4 +1,4 @@
-//! What the Publisher does for a message: it is routed now, or when its time has come, and once for each key.
+//! Work of the Publisher for a message: routing now, or when its time has come, and once for each key.
 //!
 //! ```text
 //! keys      messages that are published once however often they are asked for
