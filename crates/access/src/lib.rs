@@ -1,6 +1,8 @@
 //! Identities and rights: principals, and decisions about them.
 //!
 //! Knows no sockets, no files being watched and no clock: time is an argument, and what was read comes as text or bytes.
+//!
+//! `bans` and `rules` know their parsers and are what these return, and passwords and SCRAM share their bounds: circles of two.
 
 mod author;
 pub mod backends;

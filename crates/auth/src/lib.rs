@@ -3,6 +3,9 @@
 //! The seam: net asks [`Authenticator`] once per CONNECT, and later asks the connection's permissions about its rights.
 //! The `[auth]` section configures a chain of steps. A program that embeds the gateway may give an [`Authenticator`]
 //! and an [`Authorizer`] of its own.
+//!
+//! Circles by intent: `remote` has the answer and the guard that its kinds of services share, and the turns of the login queue are
+//! ranked by its last logins.
 
 pub mod abuse;
 mod asked;

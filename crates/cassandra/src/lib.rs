@@ -14,6 +14,8 @@
 //! history           messages of a topic in order of time
 //! shadows           device shadows, by lightweight transactions
 //! ```
+//!
+//! The store is one type by subject, so its files name each other.
 
 mod cluster;
 pub mod counters;

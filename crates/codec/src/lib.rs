@@ -3,6 +3,8 @@
 //! Knows nothing of sockets, sessions or time. Decoding never panics, allocates nothing by a length it
 //! has not checked against the bytes present, and borrows what is long; a PUBLISH without version 5
 //! message properties allocates nothing at all.
+//!
+//! `decode` and `connect` name each other: CONNECT is long enough for a file of its own.
 
 #![warn(clippy::cast_possible_truncation, reason = "a length cut in silence is a wrong packet")]
 

@@ -2,6 +2,7 @@
 //!
 //! One module for each group of verbs; `output` prints what they show, as tables or as JSON; `profile` says which
 //! gateway is meant; `failure` is how it ends. docs/ctl.md is the reference.
+//! `output` and the command line share the name of the format.
 
 mod failure;
 mod output;

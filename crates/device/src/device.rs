@@ -1,7 +1,7 @@
 //! A session as the broker and the connection see it: the outbound half and its link, behind one short lock.
 //!
 //! Invariants: the lock covers memory only. Bytes taken under epoch e go only to that epoch's socket. At most one
-//! thread writes to a socket at a time, and some thread sees to all waiting bytes ([`sending`](super::sending)).
+//! thread writes to a socket at a time, and some thread sees to all waiting bytes ([`SendState`](super::link::SendState)).
 
 use std::{
     any::Any,
@@ -19,15 +19,46 @@ use broker::{
 use codec::reason;
 use gateway_core::{Commit, DropReason, Message, Offer, Outcome, QoS, QueueId, Timestamp, Yielded, clock};
 use parking_lot::{Mutex, MutexGuard};
-use session::{Env, Gate, LinkParams, Outbound, StoredQueue};
+use session::{Disk, Env, Gate, LinkParams, Outbound, StoredQueue};
 
-use super::{DeviceContext, flush, link::Link, sending::FlushDuty};
+use super::{
+    flush,
+    link::{FlushDuty, Link},
+    replay_work::PendingReplayWork,
+};
 
 /// Instead of a tick, while the gateway itself pauses the reader: that time counts for nobody.
 pub const PAUSED: u32 = u32::MAX;
 
 /// The bits of a tick that a device keeps.
 pub const HEARD: u32 = PAUSED >> 8;
+
+/// State that all devices of a gateway share: the broker, and the requests of backends to connections.
+pub struct DeviceContext {
+    /// Routing.
+    pub broker: Broker,
+    pub(super) waiting_work: PendingReplayWork,
+}
+
+impl DeviceContext {
+    /// For the devices of a new gateway.
+    pub fn new(broker: Broker) -> Arc<Self> {
+        Arc::new(Self { broker, waiting_work: PendingReplayWork::default() })
+    }
+
+    /// Returns the environment of a session at `now`; `queue` is its durable queue, if it has one.
+    pub(super) fn env(&self, queue: QueueId, now: Timestamp) -> Env<'_> {
+        let stores = self.broker.stores().filter(|_| queue != QueueId::NONE);
+        let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });
+        Env { limits: self.broker.limits(), now, budget: &**self.broker.account(), disk }
+    }
+}
+
+/// Builds session objects, for the broker to restore sessions of an earlier process.
+pub fn session_maker(context: &Arc<DeviceContext>) -> impl Fn(SessionCore) -> Arc<dyn Session> + use<> {
+    let context = Arc::clone(context);
+    move |core| Arc::new(Device::new(core, Arc::clone(&context))) as Arc<dyn Session>
+}
 
 /// The session object; one allocation holds the broker's part and ours.
 pub struct Device {

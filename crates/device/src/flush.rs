@@ -12,7 +12,7 @@ use gateway_core::{Protocol, clock};
 use session::{recycle, take_buffer};
 use tokio::{io::AsyncWrite, net::tcp::OwnedWriteHalf};
 
-use super::{Device, Link, SocketWriter, Unsent, sending::NextWrite, trace};
+use super::{Device, Link, SocketWriter, Unsent, link::NextWrite, trace};
 use crate::counters::count;
 
 const ROUNDS: usize = 4;

@@ -2,10 +2,8 @@
 //! delivered writes to its socket, unless only the connection's task may (TLS, WebSocket).
 //!
 //! ```text
-//! context      what all devices of a gateway share
 //! device       the session's object: outbound half and link behind one lock, for the broker and for the connection
-//! link         the connection that owns the session now
-//! sending      responsibility for the bytes that wait, tried in every interleaving
+//! link         the connection that owns the session now, and responsibility for the bytes that wait, tried in every interleaving
 //! flush        the write of an out-buffer, with one system call
 //! replay_work  what connections are to do for subscriptions that they have not asked for
 //! trace        packets as those see them who trace a client
@@ -16,7 +14,6 @@
 //!
 //! Knows sessions and the broker's [`Target`](broker::Target). Must not know: listeners, shards, permissions, stores.
 
-mod context;
 pub mod counters;
 mod device;
 pub mod flush;
@@ -26,11 +23,9 @@ mod link_tests;
 #[cfg(test)]
 mod memory_tests;
 mod replay_work;
-mod sending;
 #[cfg(any(test, feature = "test-util"))]
 pub mod test_util;
 pub mod trace;
 
-pub use context::{DeviceContext, session_maker};
-pub use device::{Device, DeviceSlot, Flushing, HEARD, PAUSED, Reception};
+pub use device::{Device, DeviceContext, DeviceSlot, Flushing, HEARD, PAUSED, Reception, session_maker};
 pub use link::{Link, SocketWriter, Unsent};

@@ -2,6 +2,8 @@
 //! that are [read again](reload) while the gateway runs; and a [client](remote) of the HTTP services that the gateway calls.
 //!
 //! Knows the configuration. Must not know MQTT, gRPC, the broker or a store.
+//!
+//! A [`Door`](door::Door) is one type by subject, so its files name each other.
 
 pub mod counters;
 pub mod door;

@@ -5,6 +5,8 @@
 //! latest stripe   the newest value of every topic of every device, over the trait `LatestStore`
 //! history         every message of some topics, over the trait `HistoryStore`
 //! ```
+//!
+//! The cache of latest values is one type by subject, so its files name each other.
 
 pub mod counters;
 mod history;

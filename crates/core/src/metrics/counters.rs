@@ -1,7 +1,10 @@
-//! Counters: one set per crate and thread, written without contention, added up when read. A crate declares what it counts in its
-//! `counters.rs`, with [`counters!`](crate::counters!); the gateway lists the tables of all crates.
+//! Counters: one set per crate and running thread, written without contention, added up when read. A crate declares what it
+//! counts in its `counters.rs`, with [`counters!`](crate::counters!); the gateway lists the tables of all crates.
 
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::{
+    cell::RefCell,
+    sync::atomic::{AtomicU64, Ordering::Relaxed},
+};
 
 use parking_lot::Mutex;
 
@@ -28,29 +31,61 @@ impl Counter {
     }
 }
 
-/// The sets of one crate: one of each thread that ever counted.
+/// The sets of one crate: as many as threads ever counted at the same time.
 #[derive(Debug)]
-pub struct CounterSets<S: 'static>(Mutex<Vec<&'static S>>);
+pub struct CounterSets<S: 'static>(Mutex<SetList<S>>);
 
-impl<S: Default + 'static> CounterSets<S> {
+#[derive(Debug)]
+struct SetList<S: 'static> {
+    all: Vec<&'static S>,
+    /// Sets of threads that have ended: the next thread counts on in one of them.
+    free: Vec<&'static S>,
+}
+
+impl<S: Default + Sync + 'static> CounterSets<S> {
     /// None so far.
     #[expect(clippy::new_without_default, reason = "only a static needs one")]
     pub const fn new() -> Self {
-        Self(Mutex::new(Vec::new()))
+        Self(Mutex::new(SetList { all: Vec::new(), free: Vec::new() }))
     }
 
-    /// Makes the set of a thread. It outlives the thread, for the sums.
+    /// Gives this thread a set, until it ends.
     #[cold]
-    pub fn join(&self) -> &'static S {
-        let set: &'static S = Box::leak(Box::default());
-        self.0.lock().push(set);
+    pub fn join(&'static self) -> &'static S {
+        let mut list = self.0.lock();
+        let set = list.free.pop().unwrap_or_else(|| {
+            let set: &'static S = Box::leak(Box::default());
+            list.all.push(set);
+            set
+        });
+        drop(list);
+        // A thread that is ending already keeps its set.
+        let _ = AT_END.try_with(|at_end| {
+            at_end.0.borrow_mut().push(Box::new(|| self.0.lock().free.push(set)));
+        });
         set
     }
 
     /// Reads one after the other.
     pub fn each(&self, mut read: impl FnMut(&S)) {
-        for set in self.0.lock().iter() {
+        for set in &self.0.lock().all {
             read(set);
+        }
+    }
+}
+
+thread_local! {
+    /// Apart from the variable that a count reads: a variable with an end of its own costs each access a look at its state.
+    static AT_END: AtEnd = const { AtEnd(RefCell::new(Vec::new())) };
+}
+
+/// Tasks for the end of a thread.
+struct AtEnd(RefCell<Vec<Box<dyn FnOnce()>>>);
+
+impl Drop for AtEnd {
+    fn drop(&mut self) {
+        for task in self.0.take() {
+            task();
         }
     }
 }
@@ -144,4 +179,23 @@ macro_rules! counters {
             rows: || totals().rows(),
         };
     };
+}
+
+#[cfg(test)]
+mod tests {
+    use std::thread;
+
+    use super::*;
+
+    /// Each thread of a pool whose threads come and go left a set behind for ever.
+    #[test]
+    fn threads_that_come_and_go_share_a_set_and_every_count_stays() {
+        static SETS: CounterSets<Counter> = CounterSets::new();
+        for _ in 0..50 {
+            thread::spawn(|| SETS.join().add(2)).join().unwrap();
+        }
+        let mut values = Vec::new();
+        SETS.each(|set| values.push(set.value()));
+        assert_eq!(values, [100]);
+    }
 }

@@ -158,6 +158,7 @@ impl Inbound {
     ///
     /// # Errors
     /// As [`Self::handle`].
+    #[inline]
     pub fn handle_plain_pubacks<O: InboundOwner>(
         &self,
         bytes: &[u8],
