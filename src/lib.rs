@@ -28,6 +28,7 @@
 //! crates/commands      requests to devices, and their answers
 //! crates/store         traits of what outlives the process, their suites and twins in memory
 //! crates/disk          those stores in the data directory: LMDB, and segments of the log
+//! crates/lmdb-0-9-pages   the pages of a file of LMDB, read without it
 //! crates/cassandra     those stores in Cassandra or Scylla
 //! crates/values        latest values and history with write-behind, over the traits of their stores
 //! crates/auth          the same at run time: devices, backends, bans

@@ -127,7 +127,7 @@ impl OpenedStores {
             retained,
             refused_retained,
             left_retained,
-        } = broker.restore(shared.session_maker(), self.sessions.set_aside().is_some(), clock::now())?;
+        } = broker.restore(shared.session_maker(), self.sessions.is_lost(), clock::now())?;
         if left_retained > 0 {
             warn!(
                 left_retained,

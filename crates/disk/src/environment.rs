@@ -18,7 +18,8 @@ use heed::{Database, Env, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    marker, open,
+    marker,
+    open::{self, FoundDamage},
     reserve::{RESERVE, Reserve},
 };
 use store::{DataDir, StoreError};
@@ -67,7 +68,7 @@ pub(super) struct Environment {
     length: AtomicU64,
     /// Bytes read since the file was mapped: their pages count as the process's memory.
     touched: AtomicUsize,
-    set_aside: Option<PathBuf>,
+    damage: Option<FoundDamage>,
     hook: Option<CommitHook>,
     directory: Arc<DataDir>,
 }
@@ -99,7 +100,7 @@ impl Environment {
             file,
             length: AtomicU64::new(0),
             touched: AtomicUsize::new(0),
-            set_aside: opened.set_aside,
+            damage: opened.damage,
             hook: options.hook,
             directory: Arc::clone(directory),
         })
@@ -107,7 +108,14 @@ impl Environment {
 
     /// Returns the path to which a damaged file was moved at open, if there was one.
     pub(super) fn set_aside(&self) -> Option<&PathBuf> {
-        self.set_aside.as_ref()
+        self.damage.as_ref().map(|damage| &damage.set_aside)
+    }
+
+    /// Returns whether a table was lost to damage that was found at open.
+    pub(super) fn has_lost(&self, table: &str) -> bool {
+        let is_lost =
+            |damage: &FoundDamage| damage.lost_tables.as_ref().is_none_or(|lost| lost.contains(&table));
+        self.damage.as_ref().is_some_and(is_lost)
     }
 
     /// Its folder, also its name in messages.
@@ -164,7 +172,7 @@ impl Environment {
         marker::was_closed(&self.folder());
     }
 
-    fn folder(&self) -> PathBuf {
+    pub(super) fn folder(&self) -> PathBuf {
         self.directory.path().join(self.name)
     }
 

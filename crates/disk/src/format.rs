@@ -2,10 +2,11 @@
 //! was ever replaced. The tools read the newest format only.
 
 use heed::{Env, RoTxn, RwTxn, WithoutTls, types::Bytes};
+use lmdb_0_9_pages::{Entry, Layout};
 
 /// The table of the format.
 pub(super) const META: &str = "meta";
-pub(super) const FORMAT: &[u8] = b"format";
+const FORMAT: &[u8] = b"format";
 /// Key of the CRC-32 of these records: damage must not pass for a newer format, which would be refused.
 pub(super) const SUM: &[u8] = b"sum";
 
@@ -18,17 +19,20 @@ pub(super) type FormatUpgrade = fn(&Env<WithoutTls>, &mut RwTxn<'_>) -> Result<(
 /// The tables of the store of queues, in the order of `QueueTables`.
 pub(super) const QUEUE_TABLES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
 
-/// A store: its folder, its tables in the newest format, and its upgrades from format 1 on.
-type StoreFormat = (&'static str, &'static [&'static str], &'static [FormatUpgrade]);
+/// Tables that mean nothing without each other.
+type Part = &'static [&'static str];
+
+/// A store: its folder, its tables in the newest format by parts, and its upgrades from format 1 on.
+type StoreFormat = (&'static str, &'static [Part], &'static [FormatUpgrade]);
 
 const STORES: &[StoreFormat] = &[
-    ("latest", &["latest", "newest"], &[]),
-    ("sessions", &["sessions", "subscriptions", "groups"], &[]),
-    ("queues", &QUEUE_TABLES, &[]),
-    ("retained", &["retained"], &[]),
-    ("groups", &["groups"], &[]),
-    ("publisher", &["answers", "scheduled", "commands"], &[]),
-    ("shadows", &["shadows"], &[]),
+    ("latest", &[&["latest", "newest"]], &[]),
+    ("sessions", &[&["sessions", "subscriptions"], &["groups"]], &[]),
+    ("queues", &[&["bodies", "refs", "entries", "expiry"], &["received"]], &[]),
+    ("retained", &[&["retained"]], &[]),
+    ("groups", &[&["groups"]], &[]),
+    ("publisher", &[&["answers"], &["scheduled"], &["commands"]], &[]),
+    ("shadows", &[&["shadows"]], &[]),
 ];
 
 /// The upgrades of a store.
@@ -36,19 +40,30 @@ pub(super) fn upgrades(store: &str) -> &'static [FormatUpgrade] {
     STORES.iter().find(|(name, ..)| *name == store).map_or(&[], |(.., upgrades)| *upgrades)
 }
 
-/// The tables of a store in the newest format, without that of the format; none of a store that is not known.
-pub(super) fn tables(store: &str) -> &'static [&'static str] {
-    STORES.iter().find(|(name, ..)| *name == store).map_or(&[], |(_, tables, _)| *tables)
+/// The parts of a store in the newest format, without the table of the format; none of a store that is not known.
+pub(super) fn parts(store: &str) -> &'static [Part] {
+    STORES.iter().find(|(name, ..)| *name == store).map_or(&[], |(_, parts, _)| *parts)
+}
+
+/// Facts that the file of a store is expected to have.
+pub(super) fn layout(store: &str) -> Layout<'static> {
+    Layout { tables: parts(store).concat(), note: META, is_sound }
 }
 
 /// Returns whether the records of the format are as they were written.
-pub(super) fn is_sound(records: &[(Vec<u8>, Vec<u8>)]) -> bool {
+fn is_sound(records: &[Entry]) -> bool {
     let value = |wanted: &[u8]| records.iter().find(|(key, _)| key == wanted).map(|(_, value)| &value[..]);
     match (value(FORMAT), value(SUM)) {
         (Some(format), Some(sum)) => *sum == crc32fast::hash(format).to_le_bytes(),
         (Some(format), None) => format.try_into().is_ok_and(|bytes| u32::from_le_bytes(bytes) < IMPOSSIBLE),
         (None, _) => records.is_empty(),
     }
+}
+
+/// The records of the format.
+pub(super) fn note(format: u32) -> [(&'static [u8], [u8; 4]); 2] {
+    let format = format.to_le_bytes();
+    [(FORMAT, format), (SUM, crc32fast::hash(&format).to_le_bytes())]
 }
 
 /// The format after all upgrades.

@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! open environment reserve         opening, growing, room for removals on a full disk
-//! check verify page marker         damage: files read page by page, and which were closed cleanly
+//! carry marker                     damage: parts that are whole go into a new file; which files were closed cleanly
 //! format upgrades                  tables of each store, and the way to them from older formats
 //! committer waiting pending        one writer thread per environment, group commit
 //! answered readers                 changes that are answered one by one; reads on the blocking pool
@@ -14,7 +14,9 @@
 //! ```
 
 mod answered;
-mod check;
+mod carry;
+#[cfg(test)]
+mod carry_tests;
 mod committer;
 pub mod counters;
 mod environment;
@@ -28,7 +30,6 @@ mod marker;
 mod message;
 mod open;
 mod options;
-mod page;
 mod pending;
 mod publisher;
 mod queues;
@@ -40,7 +41,6 @@ mod sessions;
 mod shadows;
 pub mod tool;
 mod upgrades;
-mod verify;
 #[cfg(test)]
 mod verify_tests;
 mod waiting;

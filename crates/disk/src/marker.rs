@@ -2,6 +2,8 @@
 //!
 //! A store whose last process closed it, and whose file nobody has changed since, need not be verified whole. The file
 //! names length and time of the data file, so that whatever came after makes it untrue by itself.
+//!
+//! The file `format` repeats the format of the data file, for the case that the page with the note of it is damaged.
 
 use std::{
     fs::{self, File, Metadata},
@@ -11,6 +13,7 @@ use std::{
 };
 
 const STATE: &str = "state";
+const FORMAT: &str = "format";
 const OPEN: &str = "open";
 const SUSPECT: &str = "suspect";
 
@@ -65,16 +68,32 @@ pub(super) fn forget(folder: &Path) {
     let _ = fs::remove_file(folder.join(STATE));
 }
 
-/// Writes `text`; where that fails, on a full disk, leaves no file, which is as good as [`OPEN`].
+/// Returns the format of the store in `folder`, if it was noted.
+pub(super) fn format(folder: &Path) -> Option<u32> {
+    fs::read_to_string(folder.join(FORMAT)).ok()?.trim().parse().ok()
+}
+
+/// Notes the format of the store in `folder`.
+pub(super) fn note_format(folder: &Path, format: u32) {
+    if self::format(folder) != Some(format) {
+        write(folder, FORMAT, &format.to_string());
+    }
+}
+
 fn note(folder: &Path, text: &str) {
+    write(folder, STATE, text);
+}
+
+/// Writes `text`; where that fails, on a full disk, leaves no file: as good as [`OPEN`], and as a format that nobody noted.
+fn write(folder: &Path, name: &str, text: &str) {
     let write = || -> io::Result<()> {
-        let mut file = File::create(folder.join(STATE))?;
+        let mut file = File::create(folder.join(name))?;
         writeln!(file, "{text}")?;
         file.sync_data()
     };
     if let Err(error) = write() {
-        tracing::debug!(folder = %folder.display(), %error, "cannot note how the store is left");
-        forget(folder);
+        tracing::debug!(folder = %folder.display(), name, %error, "cannot note how the store is left");
+        let _ = fs::remove_file(folder.join(name));
     }
 }
 

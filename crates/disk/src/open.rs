@@ -10,11 +10,12 @@ use std::{
 
 use heed::{Env, EnvFlags, EnvOpenOptions, MdbError, WithoutTls};
 
+use lmdb_0_9_pages::{Look, Terms, look, verify};
+
 use super::{
-    check::{Look, look, verify},
+    carry::{self, CarriedOver},
     format,
     marker::{self, ShutdownState},
-    verify::Terms,
 };
 use store::{DataDir, StoreError, Verify};
 
@@ -34,14 +35,21 @@ const LOCK_FILE: u64 = 16 << 10;
 /// An environment, and what had to be moved out of its way.
 pub(super) struct OpenedEnvironment {
     pub(super) env: Env<WithoutTls>,
-    /// Path of the damaged file, if there was one: its new place, or its old one if it is gone.
-    pub(super) set_aside: Option<PathBuf>,
+    pub(super) damage: Option<FoundDamage>,
+}
+
+/// Damage that was found at open.
+pub(super) struct FoundDamage {
+    /// Path of the damaged file: its new place, or its old one if it is gone.
+    pub(super) set_aside: PathBuf,
+    /// Tables of which nothing was carried over; `None` are all.
+    pub(super) lost_tables: Option<Vec<&'static str>>,
 }
 
 /// Opens the environment in the folder `name` of `directory`, creating it if absent.
 ///
-/// A damaged file is renamed to `data.mdb.damaged-<Unix seconds>` with an error in the log, and an empty environment
-/// is opened. A file that is gone is damage, too: an error in the log names it.
+/// A damaged file is renamed to `data.mdb.damaged-<Unix seconds>` with an error in the log, and one with its parts that are whole is
+/// opened, see [`carry`]. A file that is gone is damage, too: an error in the log names it.
 pub(super) fn open(
     directory: &DataDir,
     name: &str,
@@ -53,24 +61,48 @@ pub(super) fn open(
         StoreError::Unavailable(format!("cannot open the store in {}: {e}", path.display()))
     };
     fs::create_dir_all(&path).map_err(|e| failed(&e))?;
-    let mut set_aside = None;
+    carry::go_on(&path).map_err(|e| failed(&e))?;
+    let mut damage = None;
     let found = examine(&path, name, directory.verify()).map_err(|e| failed(&e))?;
     if let Some(reason) = found {
-        set_aside = Some(quarantine(&path, &reason).map_err(|e| failed(&e))?);
+        damage = Some(set_aside(&path, name, &reason).map_err(|e| failed(&e))?);
     } else if is_gone(&path).map_err(|e| failed(&e))? {
-        set_aside = Some(tell_gone(&path).map_err(|e| failed(&e))?);
+        damage = Some(tell_gone(&path).map_err(|e| failed(&e))?);
     }
     take_room(&path.join("lock.mdb")).map_err(|e| failed(&e))?;
     let env = match map(&path, map_size, databases) {
         Err(e) if is_damage(&e) => {
-            set_aside = Some(quarantine(&path, &e.to_string()).map_err(|e| failed(&e))?);
+            let lost = CarriedOver { lost: vec![e.to_string()], ..CarriedOver::default() };
+            let aside = quarantine(&path, "LMDB refuses it", &lost).map_err(|e| failed(&e))?;
+            damage = Some(FoundDamage { set_aside: aside, lost_tables: None });
             map(&path, map_size, databases)
         }
         result => result,
     };
     let env = env.map_err(|e| failed(&e))?;
     marker::opened(&path);
-    Ok(OpenedEnvironment { env, set_aside })
+    Ok(OpenedEnvironment { env, damage })
+}
+
+/// Sets the damaged file of the store `name` in `folder` aside, and puts one with its parts that are whole in its place.
+fn set_aside(folder: &Path, name: &str, reason: &str) -> io::Result<FoundDamage> {
+    let mut told = now();
+    let mut progress = |done: u64, total: u64| {
+        if told.elapsed() >= REPORT {
+            told = now();
+            tracing::info!(store = name, done, total, "reading what is whole of a damaged store");
+        }
+    };
+    let found = carry::carry_over(folder, name, map, &mut progress).map_err(|error| {
+        let text = format!(
+            "it is damaged ({reason}), and what is whole of it cannot be written to a new file: {error}; \
+             make room, or move its file data.mdb away to begin with an empty store"
+        );
+        io::Error::new(error.kind(), text)
+    })?;
+    let set_aside = quarantine(folder, reason, &found)?;
+    let is_carried = carry::put_in_place(folder)?;
+    Ok(FoundDamage { set_aside, lost_tables: is_carried.then_some(found.lost_tables) })
 }
 
 /// Returns the damage of the store in `folder`, if there is any.
@@ -91,7 +123,7 @@ fn examine(folder: &Path, name: &str, how: Verify) -> io::Result<Option<String>>
             }
         };
         let until = limited.then(|| begun + how.limit);
-        verify(&file, Terms { tables: format::tables(name), until, progress: &mut progress })?
+        verify(&file, Terms { layout: format::layout(name), until, progress: &mut progress })?
     };
     match found {
         Look::Damaged(reason) => return Ok(Some(reason)),
@@ -149,7 +181,7 @@ pub(super) fn resize(env: &Env<WithoutTls>, size: usize) -> Result<(), heed::Err
 }
 
 #[expect(clippy::disallowed_methods, reason = "the time is part of a file name, for people")]
-fn quarantine(folder: &Path, reason: &str) -> io::Result<PathBuf> {
+fn quarantine(folder: &Path, reason: &str, found: &CarriedOver) -> io::Result<PathBuf> {
     let mut seconds = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let aside = loop {
         let aside = folder.join(format!("data.mdb.damaged-{seconds}"));
@@ -161,12 +193,24 @@ fn quarantine(folder: &Path, reason: &str) -> io::Result<PathBuf> {
     fs::rename(folder.join("data.mdb"), &aside)?;
     marker::forget(folder);
     remove_lock(folder)?;
-    tracing::error!(
-        store = %folder.display(),
-        aside = %aside.display(),
-        reason,
-        "store is damaged and was set aside, starting with an empty one"
-    );
+    let (store, aside_path) = (folder.display(), aside.display());
+    if found.carried.is_empty() {
+        tracing::error!(
+            %store,
+            aside = %aside_path,
+            reason,
+            "store is damaged and was set aside, starting with an empty one"
+        );
+    } else {
+        tracing::error!(
+            %store,
+            aside = %aside_path,
+            reason,
+            carried_over = found.carried.join(", "),
+            lost = found.lost.join(", "),
+            "store is damaged and was set aside, starting with what is whole of it"
+        );
+    }
     Ok(aside)
 }
 
@@ -176,7 +220,7 @@ fn is_gone(folder: &Path) -> io::Result<bool> {
 }
 
 /// Tells that the file is gone, and forgets what was known of it. Returns where it was.
-fn tell_gone(folder: &Path) -> io::Result<PathBuf> {
+fn tell_gone(folder: &Path) -> io::Result<FoundDamage> {
     let file = folder.join("data.mdb");
     marker::forget(folder);
     remove_lock(folder)?;
@@ -185,7 +229,7 @@ fn tell_gone(folder: &Path) -> io::Result<PathBuf> {
         file = %file.display(),
         "store's file is gone, starting with an empty one; stop the gateway and put it back, or restore a backup"
     );
-    Ok(file)
+    Ok(FoundDamage { set_aside: file, lost_tables: None })
 }
 
 /// Removes LMDB's lock file, which names transactions of a file that is not there any more.
@@ -211,7 +255,7 @@ pub(super) fn existing(
     databases: u32,
     progress: &mut dyn FnMut(u64, u64),
 ) -> Result<Existing, heed::Error> {
-    let terms = Terms { tables: format::tables(name), until: None, progress };
+    let terms = Terms { layout: format::layout(name), until: None, progress };
     match verify(&folder.join("data.mdb"), terms)? {
         Look::Absent if marker::was_used(folder) => {
             Ok(Existing::Damaged("its file data.mdb is gone".to_owned()))

@@ -5,7 +5,8 @@ use heed::{Env, RwTxn, WithoutTls, types::Bytes};
 
 use super::{
     environment::{Environment, Table},
-    format::{FORMAT, FormatUpgrade, META, SUM, found, newest, refusal, upgrades},
+    format::{FormatUpgrade, META, SUM, found, newest, note, refusal, upgrades},
+    marker,
 };
 use store::StoreError;
 
@@ -42,6 +43,7 @@ impl Environment {
             create(txn)
         });
         let opened = opened.map_err(|e| self.failed(&e))?;
+        marker::note_format(&self.folder(), newest);
         if !missing.is_empty() {
             tracing::info!(store = self.name(), from = found, to = newest, "store has a new format");
         }
@@ -51,9 +53,7 @@ impl Environment {
     /// Records the format.
     pub(super) fn set_format(&self, txn: &mut RwTxn<'_>, format: u32) -> Result<(), heed::Error> {
         let meta: Table = self.env.create_database(txn, Some(META))?;
-        let format = format.to_le_bytes();
-        meta.put(txn, FORMAT, &format)?;
-        meta.put(txn, SUM, &crc32fast::hash(&format).to_le_bytes())
+        note(format).iter().try_for_each(|(key, value)| meta.put(txn, key, value))
     }
 }
 

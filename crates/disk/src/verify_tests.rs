@@ -7,11 +7,12 @@ use heed::types::Bytes;
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
+use lmdb_0_9_pages::{Look, Terms, look, verify};
+
 use super::{
-    check::{Look, look, verify},
     environment::{Environment, EnvironmentOptions, Table},
+    format,
     marker::{self, ShutdownState},
-    verify::Terms,
 };
 use store::{DataDir, StoreError, Verify};
 
@@ -79,8 +80,7 @@ fn churn(environment: &Environment, tables: [Table; 2], rng: &mut TestRng, trans
 }
 
 fn verified(file: &Path) -> Look {
-    let tables = &["latest", "newest"];
-    verify(file, Terms { tables, until: None, progress: &mut |_, _| {} }).unwrap()
+    verify(file, Terms { layout: format::layout("latest"), until: None, progress: &mut |_, _| {} }).unwrap()
 }
 
 /// Setting a sound store aside would be worse than what it guards against.
@@ -291,7 +291,7 @@ fn a_verification_ends_when_its_time_is_up() {
     #[expect(clippy::disallowed_methods, reason = "a time that is over")]
     let until = Some(std::time::Instant::now());
     let mut told = 0;
-    let terms = Terms { tables: &[], until, progress: &mut |done, _| told = done };
+    let terms = Terms { layout: format::layout(""), until, progress: &mut |done, _| told = done };
     assert_eq!(verify(&file, terms).unwrap(), Look::Unfinished);
     assert!(told > 0, "progress is told");
     assert_eq!(look(&file).unwrap(), Look::Sound);

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use gateway_core::Timestamp;
 
 use super::*;
-use crate::{check, keys, record};
+use crate::{keys, record};
 use store::suite::latest::{self as suite, value};
 
 /// Tells the kill test's child where to write.
@@ -179,7 +179,7 @@ fn quarantined(path: &Path) -> usize {
 }
 
 #[tokio::test]
-async fn a_damaged_file_is_set_aside_and_the_store_starts_empty() {
+async fn a_damaged_file_is_set_aside_and_the_store_starts_with_what_is_whole() {
     type Damage = fn(&mut fs::File, u64);
     let damages: [(&str, Damage); 7] = [
         ("garbage", |f, _| f.write_all(&[0x5A; 8192]).unwrap()),
@@ -210,7 +210,12 @@ async fn a_damaged_file_is_set_aside_and_the_store_starts_empty() {
         // A last page that was free may be missed by nobody.
         if !(what == "the last page missing" && values == 3000 && aside == expected) {
             expected += 1;
-            assert_eq!((values, aside), (0, expected), "{what}");
+            // Carried over is the state before the last commit at most, the ten values of the round before; the last one only if the
+            // pages of the table are whole.
+            let last =
+                if ["second meta page garbage", "the last page missing"].contains(&what) { 3000 } else { 10 };
+            assert!([0, 10, last].contains(&values), "{what}: {values}");
+            assert_eq!(aside, expected, "{what}");
         }
         put(&store, 0..10).await;
     }
@@ -251,7 +256,7 @@ async fn free_pages_that_were_never_written_are_no_damage() {
         drop(store);
         let bytes = fs::read(&path).unwrap();
         fs::write(&path, &bytes[..bytes.len() - 4096]).unwrap();
-        if check::look(&path).unwrap() == check::Look::Sound {
+        if lmdb_0_9_pages::look(&path).unwrap() == lmdb_0_9_pages::Look::Sound {
             break bytes.len() as u64;
         }
         assert!(n < 10_100, "the last page is never free");

@@ -66,6 +66,11 @@ impl EmbeddedSessions {
         self.environment.set_aside()
     }
 
+    /// Returns whether the sessions themselves were lost to damage that was found at open.
+    pub fn is_lost(&self) -> bool {
+        self.environment.has_lost("sessions")
+    }
+
     /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Dropping
     /// the last handle does the same.
     pub fn note_closed(&self) {

@@ -1,4 +1,4 @@
-//! The walk over all pages of an LMDB file: see `check`. Layouts are those of `MDB_page` and `MDB_node`.
+//! The walk over the pages of trees. Layouts are those of `MDB_page` and `MDB_node`.
 //!
 //! The invariants of every file that LMDB wrote are demanded of each page: its number and kind, the bounds of its free space,
 //! nodes inside the page and apart from each other, keys in order and between the keys of the page above, children that no other
@@ -14,7 +14,7 @@ use std::{
 };
 
 use super::{
-    format,
+    Entry, Terms,
     page::{Db, PAGE_HEADER, u16_at, u32_at, u64_at},
 };
 
@@ -37,22 +37,18 @@ const STEP: u64 = 1024;
 /// Bytes of a large value that are read at once.
 const CHUNK: usize = 1 << 20;
 
-/// Terms on which a file is verified.
-pub(super) struct Terms<'a> {
-    /// Tables that the store has.
-    pub(super) tables: &'a [&'a str],
-    /// The check ends then, if it has not before.
-    pub(super) until: Option<Instant>,
-    /// Called now and then with how many pages were looked at and how many there are.
-    pub(super) progress: &'a mut dyn FnMut(u64, u64),
-}
-
 /// Why a walk ends early.
 #[derive(Debug)]
 pub(super) enum VerifyFault {
     Damage(String),
     OutOfTime,
     Io(io::Error),
+}
+
+impl From<io::Error> for VerifyFault {
+    fn from(error: io::Error) -> Self {
+        Self::Io(error)
+    }
 }
 
 pub(super) fn damage(reason: &str) -> VerifyFault {
@@ -86,8 +82,13 @@ pub(super) struct FileWalk<'a> {
     visited: u64,
     /// Buffers for pages.
     spare: Vec<Vec<u8>>,
+    /// Receiver of a table's entries, when they are not only to be verified.
+    taker: Option<&'a mut Taker<'a>>,
     terms: Terms<'a>,
 }
+
+/// Takes entries, in order of key.
+pub(super) type Taker<'a> = dyn FnMut(&[u8], &[u8]) -> io::Result<()> + 'a;
 
 /// Kind of tree that is walked.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -96,8 +97,8 @@ enum TreeKind {
     Free(u64),
     /// Tables by name.
     Main,
-    /// The table of the store's format.
-    Meta,
+    /// The table of the note about all others.
+    Note,
     Table,
 }
 
@@ -109,8 +110,8 @@ struct TreeFindings {
     overflow: u64,
     entries: u64,
     tables: Vec<(Vec<u8>, Db)>,
-    /// Records of the format.
-    format: Vec<(Vec<u8>, Vec<u8>)>,
+    /// Entries of the note.
+    note: Vec<Entry>,
 }
 
 /// A tree and where in it the walk is.
@@ -138,7 +139,18 @@ impl<'a> FileWalk<'a> {
     pub(super) fn new(file: &'a File, page: usize, present: u64, length: u64, terms: Terms<'a>) -> Self {
         let words = usize::try_from(present / 64 + 1).unwrap_or(usize::MAX);
         let (beyond, spare) = (Vec::new(), Vec::new());
-        Self { file, page, present, length, seen: vec![0; words], beyond, visited: 0, spare, terms }
+        Self {
+            file,
+            page,
+            present,
+            length,
+            seen: vec![0; words],
+            beyond,
+            visited: 0,
+            spare,
+            taker: None,
+            terms,
+        }
     }
 
     /// The list of free pages, as of `transaction`.
@@ -155,35 +167,50 @@ impl<'a> FileWalk<'a> {
 
     /// The table of tables, and all of them.
     pub(super) fn tables(&mut self, db: &Db) -> Result<(), VerifyFault> {
-        let tables = self.tree(db, TreeKind::Main)?.tables;
-        let known = |name: &[u8]| {
-            let mut known = self.terms.tables.iter().copied().chain([format::META]);
-            known.any(|known| known.as_bytes() == name)
-        };
-        let all = self.terms.tables.iter().copied().chain([format::META]);
-        let missing = all.clone().any(|name| !tables.iter().any(|(found, _)| found == name.as_bytes()));
+        let tables = self.names(db)?;
+        let (known, note) = (&self.terms.layout.tables, self.terms.layout.note);
+        let all = || known.iter().copied().chain([note]);
+        let is_known = |name: &[u8]| all().any(|known| known.as_bytes() == name);
+        let missing = all().any(|name| !tables.iter().any(|(found, _)| found == name.as_bytes()));
         // An older version may have made fewer, a newer one more.
-        if !self.terms.tables.is_empty() && missing && tables.iter().any(|(name, _)| !known(name)) {
+        if !known.is_empty() && missing && tables.iter().any(|(name, _)| !is_known(name)) {
             return Err(damage("the name of a table is not what it was"));
         }
         for (name, db) in &tables {
-            let of = |fault| match fault {
-                VerifyFault::Damage(reason) => {
-                    VerifyFault::Damage(format!("table {:?}: {reason}", String::from_utf8_lossy(name)))
-                }
-                other => other,
-            };
-            if db.flags != 0 {
-                return Err(of(damage("it is of another kind")));
-            }
-            let kind = if name == format::META.as_bytes() { TreeKind::Meta } else { TreeKind::Table };
-            let tree = self.tree(db, kind).map_err(of)?;
-            if !format::is_sound(&tree.format) {
-                return Err(of(damage("the note of the format is not what it was")));
-            }
+            self.table(name, db)?;
         }
         (self.terms.progress)(self.visited, self.present);
         Ok(())
+    }
+
+    /// The tables by name, without a look at them.
+    pub(super) fn names(&mut self, db: &Db) -> Result<Vec<(Vec<u8>, Db)>, VerifyFault> {
+        Ok(self.tree(db, TreeKind::Main)?.tables)
+    }
+
+    /// One table.
+    pub(super) fn table(&mut self, name: &[u8], db: &Db) -> Result<(), VerifyFault> {
+        let of = |fault| match fault {
+            VerifyFault::Damage(reason) => {
+                VerifyFault::Damage(format!("table {:?}: {reason}", String::from_utf8_lossy(name)))
+            }
+            other => other,
+        };
+        if db.flags != 0 {
+            return Err(of(damage("it is of another kind")));
+        }
+        let is_note = name == self.terms.layout.note.as_bytes();
+        let tree = self.tree(db, if is_note { TreeKind::Note } else { TreeKind::Table }).map_err(of)?;
+        if is_note && !(self.terms.layout.is_sound)(&tree.note) {
+            return Err(of(damage("the note of the format is not what it was")));
+        }
+        Ok(())
+    }
+
+    /// As [`Self::table`], and gives each entry to `taker`.
+    pub(super) fn take(mut self, name: &[u8], db: &Db, taker: &'a mut Taker<'a>) -> Result<(), VerifyFault> {
+        self.taker = Some(taker);
+        self.table(name, db)
     }
 
     fn tree(&mut self, db: &Db, kind: TreeKind) -> Result<TreeFindings, VerifyFault> {
@@ -263,10 +290,14 @@ impl<'a> FileWalk<'a> {
                 return Err(wrong());
             }
             let first = u64_at(node.data, 0).ok_or_else(wrong)?;
-            let wanted = matches!(kind, TreeKind::Free(_));
+            let wanted = matches!(kind, TreeKind::Free(_)) || self.taker.is_some();
             tree.overflow += self.large(first, node.number, wanted.then_some(&mut large))?;
         }
         let data = if node.flags & BIG_DATA != 0 { &large[..] } else { node.data };
+        if let Some(taker) = self.taker.as_mut().filter(|_| matches!(kind, TreeKind::Note | TreeKind::Table))
+        {
+            taker(node.key, data)?;
+        }
         match kind {
             TreeKind::Free(transaction) => {
                 let by = u64_at(node.key, 0).filter(|by| (1..=transaction).contains(by));
@@ -278,11 +309,11 @@ impl<'a> FileWalk<'a> {
                 tree.tables.push((node.key.to_vec(), db));
                 Ok(())
             }
-            TreeKind::Meta if node.flags & BIG_DATA == 0 => {
-                tree.format.push((node.key.to_vec(), data.to_vec()));
+            TreeKind::Note if node.flags & BIG_DATA == 0 => {
+                tree.note.push((node.key.to_vec(), data.to_vec()));
                 Ok(())
             }
-            TreeKind::Meta | TreeKind::Table => Ok(()),
+            TreeKind::Note | TreeKind::Table => Ok(()),
         }
     }
 
