@@ -45,6 +45,7 @@ const (
 	GroupDeleted         Reason = "GROUP_DELETED"
 	GroupExists          Reason = "GROUP_EXISTS"
 	GroupOfBridge        Reason = "GROUP_OF_BRIDGE"
+	FilterImmutable      Reason = "FILTER_IMMUTABLE"
 	GroupNotFound        Reason = "GROUP_NOT_FOUND"
 	HistoryOff           Reason = "HISTORY_OFF"
 	IdempotencyKeyReused Reason = "IDEMPOTENCY_KEY_REUSED"

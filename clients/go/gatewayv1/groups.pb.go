@@ -320,7 +320,7 @@ type Group struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// Its name: 1 to 63 lower-case letters, digits, '-', '_' and '.'.
 	Name string `protobuf:"bytes,1,opt,name=name,proto3" json:"name,omitempty"`
-	// What it gets; unset is everything that devices publish.
+	// What it gets; unset is everything that devices publish. Fixed when the group is made.
 	Filter *Filter `protobuf:"bytes,2,opt,name=filter,proto3" json:"filter,omitempty"`
 	// What keeps its order. Fixed when the group is made.
 	OrderKey OrderKey `protobuf:"varint,3,opt,name=order_key,json=orderKey,proto3,enum=gateway.v1.OrderKey" json:"order_key,omitempty"`
@@ -1045,8 +1045,8 @@ type UpdateGroupRequest struct {
 	state protoimpl.MessageState `protogen:"open.v1"`
 	// The group by name, its etag unless any will do, and the new values.
 	Group *Group `protobuf:"bytes,1,opt,name=group,proto3" json:"group,omitempty"`
-	// Which fields change: filter, ack_deadline, max_attempts, min_backoff, max_backoff, retention_age, retention_bytes,
-	// replay_age, when_full, paused or labels, each as a whole. order_key cannot change.
+	// Which fields change: ack_deadline, max_attempts, min_backoff, max_backoff, retention_age, retention_bytes, replay_age,
+	// when_full, paused or labels, each as a whole. filter may be named if it is the same. order_key cannot change.
 	UpdateMask    *fieldmaskpb.FieldMask `protobuf:"bytes,2,opt,name=update_mask,json=updateMask,proto3" json:"update_mask,omitempty"`
 	unknownFields protoimpl.UnknownFields
 	sizeCache     protoimpl.SizeCache

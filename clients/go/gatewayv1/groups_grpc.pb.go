@@ -59,8 +59,8 @@ type GroupsClient interface {
 	GetGroup(ctx context.Context, in *GetGroupRequest, opts ...grpc.CallOption) (*GetGroupResponse, error)
 	// Groups page by page, in order of name.
 	ListGroups(ctx context.Context, in *ListGroupsRequest, opts ...grpc.CallOption) (*ListGroupsResponse, error)
-	// Changes the fields of update_mask. ABORTED, ETAG_MISMATCH, if an etag is given that is not current. A new filter holds for
-	// messages that are published after the answer; what is in the group already stays.
+	// Changes the fields of update_mask. ABORTED, ETAG_MISMATCH, if an etag is given that is not current. FAILED_PRECONDITION,
+	// FILTER_IMMUTABLE, if the filter is another one: for a new filter create a group, drain the old one, then delete it.
 	UpdateGroup(ctx context.Context, in *UpdateGroupRequest, opts ...grpc.CallOption) (*UpdateGroupResponse, error)
 	// Deletes the group with all that waits in it. Its streams end with FAILED_PRECONDITION, GROUP_DELETED.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*DeleteGroupResponse, error)
@@ -215,8 +215,8 @@ type GroupsServer interface {
 	GetGroup(context.Context, *GetGroupRequest) (*GetGroupResponse, error)
 	// Groups page by page, in order of name.
 	ListGroups(context.Context, *ListGroupsRequest) (*ListGroupsResponse, error)
-	// Changes the fields of update_mask. ABORTED, ETAG_MISMATCH, if an etag is given that is not current. A new filter holds for
-	// messages that are published after the answer; what is in the group already stays.
+	// Changes the fields of update_mask. ABORTED, ETAG_MISMATCH, if an etag is given that is not current. FAILED_PRECONDITION,
+	// FILTER_IMMUTABLE, if the filter is another one: for a new filter create a group, drain the old one, then delete it.
 	UpdateGroup(context.Context, *UpdateGroupRequest) (*UpdateGroupResponse, error)
 	// Deletes the group with all that waits in it. Its streams end with FAILED_PRECONDITION, GROUP_DELETED.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error)

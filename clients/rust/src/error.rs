@@ -69,6 +69,7 @@ reasons! {
     GroupDeleted = "GROUP_DELETED",
     GroupExists = "GROUP_EXISTS",
     GroupOfBridge = "GROUP_OF_BRIDGE",
+    FilterImmutable = "FILTER_IMMUTABLE",
     GroupNotFound = "GROUP_NOT_FOUND",
     HistoryOff = "HISTORY_OFF",
     IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",

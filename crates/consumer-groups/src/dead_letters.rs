@@ -10,7 +10,7 @@ use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timesta
 use serde::{Deserialize, Serialize};
 use store::{Expect, StateChange, StateRecord};
 
-use super::{GroupError, records::put};
+use super::{GroupError, MessageFilter, records::put};
 
 /// A message that was given up.
 #[derive(Debug, Clone)]
@@ -25,6 +25,9 @@ pub struct DeadLetter {
     pub time: Timestamp,
     /// Of the last nack.
     pub reason: String,
+    /// The group's filter matches it, as a caller may have it whose scope covers that filter. Not so of one that came under
+    /// another filter.
+    pub matches: bool,
 }
 
 /// The first byte of the key of each.
@@ -69,11 +72,6 @@ impl DeadLetters {
     /// Keeps others from putting this letter back until [`Self::unclaim`]; false if somebody does already, or it is not there.
     pub(super) fn claim(&mut self, id: u64) -> bool {
         self.kept.binary_search_by_key(&id, |&(kept, _)| kept).is_ok() && self.claimed.insert(id)
-    }
-
-    /// Tells whether a letter is being put back.
-    pub(super) fn is_claimed(&self) -> bool {
-        !self.claimed.is_empty()
     }
 
     pub(super) fn unclaim(&mut self, id: u64) {
@@ -196,11 +194,12 @@ fn encode(message: &SharedMessage, attempts: u32, reason: &str, time: Timestamp)
     Bytes::from(value)
 }
 
-pub(super) fn decode(record: &StateRecord) -> Result<DeadLetter, GroupError> {
-    parse(record).ok_or(GroupError::Damaged)
+/// Reads a letter of a group that wants this.
+pub(super) fn decode(record: &StateRecord, wants: &MessageFilter) -> Result<DeadLetter, GroupError> {
+    parse(record, wants).ok_or(GroupError::Damaged)
 }
 
-fn parse(record: &StateRecord) -> Option<DeadLetter> {
+fn parse(record: &StateRecord, wants: &MessageFilter) -> Option<DeadLetter> {
     let id = id(&record.key)?;
     let rest = record.value.strip_prefix(&[VERSION])?;
     let (length, rest) = rest.split_first_chunk::<4>()?;
@@ -216,7 +215,7 @@ fn parse(record: &StateRecord) -> Option<DeadLetter> {
             user: own.user,
         })
     });
-    let message = SharedMessage {
+    let message = Arc::new(SharedMessage {
         topic: Arc::from(head.topic),
         payload: Bytes::copy_from_slice(payload),
         qos: QoS::from_bits(head.qos)?,
@@ -234,7 +233,7 @@ fn parse(record: &StateRecord) -> Option<DeadLetter> {
         slot: 0,
         receipt: None,
         direct: false,
-    };
-    let time = Timestamp(head.time);
-    Some(DeadLetter { id, message: Arc::new(message), attempts: head.attempts, time, reason: head.reason })
+    });
+    let (time, matches) = (Timestamp(head.time), wants(&message.borrow()));
+    Some(DeadLetter { id, message, attempts: head.attempts, time, reason: head.reason, matches })
 }

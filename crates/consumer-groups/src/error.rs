@@ -61,7 +61,6 @@ impl From<MemberEnd> for GroupError {
         match ended {
             MemberEnd::Fenced => Self::Fenced,
             MemberEnd::GroupGone => Self::Gone,
-            MemberEnd::OutOfScope => Self::OutOfScope,
         }
     }
 }
@@ -75,7 +74,4 @@ pub enum MemberEnd {
     /// The group was deleted, or is no longer this gateway's.
     #[error("the group is not served any more")]
     GroupGone,
-    /// The group's filter was changed, or the group was moved, and not all that it has now is in the member's scope.
-    #[error("messages of the group are out of scope")]
-    OutOfScope,
 }

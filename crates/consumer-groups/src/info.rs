@@ -1,11 +1,10 @@
 //! A group as others see it.
 
-use std::sync::Arc;
-
+use access::backends::Scope;
 use gateway_core::{GroupId, Partition, Timestamp};
 use groups::GroupTotals;
 
-use super::{Definition, GroupFilters, live::Live};
+use super::{Definition, in_scope, live::Live};
 
 /// A group as others see it.
 #[derive(Debug, Clone)]
@@ -14,14 +13,21 @@ pub struct Info {
     pub id: GroupId,
     /// Definition, as asked for.
     pub definition: Definition,
-    /// Filters that a caller's scope must cover before the caller may have the group's messages.
-    pub group_filters: Arc<GroupFilters>,
+    /// Some of its messages may have come under other filters, which no limited scope is known to cover.
+    pub had_other_filters: bool,
     /// Version of the definition: differs after each change.
     pub etag: String,
     /// Time of the group's creation.
     pub created: Timestamp,
     /// Current numbers of the group.
     pub status: GroupStatus,
+}
+
+impl Info {
+    /// Tells whether a caller of this scope may have all messages of the group.
+    pub fn is_within(&self, scope: &Scope) -> bool {
+        scope.is_all() || !self.had_other_filters && in_scope(scope, &self.definition.filter)
+    }
 }
 
 /// Current numbers of a group.
@@ -60,7 +66,7 @@ pub(super) fn info(live: &Live) -> Info {
         let info = Info {
             id: live.id,
             definition: inner.kept.definition.clone(),
-            group_filters: Arc::clone(&inner.group_filters),
+            had_other_filters: inner.kept.had_other_filters,
             etag: inner.kept.etag.to_string(),
             created: inner.kept.created(),
             status: GroupStatus {

@@ -15,7 +15,7 @@
 //! live           one group: its lock, its wakers, what is written of it
 //! dead_letters   what was given up
 //! records        what is kept of a group, and its keys
-//! group_filters  filters that a caller's scope must cover
+//! scope          whose scope covers a group
 //! waypoints      places at which a group can begin to keep less
 //! start          places at which a group begins
 //! marker         what the broker does for groups
@@ -30,7 +30,6 @@ mod calls;
 mod dead_letters;
 mod definition;
 mod error;
-mod group_filters;
 mod info;
 mod live;
 mod marker;
@@ -39,6 +38,7 @@ mod pending;
 mod records;
 mod requeue;
 mod resuming;
+mod scope;
 mod service;
 mod start;
 #[cfg(test)]
@@ -50,10 +50,10 @@ mod waypoints;
 pub use dead_letters::DeadLetter;
 pub use definition::{Definition, GroupMessageFilter, KeptOrder, RetentionPolicy};
 pub use error::{GroupError, MemberEnd};
-pub use group_filters::{GroupFilters, in_scope, message_in_scope};
 pub use info::{GroupStatus, Info};
 pub use marker::{Intake, Marker, MemberMemory, MessageFilter};
 pub use member::{Joining, LiveMember, MemberBatch};
 pub use pending::{PendingMessage, PendingPage};
+pub use scope::in_scope;
 pub use service::{ConsumerGroups, GroupsOptions};
 pub use start::GroupStart;

@@ -26,10 +26,9 @@ use tokio::sync::{Notify, watch};
 use tracing::warn;
 
 use super::{
-    Definition, GroupError, GroupFilters, GroupMessageFilter, Intake, Marker, MemberMemory, MessageFilter,
-    RetentionPolicy,
+    Definition, GroupError, Intake, Marker, MemberMemory, MessageFilter, RetentionPolicy,
     dead_letters::DeadLetters,
-    group_filters::{bounds, is_between},
+    in_scope,
     records::{COUNTS, KeptDefinition, MEMBERS, SettledCounts, definition_change, progress_key, put},
     waypoints::Waypoints,
 };
@@ -98,12 +97,6 @@ pub(super) struct GroupInner {
     pub(super) logic: Group,
     pub(super) kept: KeptDefinition,
     pub(super) wants: Arc<MessageFilter>,
-    pub(super) group_filters: Arc<GroupFilters>,
-    /// The filter by which messages are to be marked once this write is done, if it is another than now.
-    pub(super) unmarked: Option<(u64, GroupMessageFilter)>,
-    /// Messages that had been submitted to the log when the last filter was replaced: the former filter has let in some of
-    /// these.
-    pub(super) former_submitted: u64,
     pub(super) letters: DeadLetters,
     wakers: HashMap<u64, Vec<Waker>, RandomState>,
     /// Memory of members without a stream, for what was read for them and not fetched yet.
@@ -157,13 +150,10 @@ impl Live {
     ) -> Self {
         let floors = Partition::all().map(|partition| logic.floor(partition)).collect();
         let last = log.marks(id).last().map_or((0, 0), |mark| (mark.messages, mark.bytes));
-        let mut inner = GroupInner {
+        let inner = GroupInner {
             logic,
             kept,
             wants,
-            group_filters: Arc::default(),
-            unmarked: None,
-            former_submitted: 0,
             letters,
             wakers: HashMap::default(),
             ahead: HashMap::default(),
@@ -182,7 +172,6 @@ impl Live {
             log_intake: Intake::All,
             intake: Intake::All,
         };
-        inner.recheck_filters(&*log);
         Self {
             id,
             owner,
@@ -274,6 +263,11 @@ impl Live {
             inner.intake = intake;
             self.marker.set_intake(self.id, intake);
         }
+    }
+
+    /// Its filter.
+    pub(super) fn wants(&self) -> Arc<MessageFilter> {
+        self.with(|inner| Arc::clone(&inner.wants))
     }
 
     /// Resolves when the write of this number is done.
@@ -370,7 +364,6 @@ impl Live {
                 tokio::time::sleep(pause).await;
                 pause = (pause * 2).min(Duration::from_secs(5));
             }
-            self.mark(write.number);
             self.written.send_replace(WrittenUpTo { done: write.number, stuck: false });
             let wakers: Vec<Waker> = {
                 let mut inner = self.inner.lock();
@@ -385,21 +378,6 @@ impl Live {
             };
             wakers.into_iter().for_each(Waker::wake);
         }
-    }
-
-    /// From now on messages are marked by the filter that is on disk with this write, if it is another than before. Not earlier:
-    /// the log must not have anything after a crash that came under a filter which nobody remembers.
-    fn mark(&self, written: u64) {
-        let unmarked = self.with(|inner| inner.unmarked.take_if(|(number, _)| *number <= written));
-        let Some((_, filter)) = unmarked else { return };
-        self.marker.keep_for(self.id, &filter);
-        let submitted = self.log.submitted();
-        self.with(|inner| {
-            // Otherwise it was replaced again meanwhile.
-            if inner.unmarked.is_none() {
-                inner.former_submitted = submitted;
-            }
-        });
     }
 
     /// Copies what is given up, so that the next write has it, until the group ends. Beside the writer: acknowledgements do not
@@ -494,48 +472,15 @@ impl Live {
         if inner.has_write() { inner.write } else { inner.write - 1 }
     }
 
-    /// One round: filters that the group no longer has are let go, as far as what came under them is settled.
-    pub(super) fn forget_filters(&self) {
-        if self.with(|inner| inner.kept.former.is_empty()) {
-            return;
-        }
-        // In this order: what has ended is within the bounds.
-        let ended = self.log.ended();
-        let bounds = bounds(&*self.log);
-        self.with(|inner| {
-            let GroupInner { kept, logic, letters, .. } = inner;
-            // A letter that is being put back may still be found to match a filter that was replaced.
-            let is_over = inner.former_submitted <= ended && !letters.is_claimed();
-            let end = bounds.iter().map(|bounds| bounds.end).max().unwrap_or_default();
-            let closed = is_over && kept.former.close(end);
-            let place = |partition| logic.floor(partition);
-            // Only a seek makes one count again.
-            if kept.former.recheck(|counts| counts, |until| is_between(place, &bounds, until)) {
-                inner.group_filters = Arc::new(GroupFilters::new(&kept.definition.filter, &kept.former));
-            }
-            let is_gone = |until: u64| bounds.iter().all(|bounds| bounds.start >= bounds.end.min(until));
-            let forgot = kept.former.forget(is_gone);
-            if closed || forgot {
-                inner.keep();
-            }
-        });
-    }
-
-    /// Changes the definition. Published messages are judged by its filter once the write of the returned number is done.
-    pub(super) fn redefine(&self, definition: Definition, wants: Arc<MessageFilter>) -> u64 {
+    /// Changes the definition; its filter stays. Returns the number of the write that holds it.
+    pub(super) fn redefine(&self, definition: Definition) -> u64 {
         self.with(|inner| {
             inner.logic.set_config(definition.config());
-            let is_other = inner.replace_filter(&definition.filter);
             inner.kept.definition = definition;
             inner.kept.etag += 1;
             inner.waypoints.hasten();
-            inner.wants = wants;
             inner.keep();
-            let number = Self::wait_number(inner);
-            if is_other {
-                inner.unmarked = Some((number, inner.kept.definition.filter.clone()));
-            }
-            number
+            Self::wait_number(inner)
         })
     }
 }
@@ -635,37 +580,10 @@ impl GroupInner {
         }
     }
 
-    /// The filter will be this one. True if it is another than before.
-    fn replace_filter(&mut self, new: &GroupMessageFilter) -> bool {
-        let old = &self.kept.definition.filter;
-        if old == new {
-            return false;
-        }
-        self.kept.former.add(old, new);
-        // Nothing that comes from now on has ended.
-        self.former_submitted = u64::MAX;
-        self.group_filters = Arc::new(GroupFilters::new(new, &self.kept.former));
-        true
-    }
-
-    /// Tells whether a caller of this scope may have the group's messages after a move to these places.
-    pub(super) fn may_move(&self, log: &dyn PartitionedLog, scope: &Scope, places: &[u64]) -> bool {
-        if scope.is_all() || self.kept.former.is_empty() {
-            return true;
-        }
-        let bounds = bounds(log);
-        let place = |partition: Partition| places[usize::from(partition.0)];
-        self.kept.former.is_within(scope, |until| is_between(place, &bounds, until))
-    }
-
-    /// The group is elsewhere, or was just read: which of its former filters count is found anew.
-    pub(super) fn recheck_filters(&mut self, log: &dyn PartitionedLog) {
-        if !self.kept.former.is_empty() {
-            let bounds = bounds(log);
-            let place = |partition| self.logic.floor(partition);
-            self.kept.former.recheck(|_| true, |until| is_between(place, &bounds, until));
-        }
-        self.group_filters = Arc::new(GroupFilters::new(&self.kept.definition.filter, &self.kept.former));
+    /// Tells whether a caller of this scope may have all messages of the group.
+    pub(super) fn is_within(&self, scope: &Scope) -> bool {
+        let kept = &self.kept;
+        scope.is_all() || !kept.had_other_filters && in_scope(scope, &kept.definition.filter)
     }
 
     /// The definition is to be written.

@@ -11,13 +11,13 @@ use std::{
 use access::backends::Scope;
 use groups::{
     ClaimedPlace, Credit, Delivery, Gap, IdRange, MAX_AHEAD, MemberKey, MemberOptions, Nack, Ranges, Read,
-    Room, SettlingAnswer, TakenDeliveries,
+    Room, SettlingAnswer,
 };
 use store::{BoxFuture, LogRead, ReadLimit, Slice, StoreError};
 use tokio::sync::Notify;
 
 use super::{
-    GroupError, GroupFilters, MemberEnd, MemberMemory,
+    GroupError, MemberEnd, MemberMemory,
     live::{GroupInner, Live, STEP},
 };
 
@@ -70,18 +70,10 @@ pub struct Joining<'a> {
     pub lease: Duration,
     /// Most messages and bytes that the member may have unacknowledged.
     pub credit: Credit,
-    /// Scope of the member: nothing is delivered while the group has messages outside it.
+    /// Scope of the member, which must have all messages of the group.
     pub scope: Scope,
     /// Deliveries from an earlier connection on which the member still works: see [`LiveMember::resume`].
     pub outstanding: &'a [ClaimedPlace],
-}
-
-/// Result of a look at the group.
-enum Looked {
-    /// Filters against which the member's scope has yet to be checked.
-    CheckScope(Arc<GroupFilters>),
-    /// Deliveries for the member, and the reads that are to be made for it.
-    Taken(TakenDeliveries, Vec<Read>),
 }
 
 /// A member with a stream, or one call of Fetch. Dropped, its stream has ended: what it has is given back, at once or after
@@ -90,9 +82,6 @@ pub struct LiveMember {
     pub(super) live: Arc<Live>,
     pub(super) key: MemberKey,
     name: String,
-    scope: Scope,
-    /// Filters of the group when all of it was in `scope`.
-    group_filters: Option<Arc<GroupFilters>>,
     resumed: bool,
     /// Lives from call to call.
     fetches: bool,
@@ -109,7 +98,7 @@ pub struct LiveMember {
 
 impl LiveMember {
     /// # Errors
-    /// [`GroupError::TooManyMembers`].
+    /// [`GroupError::OutOfScope`], [`GroupError::TooManyMembers`].
     pub(super) fn join(
         live: &Arc<Live>,
         Joining { name, lease, credit, scope, outstanding }: Joining<'_>,
@@ -119,18 +108,19 @@ impl LiveMember {
         let now = (live.clock)();
         let options = MemberOptions { name, lease, credit, fetches, outstanding };
         let joined = live.with(|inner| {
-            let joined = inner.logic.join(&options, now)?;
+            if !inner.is_within(&scope) {
+                return Err(GroupError::OutOfScope);
+            }
+            let joined = inner.logic.join(&options, now);
+            let joined = joined.map_err(|groups::TooManyMembers| GroupError::TooManyMembers)?;
             inner.ahead.remove(&joined.member.number);
             Ok(joined)
-        });
-        let joined = joined.map_err(|groups::TooManyMembers| GroupError::TooManyMembers)?;
+        })?;
         live.timer.notify_one();
         Ok(Self {
             live: Arc::clone(live),
             key: joined.member,
             name: name.to_owned(),
-            scope,
-            group_filters: None,
             resumed: joined.resumed,
             fetches,
             reads: Vec::new(),
@@ -217,25 +207,13 @@ impl LiveMember {
         let now = (self.live.clock)();
         let limit = MOST_READS - self.reads.len();
         let key = self.key;
-        let (scope, checked) = (&self.scope, self.group_filters.as_ref());
         let looked = self.live.with(|inner| {
-            // Under the same lock as it is taken.
-            if !scope.is_all() && checked.is_none_or(|checked| !Arc::ptr_eq(checked, &inner.group_filters)) {
-                return Ok(Looked::CheckScope(Arc::clone(&inner.group_filters)));
-            }
             inner.wait(key.number, waker);
             let taken = inner.logic.take(key, now, room)?;
             let reads = if taken.deliveries.is_empty() { inner.logic.wants(key, limit)? } else { Vec::new() };
-            Ok::<_, groups::MemberGone>(Looked::Taken(taken, reads))
+            Ok((taken, reads))
         });
-        let (taken, reads) = match looked.map_err(|groups::MemberGone| MemberEnd::Fenced)? {
-            Looked::Taken(taken, reads) => (taken, reads),
-            Looked::CheckScope(group_filters) if group_filters.is_within(&self.scope) => {
-                self.group_filters = Some(group_filters);
-                return Ok(true);
-            }
-            Looked::CheckScope(_) => return Err(MemberEnd::OutOfScope),
-        };
+        let (taken, reads) = looked.map_err(|groups::MemberGone| MemberEnd::Fenced)?;
         if !taken.deliveries.is_empty() {
             // The first deadline may be nearer than any before.
             self.live.timer.notify_one();

@@ -1,13 +1,11 @@
 //! Messages that wait in a group, page by page.
 
-use std::sync::Arc;
-
 use access::backends::Scope;
 use gateway_core::{LogRecord, Partition};
 use groups::Pending;
 use store::{LogRead, ReadLimit};
 
-use super::{ConsumerGroups, GroupError, MemberMemory, live::GroupInner};
+use super::{ConsumerGroups, GroupError, MemberMemory};
 
 /// A message that waits, with its content if it can still be read.
 #[derive(Debug, Clone)]
@@ -43,15 +41,9 @@ impl ConsumerGroups {
         bytes: usize,
         wanted: impl Fn(Option<&LogRecord>) -> bool,
     ) -> Result<PendingPage, GroupError> {
-        let live = self.find(group)?;
+        let live = self.find_within(group, scope)?;
         let held = self.set_aside(bytes)?;
-        let look = |inner: &mut GroupInner| {
-            (Arc::clone(&inner.group_filters), inner.logic.pending(after, limit + 1))
-        };
-        let (group_filters, found) = live.with(look);
-        if !group_filters.is_within(scope) {
-            return Err(GroupError::OutOfScope);
-        }
+        let found = live.with(|inner| inner.logic.pending(after, limit + 1));
         let mut page = PendingPage { messages: Vec::new(), last: None, _held: held };
         let (mut last, mut room) = (after, bytes);
         for (at, pending) in found.into_iter().enumerate() {

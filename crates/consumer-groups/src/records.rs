@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 use gateway_core::{GroupId, PARTITIONS, Partition, Timestamp};
 use groups::{Progress, Roster};
-use serde::{Deserialize, Serialize};
+use serde::{Deserialize, Deserializer, Serialize, de::IgnoredAny};
 use store::{Expect, GroupState, StateChange};
 
-use super::{Definition, GroupError, group_filters::FormerFilters};
+use super::{Definition, GroupError};
 
 /// Keys of a group's records.
 pub(super) const DEFINITION: &[u8] = b"d";
@@ -33,9 +33,28 @@ pub(super) struct KeptDefinition {
     pub(super) start: Vec<u64>,
     /// In each partition, where messages are marked for the group; before it the filter says which are its.
     pub(super) born: Vec<u64>,
-    /// Filters that it had before; not in records of versions that did not keep them.
-    #[serde(default, skip_serializing_if = "FormerFilters::is_empty")]
-    pub(super) former: FormerFilters,
+    /// Had other filters, under a version that could change them and kept a list of these. Some of its messages may have come
+    /// under them.
+    #[serde(
+        default,
+        alias = "former",
+        deserialize_with = "told_or_listed",
+        skip_serializing_if = "std::ops::Not::not"
+    )]
+    pub(super) had_other_filters: bool,
+}
+
+fn told_or_listed<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Kept {
+        Told(bool),
+        Listed(Vec<IgnoredAny>),
+    }
+    Ok(match Kept::deserialize(value)? {
+        Kept::Told(had) => had,
+        Kept::Listed(former) => !former.is_empty(),
+    })
 }
 
 impl KeptDefinition {

@@ -7,23 +7,26 @@ use bytes::Bytes;
 use gateway_core::{Commit, GroupId, Partition};
 use store::{PartitionedLog, StoreError};
 
-use super::{ConsumerGroups, DeadLetter, GroupError, dead_letters, live::Live, message_in_scope};
+use super::{ConsumerGroups, DeadLetter, GroupError, dead_letters, live::Live};
 
 impl ConsumerGroups {
-    /// Messages that were given up: at most `limit` behind `after`.
+    /// Messages that were given up: at most `limit` behind `after`. A caller of limited scope may have those that
+    /// [match](DeadLetter::matches).
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`].
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::Damaged`], [`GroupError::Store`].
     pub async fn dead_letters(
         &self,
         group: &str,
+        scope: &Scope,
         after: Option<u64>,
         limit: usize,
     ) -> Result<Vec<DeadLetter>, GroupError> {
-        let live = self.find(group)?;
+        let live = self.find_within(group, scope)?;
         let prefix = Bytes::from_static(&[dead_letters::LETTER]);
         let page = self.state.read(live.id, prefix, after.map(dead_letters::key), limit).await?;
-        page.iter().map(dead_letters::decode).collect()
+        let wants = live.wants();
+        page.iter().map(|record| dead_letters::decode(record, &*wants)).collect()
     }
 
     /// The number of the newest message that was given up and is kept.
@@ -35,38 +38,37 @@ impl ConsumerGroups {
     }
 
     /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back
-    /// just now, are passed over, and so is what the caller's scope does not have, or what the group's filter no longer matches.
-    /// None is all. Returns how many. Cancelled, the letter that is under way is put back and removed all the same, and those
+    /// just now, are passed over, and so is what the group's filter does not match. None is all. Returns how many. Cancelled, the letter that is under way is put back and removed all the same, and those
     /// behind it stay.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Damaged`], [`GroupError::Store`]: those before the one that failed are requeued.
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::Damaged`], [`GroupError::Store`]: those before the
+    /// one that failed are requeued.
     pub async fn requeue(&self, group: &str, ids: &[u64], scope: &Scope) -> Result<u64, GroupError> {
-        let live = self.find(group)?;
+        let live = self.find_within(group, scope)?;
         let ids = if ids.is_empty() { live.with(|inner| inner.letters.ids()) } else { ids.to_vec() };
         let mut count = 0;
         for id in ids {
             // In a task of its own: a call that is given up between the two writes would leave both.
-            let one = tokio::spawn(put_back(Arc::clone(&self.log), Arc::clone(&live), id, scope.clone()));
+            let one = tokio::spawn(put_back(Arc::clone(&self.log), Arc::clone(&live), id));
             count += u64::from(one.await.map_err(|_| GroupError::Gone)??);
         }
         Ok(count)
     }
 
-    /// Removes letters; `ids` that are not there, or that the caller's scope does not have, are passed over. None is all. Returns
-    /// how many.
+    /// Removes letters; `ids` that are not there, and for a caller of limited scope those that the group's filter does not match,
+    /// are passed over. None is all. Returns how many.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::Gone`], and for a caller of limited scope [`GroupError::Damaged`] and
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::Gone`], and for a caller of limited scope [`GroupError::Damaged`] and
     /// [`GroupError::Store`].
     pub async fn purge(&self, group: &str, ids: &[u64], scope: &Scope) -> Result<u64, GroupError> {
-        let live = self.find(group)?;
+        let live = self.find_within(group, scope)?;
         let mut ids = if ids.is_empty() { live.with(|inner| inner.letters.ids()) } else { ids.to_vec() };
         if !scope.is_all() {
             let mut seen = Vec::new();
             for id in ids {
-                let letter = read(&live, id).await?;
-                if letter.is_some_and(|letter| message_in_scope(scope, &letter.message)) {
+                if read(&live, id).await?.is_some_and(|letter| letter.matches) {
                     seen.push(id);
                 }
             }
@@ -97,35 +99,18 @@ impl Drop for LetterClaim<'_> {
 
 async fn read(live: &Live, id: u64) -> Result<Option<DeadLetter>, GroupError> {
     let records = live.state.read(live.id, dead_letters::key(id), None, 1).await?;
-    records.first().map(dead_letters::decode).transpose()
+    let wants = live.wants();
+    records.first().map(|record| dead_letters::decode(record, &*wants)).transpose()
 }
 
-/// Appends a letter again, and removes it once that is on disk; false if it is not there, another call does it, or it is not for
-/// the caller or for the group.
-async fn put_back(
-    log: Arc<dyn PartitionedLog>,
-    live: Arc<Live>,
-    id: u64,
-    scope: Scope,
-) -> Result<bool, GroupError> {
+/// Appends a letter again, and removes it once that is on disk; false if it is not there, another call does it, or the group's
+/// filter does not match it: who may have what the filter matches could not have it.
+async fn put_back(log: Arc<dyn PartitionedLog>, live: Arc<Live>, id: u64) -> Result<bool, GroupError> {
     if !live.with(|inner| inner.letters.claim(id)) {
         return Ok(false);
     }
     let _claim = LetterClaim { live: &live, id };
-    let Some(letter) = read(&live, id).await? else { return Ok(false) };
-    // A letter that is put back falls under the group's present filter: other callers may have that filter in their scope,
-    // and not this letter.
-    let (is_wanted, unmarked) = live.with(|inner| {
-        let number = inner.unmarked.as_ref().map(|(number, _)| *number);
-        ((inner.wants)(&letter.message.borrow()), number)
-    });
-    if !is_wanted || !message_in_scope(&scope, &letter.message) {
-        return Ok(false);
-    }
-    if let Some(number) = unmarked {
-        // As for what is published: not before the filter is on disk.
-        live.written(number).await?;
-    }
+    let Some(letter) = read(&live, id).await?.filter(|letter| letter.matches) else { return Ok(false) };
     let device = letter.message.client_id.as_ref().map(gateway_core::ClientId::as_str);
     let partition = Partition::of(device, &letter.message.topic);
     let commit = Commit::new();

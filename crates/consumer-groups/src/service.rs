@@ -13,7 +13,6 @@ use tokio::{sync::oneshot, task::JoinSet};
 use super::{
     Definition, GroupError, GroupStart, Info, Joining, LiveMember, Marker, MemberMemory,
     dead_letters::{self, DeadLetters},
-    group_filters::FormerFilters,
     info::info,
     live::{GroupOwner, Live},
     member::HELD,
@@ -132,7 +131,7 @@ impl ConsumerGroups {
             let starts: Vec<u64> =
                 Partition::all().map(|partition| self.log.bounds(partition).start).collect();
             (kept.log, kept.born, kept.start) = (self.log.id(), starts.clone(), starts);
-            kept.former = FormerFilters::default();
+            kept.had_other_filters = false;
             progress.clear();
             members = None;
         }
@@ -263,7 +262,7 @@ impl ConsumerGroups {
             log: self.log.id(),
             start: start.clone(),
             born: ends,
-            former: FormerFilters::default(),
+            had_other_filters: false,
         };
         let letters = DeadLetters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes, 1);
         let owner = GroupOwner::now(epoch);
@@ -293,7 +292,7 @@ impl ConsumerGroups {
         Ok(self.state.acquire(id, last).await?)
     }
 
-    /// Changes a group. Its name and what its messages are in order with do not change. Cancelled, it is changed all the same.
+    /// Changes a group. Its name, its filter and what its messages are in order with do not change. Cancelled, it is changed all the same.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::EtagMismatch`], or those of the store.
@@ -301,15 +300,14 @@ impl ConsumerGroups {
         let (live, number) = {
             let _changing = self.changing.lock().await;
             let live = self.find(&definition.name)?;
-            let wants = self.marker.matcher(&definition.filter);
             let definition = live.with(|inner| {
                 if etag.is_some_and(|etag| etag != inner.kept.etag.to_string()) {
                     return Err(GroupError::EtagMismatch);
                 }
-                let order = inner.kept.definition.order;
-                Ok(Definition { order, ..definition })
+                let Definition { filter, order, .. } = inner.kept.definition.clone();
+                Ok(Definition { filter, order, ..definition })
             });
-            let number = live.redefine(definition?, wants);
+            let number = live.redefine(definition?);
             (live, number)
         };
         live.written(number).await?;
@@ -373,6 +371,12 @@ impl ConsumerGroups {
         self.names.read().get(name).cloned().ok_or(GroupError::NotFound)
     }
 
+    /// A group whose messages a caller of this scope may have.
+    pub(super) fn find_within(&self, name: &str, scope: &Scope) -> Result<Arc<Live>, GroupError> {
+        let live = self.find(name)?;
+        if live.with(|inner| inner.is_within(scope)) { Ok(live) } else { Err(GroupError::OutOfScope) }
+    }
+
     /// One group.
     ///
     /// # Errors
@@ -401,31 +405,26 @@ impl ConsumerGroups {
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], those of [`GroupStart`], or of the store.
     pub async fn seek(&self, name: &str, to: &GroupStart, scope: &Scope) -> Result<String, GroupError> {
-        self.find(name)?;
+        self.find_within(name, scope)?;
         let places = places(&*self.log, to).await?;
         let changing = self.changing.lock().await;
-        let live = self.find(name)?;
+        let live = self.find_within(name, scope)?;
         let marks = self.log.marks(live.id);
         let least = places.iter().copied().min().unwrap_or_default();
         let mark = marks.iter().rfind(|mark| mark.offset <= least).or_else(|| marks.first());
         let (messages, bytes) = mark.map_or((0, 0), |mark| (mark.messages, mark.bytes));
-        let moved = live.with(|inner| {
-            if !inner.may_move(&*self.log, scope, &places) {
-                return Err(GroupError::OutOfScope);
-            }
+        let (before, number) = live.with(|inner| {
             let before: Vec<u64> = Partition::all().map(|partition| inner.logic.floor(partition)).collect();
             inner.logic.seek(|partition| places[usize::from(partition.0)]);
-            inner.recheck_filters(&*self.log);
             inner.kept.generation = inner.logic.identity().generation;
             let totals = inner.logic.totals();
             let since = totals.settled + totals.given_up + totals.lost;
             inner.base = messages.saturating_sub(since);
             inner.base_bytes = bytes.saturating_sub(totals.settled_bytes);
             inner.keep();
-            Ok((before, Live::wait_number(inner)))
+            (before, Live::wait_number(inner))
         });
         drop(changing);
-        let (before, number) = moved?;
         live.written(number).await?;
         Ok(token(self.log.id(), &before))
     }
@@ -433,7 +432,7 @@ impl ConsumerGroups {
     /// A member with a stream. Dropped, its stream has ended.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::TooManyMembers`], [`GroupError::Memory`].
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::TooManyMembers`], [`GroupError::Memory`].
     pub fn open(&self, group: &str, joining: Joining<'_>) -> Result<LiveMember, GroupError> {
         let held = MemberMemory::take(&self.marker, HELD)?;
         LiveMember::join(&self.find(group)?, joining, false, held)

@@ -2,10 +2,10 @@
 
 mod changing;
 mod fetching;
-mod group_filters;
 mod letters;
 mod quiet;
 mod resuming;
+mod scope;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -323,7 +323,7 @@ async fn what_is_not_settled_in_time_comes_again_then_is_given_up() {
     assert_eq!(texts(&messages(&mut member).await), ["2"]);
     let letters = async {
         loop {
-            let letters = fixture.groups.dead_letters("g", None, 10).await.expect("letters");
+            let letters = fixture.groups.dead_letters("g", &Scope::ALL, None, 10).await.expect("letters");
             if let [letter] = letters.as_slice() {
                 return letter.clone();
             }

@@ -104,7 +104,6 @@ impl GroupUpkeep {
         for live in &all {
             self.retain(live, now, (room, excess)).await;
             self.move_on(live).await;
-            live.forget_filters();
             let place = self.log.trimmable();
             live.with(|inner| inner.logic.touch(place));
         }

@@ -89,7 +89,9 @@ fn hint(error: &Error) -> Option<&'static str> {
             "without --fail-offline the message waits for it; --wait lets a command wait"
         }
         Reason::GroupNotFound => "'mqtt-server ctl groups create' makes one",
-        Reason::GroupExists => "'mqtt-server ctl groups get' shows it, 'groups update' changes it",
+        Reason::GroupExists => {
+            "'mqtt-server ctl groups get' shows it, 'groups update' changes it, but not its filter"
+        }
         Reason::DeviceUnknown => "--username, --common-name, --group and --claim do so",
         Reason::VersionConflict => "read it again with 'mqtt-server ctl shadow get'",
         Reason::TokenNotFound => "'mqtt-server ctl security tokens list' shows them",

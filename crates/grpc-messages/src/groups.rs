@@ -36,7 +36,7 @@ pub const MAX_REASON: usize = 1_024;
 /// Longest name of a member.
 const MAX_MEMBER: usize = 64;
 
-/// The fields of a group that can be changed, as an update mask names them.
+/// The fields of a group that an update mask may name: those that can be changed, and the filter, which must be the same.
 const FIELDS: [&str; 11] = [
     "filter",
     "ack_deadline",
@@ -262,11 +262,17 @@ impl GroupUpdate {
     }
 
     /// Changes those fields.
-    pub fn apply(self, definition: &mut Definition) {
+    ///
+    /// # Errors
+    /// [`Error::FilterImmutable`] if the filter is another one.
+    pub fn apply(self, definition: &mut Definition) -> Result<(), Error> {
         let Self { fields, new } = self;
+        if fields.contains(&"filter") && definition.filter != new.filter {
+            return Err(Error::FilterImmutable);
+        }
         for field in fields {
             match field {
-                "filter" => definition.filter = new.filter.clone(),
+                "filter" => {}
                 "ack_deadline" => definition.ack_deadline = new.ack_deadline,
                 "max_attempts" => definition.max_attempts = new.max_attempts,
                 "min_backoff" => definition.min_backoff = new.min_backoff,
@@ -280,11 +286,7 @@ impl GroupUpdate {
             }
         }
         definition.max_backoff = definition.max_backoff.max(definition.min_backoff);
-    }
-
-    /// The filter, if it changes.
-    pub fn filter(&self) -> Option<&GroupMessageFilter> {
-        self.fields.contains(&"filter").then_some(&self.new.filter)
+        Ok(())
     }
 }
 
@@ -526,7 +528,7 @@ mod tests {
             let info = Info {
                 id: gateway_core::GroupId(1),
                 definition: definition.clone(),
-                group_filters: std::sync::Arc::default(),
+                had_other_filters: false,
                 etag: String::new(),
                 created: Timestamp(0),
                 status: GroupStatus::default(),
@@ -573,11 +575,19 @@ mod tests {
         // Fields outside the mask may hold nonsense.
         let group =
             v1::Group { paused: true, max_attempts: 9, ack_deadline: seconds(-7), ..Default::default() };
-        update(group, &["paused"]).unwrap().apply(&mut changed);
+        update(group, &["paused"]).unwrap().apply(&mut changed).unwrap();
         assert_eq!(changed, Definition { paused: true, ..before });
         let slower = v1::Group { min_backoff: seconds(90), ..Default::default() };
-        update(slower, &["min_backoff"]).unwrap().apply(&mut changed);
+        update(slower, &["min_backoff"]).unwrap().apply(&mut changed).unwrap();
         assert_eq!((changed.min_backoff, changed.max_backoff), (90_000, 90_000));
+        let with_filter = |topic: &str| {
+            let filter = v1::Filter { topic_filters: vec![topic.to_owned()], ..Default::default() };
+            v1::Group { filter: Some(filter), ..Default::default() }
+        };
+        let before = changed.clone();
+        update(with_filter("#"), &["filter"]).unwrap().apply(&mut changed).unwrap();
+        let other = update(with_filter("a/#"), &["paused", "filter"]).unwrap().apply(&mut changed);
+        assert_eq!((other, changed), (Err(Error::FilterImmutable), before));
         for paths in [&[][..], &["order_key"], &["name"], &["filter.topic_filters"]] {
             assert!(update(v1::Group::default(), paths).is_err(), "{paths:?}");
         }

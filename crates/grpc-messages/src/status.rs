@@ -93,6 +93,11 @@ pub enum Error {
     RoleDenied { role: Role },
     #[error("{field}: is not in the caller's scope")]
     OutOfScope { field: String },
+    #[error(
+        "{field}: has messages of filters that the group had before, which the caller's scope may not have: drain the group with \
+         an unlimited scope, delete it and create it again"
+    )]
+    HadOtherFilters { field: String },
     #[error("no such method")]
     Unimplemented,
     #[error("{0}")]
@@ -105,6 +110,10 @@ pub enum Error {
     GroupNotFound,
     #[error("the group is the queue of a bridge: change the bridge in the configuration, or pause it")]
     GroupOfBridge,
+    #[error(
+        "the filter of a group cannot be changed: create a group with the new filter, drain this one, then delete it"
+    )]
+    FilterImmutable,
     #[error("there is a group of this name with another configuration")]
     GroupExists,
     #[error("there are as many groups as groups.max_groups allows")]
@@ -217,6 +226,7 @@ impl Error {
             | Self::BanInFile
             | Self::GroupsOff(_)
             | Self::GroupOfBridge
+            | Self::FilterImmutable
             | Self::ShadowsOff(_)
             | Self::GroupDeleted
             | Self::ScheduleOff
@@ -244,7 +254,9 @@ impl Error {
             Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) => Code::Unavailable,
             Self::StoreDamaged => Code::DataLoss,
             Self::Unauthenticated(_) => Code::Unauthenticated,
-            Self::RoleDenied { .. } | Self::OutOfScope { .. } => Code::PermissionDenied,
+            Self::RoleDenied { .. } | Self::OutOfScope { .. } | Self::HadOtherFilters { .. } => {
+                Code::PermissionDenied
+            }
             Self::Unimplemented => Code::Unimplemented,
             Self::CommandsOff(_) | Self::CommandEnded(_) => Code::FailedPrecondition,
             Self::CommandExists => Code::AlreadyExists,
@@ -291,13 +303,14 @@ impl Error {
             Self::ShuttingDown | Self::CutShort(_) => "SHUTTING_DOWN",
             Self::Unauthenticated(unknown) => unknown.reason(),
             Self::RoleDenied { .. } => "ROLE_DENIED",
-            Self::OutOfScope { .. } => "OUT_OF_SCOPE",
+            Self::OutOfScope { .. } | Self::HadOtherFilters { .. } => "OUT_OF_SCOPE",
             Self::Unimplemented => "UNIMPLEMENTED",
             Self::NoTokens(_) => "NO_TOKENS",
             Self::TokenNotFound => "TOKEN_NOT_FOUND",
             Self::GroupsOff(_) => "GROUPS_DISABLED",
             Self::GroupNotFound => "GROUP_NOT_FOUND",
             Self::GroupOfBridge => "GROUP_OF_BRIDGE",
+            Self::FilterImmutable => "FILTER_IMMUTABLE",
             Self::GroupExists => "GROUP_EXISTS",
             Self::TooManyGroups => "TOO_MANY_GROUPS",
             Self::EtagMismatch => "ETAG_MISMATCH",
@@ -355,7 +368,7 @@ impl Error {
                     ("rejected".to_owned(), state.rejected.to_string()),
                 ])
             }
-            Self::Invalid { field, .. } | Self::OutOfScope { field } => {
+            Self::Invalid { field, .. } | Self::OutOfScope { field } | Self::HadOtherFilters { field } => {
                 HashMap::from([("field".to_owned(), field.clone())])
             }
             Self::Command { why, stage } => command_state::metadata(*why, *stage),
@@ -579,12 +592,14 @@ mod tests {
             (Error::Unauthenticated(Unknown::Revoked), Code::Unauthenticated, "CREDENTIALS_REVOKED"),
             (Error::RoleDenied { role: Role::Reader }, Code::PermissionDenied, "ROLE_DENIED"),
             (Error::OutOfScope { field: "topic".to_owned() }, Code::PermissionDenied, "OUT_OF_SCOPE"),
+            (Error::HadOtherFilters { field: "name".to_owned() }, Code::PermissionDenied, "OUT_OF_SCOPE"),
             (Error::Unimplemented, Code::Unimplemented, "UNIMPLEMENTED"),
             (Error::NoTokens("none".to_owned()), Code::FailedPrecondition, "NO_TOKENS"),
             (Error::DeviceUnknown, Code::FailedPrecondition, "DEVICE_UNKNOWN"),
             (Error::TokenNotFound, Code::NotFound, "TOKEN_NOT_FOUND"),
             (Error::GroupsOff("store.enabled"), Code::FailedPrecondition, "GROUPS_DISABLED"),
             (Error::GroupNotFound, Code::NotFound, "GROUP_NOT_FOUND"),
+            (Error::FilterImmutable, Code::FailedPrecondition, "FILTER_IMMUTABLE"),
             (Error::GroupExists, Code::AlreadyExists, "GROUP_EXISTS"),
             (Error::TooManyGroups, Code::ResourceExhausted, "TOO_MANY_GROUPS"),
             (Error::EtagMismatch, Code::Aborted, "ETAG_MISMATCH"),

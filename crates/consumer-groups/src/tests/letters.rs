@@ -9,7 +9,7 @@ impl Fixture {
     async fn letters(&self, count: usize) -> Vec<DeadLetter> {
         let there = async {
             loop {
-                let letters = self.groups.dead_letters("g", None, 100).await.expect("letters");
+                let letters = self.groups.dead_letters("g", &Scope::ALL, None, 100).await.expect("letters");
                 if letters.len() == count {
                     return letters;
                 }

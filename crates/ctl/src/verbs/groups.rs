@@ -28,6 +28,8 @@ pub(crate) enum GroupsVerb {
         /// Its name
         name: String,
         #[command(flatten)]
+        wanted: Box<Wanted>,
+        #[command(flatten)]
         settings: Box<Settings>,
         /// What keeps its order
         #[arg(long, value_enum, default_value_t)]
@@ -46,7 +48,7 @@ pub(crate) enum GroupsVerb {
     },
     /// Lists the groups and how far they are
     List,
-    /// Changes what is given of a group
+    /// Changes what is given of a group. Its filter stays: for another create a group, drain this one, then delete it
     Update {
         /// Its name
         name: String,
@@ -139,9 +141,9 @@ pub(crate) enum GroupsVerb {
     },
 }
 
-/// What a group gets and how.
+/// What a group gets.
 #[derive(Debug, Clone, clap::Args)]
-pub(crate) struct Settings {
+pub(crate) struct Wanted {
     /// Topic filter; may be repeated; none is '#'
     #[arg(short, long = "filter", value_name = "FILTER")]
     filters: Vec<String>,
@@ -166,6 +168,28 @@ pub(crate) struct Settings {
     /// Also events of this kind; may be repeated
     #[arg(long = "event", value_enum, value_name = "KIND")]
     events: Vec<events::EventArgument>,
+}
+
+impl Wanted {
+    /// The filter; `None` is the gateway's default.
+    fn filter(self) -> Option<Filter> {
+        let filter = Filter {
+            device_ids: self.devices,
+            device_id_prefixes: self.device_prefixes,
+            topic_filters: self.filters,
+            exclude_topic_filters: self.exclude,
+            exclude_device_ids: self.exclude_devices,
+            include_backends: self.include_backends,
+            min_qos: self.min_qos.map_or(0, qos),
+            event_kinds: self.events.into_iter().map(|kind| EventKind::from(kind).into()).collect(),
+        };
+        (filter != Filter::default()).then_some(filter)
+    }
+}
+
+/// How a group gets it.
+#[derive(Debug, Clone, clap::Args)]
+pub(crate) struct Settings {
     /// How long a message may stay unacknowledged before it is delivered again
     #[arg(long, value_name = "SPAN", value_parser = spans::span)]
     ack_deadline: Option<std::time::Duration>,
@@ -264,23 +288,11 @@ fn place(text: &str) -> Result<Position, String> {
 impl Settings {
     /// The group, and the names of the fields that were given.
     fn group(self, name: String) -> (Group, Vec<String>) {
-        let filter = Filter {
-            device_ids: self.devices,
-            device_id_prefixes: self.device_prefixes,
-            topic_filters: self.filters,
-            exclude_topic_filters: self.exclude,
-            exclude_device_ids: self.exclude_devices,
-            include_backends: self.include_backends,
-            min_qos: self.min_qos.map_or(0, qos),
-            event_kinds: self.events.into_iter().map(|kind| EventKind::from(kind).into()).collect(),
-        };
-        let filter = (filter != Filter::default()).then_some(filter);
         let when_full = self.when_full.map(|full| match full {
             FullArgument::DropOldest => WhenFull::DropOldest,
             FullArgument::Refuse => WhenFull::Refuse,
         });
         let given = [
-            ("filter", filter.is_some()),
             ("ack_deadline", self.ack_deadline.is_some()),
             ("max_attempts", self.max_attempts.is_some()),
             ("min_backoff", self.min_backoff.is_some()),
@@ -294,7 +306,6 @@ impl Settings {
         let given = given.into_iter().filter(|(_, given)| *given).map(|(name, _)| name.to_owned()).collect();
         let group = Group {
             name,
-            filter,
             ack_deadline: self.ack_deadline.and_then(spans::proto),
             max_attempts: self.max_attempts.unwrap_or_default(),
             min_backoff: self.min_backoff.and_then(spans::proto),
@@ -353,14 +364,14 @@ impl GroupsVerb {
     pub(crate) async fn run(self, context: &mut VerbContext) -> Result<(), Failure> {
         let mut client = context.client.groups();
         match self {
-            Self::Create { name, settings, order, start, validate_only } => {
+            Self::Create { name, wanted, settings, order, start, validate_only } => {
                 let order_key = match order {
                     OrderArgument::Device => OrderKey::Device,
                     OrderArgument::DeviceTopic => OrderKey::DeviceTopic,
                     OrderArgument::None => OrderKey::None,
                 };
                 let (group, _) = settings.group(name);
-                let group = Some(Group { order_key: order_key.into(), ..group });
+                let group = Some(Group { filter: wanted.filter(), order_key: order_key.into(), ..group });
                 let request = CreateGroupRequest { group, start, validate_only };
                 let response = answer!(client.create_group(context.ask(request)));
                 let text = if validate_only { "it can be made" } else { "made" };

@@ -174,8 +174,16 @@ impl Call {
 
     /// The denial of what is in `field`, counted and in the log.
     pub(crate) fn out_of_scope(&self, field: &str, object: &str) -> Error {
+        self.denied(object, Error::OutOfScope { field: field.to_owned() })
+    }
+
+    /// The same of a group that is refused for filters that it had.
+    pub(crate) fn had_other_filters(&self, field: &str, group: &str) -> Error {
+        self.denied(group, Error::HadOtherFilters { field: field.to_owned() })
+    }
+
+    fn denied(&self, object: &str, error: Error) -> Error {
         auth::counters::count(|c| c.backend_denied_scope.add(1));
-        let error = Error::OutOfScope { field: field.to_owned() };
         let end = object.floor_char_boundary(MOST_OBJECT);
         audit::denied(AuditLine { target: Some(&object[..end]), ..self.line() }, &error.reason());
         error

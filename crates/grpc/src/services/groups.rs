@@ -2,9 +2,7 @@
 
 use std::sync::Arc;
 
-use consumer_groups::{
-    ConsumerGroups as All, GroupError, GroupStart, Info, PendingMessage, in_scope, message_in_scope,
-};
+use consumer_groups::{ConsumerGroups as All, GroupError, GroupStart, Info, PendingMessage, in_scope};
 use gateway_core::{LogRecord, Partition};
 use tonic::{Request, Response, Status};
 
@@ -48,7 +46,10 @@ pub(super) fn name(context: &Context, call: &Call, field: &str, name: String) ->
         return Ok(name);
     }
     match all.get(&name) {
-        Ok(info) if info.group_filters.is_within(call.scope()) => Ok(name),
+        Ok(info) if info.is_within(call.scope()) => Ok(name),
+        Ok(info) if in_scope(call.scope(), &info.definition.filter) => {
+            Err(call.had_other_filters(field, &name))
+        }
         // Nobody learns by it which groups others have.
         _ => Err(call.out_of_scope(field, &name)),
     }
@@ -73,7 +74,7 @@ fn is_of_bridge(context: &Context, group: &str) -> bool {
 /// The error of a call about a group that `field` names.
 pub(super) fn failed(call: &Call, field: &str, name: &str, error: GroupError) -> Error {
     match error {
-        // The group may have changed since the call began.
+        // The name may be another group's since the call began.
         GroupError::OutOfScope => call.out_of_scope(field, name),
         error => error.into(),
     }
@@ -129,9 +130,8 @@ impl Groups for GroupsService {
         }
         let create = async { all.create(definition, &start).await.map_err(|error| at("start.token", error)) };
         let (info, token) = within(&metadata, context.config.wait_timeout, create).await?;
-        // The group existed, with another filter.
-        if !info.group_filters.is_within(call.scope()) {
-            return Err(call.out_of_scope("group.filter", &info.definition.name).into());
+        if !info.is_within(call.scope()) {
+            return Err(call.had_other_filters("group.filter", &info.definition.name).into());
         }
         Ok(Response::new(v1::CreateGroupResponse { group: Some(groups::group(&info)), token }))
     }
@@ -159,7 +159,7 @@ impl Groups for GroupsService {
         let found = all.list(after.as_deref(), limit + 1);
         let more = found.len() > limit;
         let seen: &[Info] = &found[..found.len().min(limit)];
-        let in_scope = seen.iter().filter(|info| info.group_filters.is_within(call.scope()));
+        let in_scope = seen.iter().filter(|info| info.is_within(call.scope()));
         let (groups, cut) = fit(in_scope.map(groups::group), PAGE_BYTES);
         let last = if cut { groups.last().map(|group| group.name.clone()) } else { None };
         let last = last.or_else(|| seen.last().filter(|_| more).map(|info| info.definition.name.clone()));
@@ -180,15 +180,12 @@ impl Groups for GroupsService {
         let update =
             GroupUpdate::new(group, request.update_mask, &context.config.groups, context.broker.limits())?;
         let name = name(context, &call, "group.name", named)?;
-        if update.filter().is_some_and(|filter| !in_scope(call.scope(), filter)) {
-            return Err(call.out_of_scope("group.filter", &name).into());
-        }
         if is_of_bridge(context, &name) && !update.only_pauses() {
             return Err(Error::GroupOfBridge.into());
         }
         let info = all.get(&name).map_err(Error::from)?;
         let mut definition = info.definition;
-        update.apply(&mut definition);
+        update.apply(&mut definition)?;
         // The change must apply to the version that was read just now, or another change would be undone.
         let etag = if etag.is_empty() { info.etag } else { etag };
         let update = async { Ok(all.update(definition, Some(&etag)).await?) };
@@ -285,13 +282,16 @@ impl Groups for GroupsService {
         let after = pages.start(&token)?.map(|after| after.parse::<u64>()).transpose();
         let after = after.map_err(|_| Error::PageTokenInvalid)?;
         let (all, name) = (self.all()?, self.name(&call, request.name)?);
-        let found = async { Ok(all.dead_letters(&name, after, limit + 1).await?) };
+        let found = async {
+            let found = all.dead_letters(&name, call.scope(), after, limit + 1).await;
+            found.map_err(|error| failed(&call, "name", &name, error))
+        };
         let found = within(&metadata, self.context.config.wait_timeout, found).await?;
         // A read ends early where letters are large, so the number of letters says nothing about the rest.
         let newest = all.newest_dead_letter(&name).map_err(Error::from)?;
         let seen = &found[..found.len().min(limit)];
-        // Some may have come under a filter that the group no longer has.
-        let in_scope = seen.iter().filter(|letter| message_in_scope(call.scope(), &letter.message));
+        // Some may have come under another filter.
+        let in_scope = seen.iter().filter(|letter| call.scope().is_all() || letter.matches);
         let (dead_letters, cut) = fit(in_scope.map(groups::dead_letter), PAGE_BYTES);
         let shown = dead_letters.last().filter(|_| cut).map(|letter| letter.id.clone());
         let last = shown.or_else(|| seen.last().map(|letter| letter.id.to_string()));
@@ -310,7 +310,10 @@ impl Groups for GroupsService {
         let v1::RequeueDeadLettersRequest { name, ids } = request;
         let ids = groups::letter_ids(&ids)?;
         let (all, name) = (self.all()?, self.name(&call, name)?);
-        let requeue = async { Ok(all.requeue(&name, &ids, call.scope()).await?) };
+        let requeue = async {
+            let count = all.requeue(&name, &ids, call.scope()).await;
+            count.map_err(|error| failed(&call, "name", &name, error))
+        };
         let count = within(&metadata, self.context.config.wait_timeout, requeue).await?;
         Ok(Response::new(v1::RequeueDeadLettersResponse { count }))
     }
@@ -324,7 +327,10 @@ impl Groups for GroupsService {
         let v1::PurgeDeadLettersRequest { name, ids } = request;
         let ids = groups::letter_ids(&ids)?;
         let (all, name) = (self.all()?, self.name(&call, name)?);
-        let purge = async { Ok(all.purge(&name, &ids, call.scope()).await?) };
+        let purge = async {
+            let count = all.purge(&name, &ids, call.scope()).await;
+            count.map_err(|error| failed(&call, "name", &name, error))
+        };
         let count = within(&metadata, self.context.config.wait_timeout, purge).await?;
         Ok(Response::new(v1::PurgeDeadLettersResponse { count }))
     }
