@@ -38,6 +38,8 @@ pub(super) trait Inbox: Send + 'static {
 pub(super) trait EnvironmentWriter: Send + 'static {
     /// Inbox to which its operations are submitted.
     type Inbox: Inbox;
+    /// Nobody waits long for it: its thread leaves the processor to others.
+    const GIVES_WAY: bool = false;
     /// Takes over all of `inbox`, after what it still has, and leaves it empty.
     fn accept(&mut self, inbox: &mut Self::Inbox);
     /// Chooses what goes into the next transaction. False if there is nothing to write now.
@@ -225,6 +227,9 @@ struct CommitWriter<W: EnvironmentWriter> {
 
 impl<W: EnvironmentWriter> CommitWriter<W> {
     fn run(mut self) {
+        if W::GIVES_WAY {
+            gateway_core::give_way();
+        }
         loop {
             let closing = self.wait();
             if self.pause.is_none() && self.environment.recover() {

@@ -5,15 +5,15 @@ gateway_core::counters! {
     "gateway_latest_damaged_total": "Damaged records of latest values met and skipped" {
         latest_damaged;
     }
-    "gateway_store_commits_total": "Commits of sessions, queues and retained messages" {
+    "gateway_store_commits_total": "Commits to the environments of the data directory" {
         store_commits;
     }
     /// The disk did not take what durable sessions wait for; the store keeps trying.
-    "gateway_store_commit_errors_total": "Failed commits of sessions, queues and retained messages" {
+    "gateway_store_commit_errors_total": "Failed commits to these" {
         store_commit_errors;
     }
     /// Divided by `gateway_store_commits_total` it is what a commit takes.
-    "gateway_store_commit_microseconds_total": "Time in commits of sessions, queues and retained messages" {
+    "gateway_store_commit_microseconds_total": "Time in commits to these" {
         store_commit_micros;
     }
     /// Damaged records are removed; the log names the session.

@@ -1,6 +1,6 @@
 //! Latest values in LMDB: one writer thread with group commit, short reads on the blocking pool.
 //!
-//! Damage: a file that may be damaged is verified before it is opened, and set aside if it is (`check`); a damaged record
+//! Damage: a file that may be damaged is verified before it is opened, and set aside if it is; a damaged record
 //! is skipped and reported when read, and mended by the device's next value. What LMDB meets later ends the use of the
 //! store (`environment`).
 
@@ -10,16 +10,23 @@ mod tables;
 pub(crate) mod tests;
 mod write;
 
-use std::{path::PathBuf, sync::Arc, thread::JoinHandle};
+use std::{path::PathBuf, sync::Arc};
 
 use store::{
     BoxFuture, DataDir, LatestPage, LatestQuery, LatestStore, LatestValue, Selection, SpillStore, StoreError,
 };
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{Semaphore, oneshot};
 
+use heed::{RoTxn, WithoutTls};
 use tables::LatestTables;
+use write::{LatestInbox, LatestJob, LatestWork};
 
-use crate::{closed, readers::ReadPermits};
+use crate::{
+    closed,
+    committer::{Committer, Lazy},
+    environment::{Environment, EnvironmentOptions},
+    readers::ReadPermits,
+};
 
 /// Reads at once; more wait.
 const READERS: usize = 16;
@@ -43,58 +50,66 @@ impl Default for EmbeddedOptions {
     }
 }
 
-/// A [`LatestStore`] in the data directory.
+/// A [`LatestStore`] in the data directory. Dropping it writes what was submitted.
 pub struct EmbeddedLatest {
-    shared: Arc<LatestTables>,
-    jobs: Option<mpsc::Sender<write::LatestJob>>,
-    writer: Option<JoinHandle<()>>,
+    environment: Arc<Environment>,
+    tables: LatestTables,
+    committer: Committer<LatestWork>,
+    places: Arc<Semaphore>,
     readers: ReadPermits,
 }
 
 impl EmbeddedLatest {
     /// Opens the store in the folder `latest` of the data directory. Blocks on the disk.
     pub fn open(directory: &Arc<DataDir>, options: &EmbeddedOptions) -> Result<Self, StoreError> {
-        let shared = Arc::new(LatestTables::open(directory, options.map_size)?);
-        let (jobs, inbox) = mpsc::channel(JOBS);
-        let writer = write::LatestWriter::new(Arc::clone(&shared), options.topics_per_device);
-        let writer = std::thread::Builder::new()
-            .name("latest-writer".to_owned())
-            .spawn(move || writer.run(inbox))
-            .map_err(|e| StoreError::Unavailable(format!("cannot start the writer thread: {e}")))?;
-        Ok(Self { shared, jobs: Some(jobs), writer: Some(writer), readers: ReadPermits::new(READERS) })
+        let settings = EnvironmentOptions {
+            name: "latest",
+            map_size: options.map_size,
+            max_map_size: usize::MAX,
+            tables: 2,
+            hook: None,
+        };
+        let environment = Arc::new(Environment::open(directory, settings)?);
+        let tables = LatestTables::open(&environment)?;
+        let work = LatestWork::new(tables, options.topics_per_device);
+        let inboxes = [LatestInbox::default(), LatestInbox::default()];
+        let committer =
+            Committer::start("latest-writer", Arc::clone(&environment), work, inboxes, Lazy::default())?;
+        let (places, readers) = (Arc::new(Semaphore::new(JOBS)), ReadPermits::new(READERS));
+        Ok(Self { environment, tables, committer, places, readers })
     }
 
     /// Returns the path to which a damaged file was moved at open, if there was one.
     pub fn set_aside(&self) -> Option<&PathBuf> {
-        self.shared.environment.set_aside()
+        self.environment.set_aside()
     }
 
     /// Notes on disk that nothing is written from now on, so that the next start need not verify a large file. Dropping
     /// the last handle does the same.
     pub fn note_closed(&self) {
-        self.shared.environment.note_closed();
+        self.environment.note_closed();
     }
 
     /// Transactions so far.
     #[cfg(any(test, feature = "test-util"))]
     pub fn commits(&self) -> usize {
-        self.shared.environment.env.info().last_txn_id
+        self.environment.env.info().last_txn_id
     }
 
     async fn submit(&self, batch: Arc<[LatestValue]>, removal: bool) -> Result<(), StoreError> {
+        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| closed())?;
         let (done, result) = oneshot::channel();
-        let jobs = self.jobs.as_ref().ok_or_else(closed)?;
-        jobs.send(write::LatestJob { batch, removal, done }).await.map_err(|_| closed())?;
+        self.committer.submit(LatestJob { batch, removal, done, place }, true);
         result.await.map_err(|_| closed())?
     }
 
     /// Runs `read` on the blocking pool.
     async fn read<T: Send + 'static>(
         &self,
-        read: impl FnOnce(&LatestTables) -> Result<T, StoreError> + Send + 'static,
+        read: impl FnOnce(&LatestTables, &RoTxn<'_, WithoutTls>) -> Result<T, heed::Error> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let shared = Arc::clone(&self.shared);
-        self.readers.clone().run(move || read(&shared)).await
+        let (environment, tables) = (Arc::clone(&self.environment), self.tables);
+        self.readers.clone().run(move || environment.reading(|txn| read(&tables, txn))).await
     }
 }
 
@@ -113,37 +128,24 @@ impl LatestStore for EmbeddedLatest {
         device: Option<&'a str>,
     ) -> BoxFuture<'a, Result<Option<LatestValue>, StoreError>> {
         let (topic, device) = (topic.to_owned(), device.map(str::to_owned));
-        Box::pin(self.read(move |shared| {
-            shared.environment.reading(|txn| read::get(shared, txn, &topic, device.as_deref()))
-        }))
+        Box::pin(self.read(move |tables, txn| read::get(tables, txn, &topic, device.as_deref())))
     }
 
     fn list(&self, query: LatestQuery) -> BoxFuture<'_, Result<LatestPage, StoreError>> {
         Box::pin(async move {
             let selection = Selection::new(query)?;
-            self.read(move |shared| shared.environment.reading(|txn| read::list(shared, txn, &selection)))
-                .await
+            self.read(move |tables, txn| read::list(tables, txn, &selection)).await
         })
     }
 }
 
 impl SpillStore for EmbeddedLatest {
     fn count(&self) -> usize {
-        let count = self.shared.environment.reading(|txn| self.shared.latest.len(txn));
+        let count = self.environment.reading(|txn| self.tables.latest.len(txn));
         count.map_or(0, |count| usize::try_from(count).unwrap_or(usize::MAX))
     }
 
     fn bytes(&self) -> u64 {
-        self.shared.environment.filled().unwrap_or(0)
-    }
-}
-
-impl Drop for EmbeddedLatest {
-    /// Waits for the writer to finish what it was given.
-    fn drop(&mut self) {
-        self.jobs = None;
-        if let Some(writer) = self.writer.take() {
-            let _ = writer.join();
-        }
+        self.environment.filled().unwrap_or(0)
     }
 }

@@ -102,7 +102,7 @@ async fn the_map_grows_while_readers_read() {
     reader.abort();
     assert_eq!(suite::list_all(&*store, all()).await.len(), 4001);
     assert_eq!(store.get("t", Some("large")).await.unwrap(), Some(large));
-    assert!(store.shared.environment.env.info().map_size > 5 << 20);
+    assert!(store.environment.env.info().map_size > 5 << 20);
 }
 
 #[test]
@@ -289,18 +289,18 @@ async fn a_damaged_record_is_skipped_and_can_be_written_again() {
     let values: Vec<_> = topics.iter().map(|topic| value("dev", topic, 5)).collect();
     store.upsert(values.clone().into()).await.unwrap();
     {
-        let shared = &store.shared;
-        let mut txn = shared.environment.env.write_txn().unwrap();
+        let tables = store.tables;
+        let mut txn = store.environment.env.write_txn().unwrap();
         for (n, topic) in ["b", "c", "d", &long].into_iter().enumerate() {
             let key = keys::key(&keys::name("dev", topic), 0);
-            let mut record = shared.latest.get(&txn, &key).unwrap().unwrap().to_vec();
+            let mut record = tables.latest.get(&txn, &key).unwrap().unwrap().to_vec();
             match n {
                 0 => *record.last_mut().unwrap() ^= 1,
                 1 => record.truncate(3),
                 2 => record.clear(),
                 _ => record[10] ^= 0x80,
             }
-            shared.latest.put(&mut txn, &key, &record).unwrap();
+            tables.latest.put(&mut txn, &key, &record).unwrap();
         }
         txn.commit().unwrap();
     }

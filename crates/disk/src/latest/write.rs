@@ -1,14 +1,18 @@
-//! The writer thread: one transaction for all that arrived during the last commit.
+//! The writer of latest values: chooses batches, writes them, tells their callers.
 
-use std::sync::Arc;
+use std::{collections::VecDeque, mem, sync::Arc};
 
 use gateway_core::ClientId;
 use hashbrown::HashMap;
 use heed::RwTxn;
-use tokio::sync::{mpsc, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{read, tables::LatestTables};
-use crate::{keys, record};
+use crate::{
+    closed,
+    committer::{EnvironmentWriter, Inbox},
+    keys, record,
+};
 use store::{LatestValue, StoreError};
 
 /// Values in one transaction, unless a single batch has more.
@@ -23,68 +27,81 @@ pub(super) struct LatestJob {
     /// Its values are to be removed, not written.
     pub(super) removal: bool,
     pub(super) done: oneshot::Sender<Result<(), StoreError>>,
+    /// Its place among the few batches that wait.
+    pub(super) place: OwnedSemaphorePermit,
 }
 
-/// Owns all write transactions.
-pub(super) struct LatestWriter {
-    shared: Arc<LatestTables>,
+/// Batches that wait; their places bound them.
+#[derive(Default)]
+pub(super) struct LatestInbox(Vec<LatestJob>);
+
+impl Inbox for LatestInbox {
+    type Op = LatestJob;
+
+    fn push(&mut self, job: LatestJob) {
+        self.0.push(job);
+    }
+
+    fn len(&self) -> usize {
+        self.0.len()
+    }
+}
+
+/// The writer's.
+pub(super) struct LatestWork {
+    tables: LatestTables,
     topics_per_device: usize,
+    waiting: VecDeque<LatestJob>,
+    /// Batches in the transaction: all to be written, or all to be removed.
+    chosen: Vec<LatestJob>,
     /// Topics per device, counted from the table when first needed.
     topics: HashMap<ClientId, usize, ahash::RandomState>,
+    /// A transaction was begun with `topics` as they are.
+    begun: bool,
+    /// Values of it that are of too many topics.
+    refused: u64,
     buffer: Vec<u8>,
 }
 
-impl LatestWriter {
-    pub(super) fn new(shared: Arc<LatestTables>, topics_per_device: usize) -> Self {
-        Self { shared, topics_per_device, topics: HashMap::default(), buffer: Vec::new() }
-    }
-
-    /// Serves jobs until all senders are gone. No peer waits for what it writes, and new topics are the most work that one can
-    /// make.
-    pub(super) fn run(mut self, mut inbox: mpsc::Receiver<LatestJob>) {
-        gateway_core::give_way();
-        while let Some(first) = inbox.blocking_recv() {
-            let mut values = first.batch.len();
-            let mut jobs = vec![first];
-            while values < MAX_COMMIT
-                && let Ok(job) = inbox.try_recv()
-            {
-                values += job.batch.len();
-                jobs.push(job);
-            }
-            // A caller that gave up writes again what it still needs.
-            jobs.retain(|job| !job.done.is_closed());
-            // Versions decide: a removal leaves what is newer, whichever came first.
-            let (removals, writes): (Vec<_>, Vec<_>) = jobs.into_iter().partition(|job| job.removal);
-            if !writes.is_empty() {
-                let result = self.commit(&writes);
-                self.answer(writes, &result);
-            }
-            if !removals.is_empty() {
-                let result = self.remove(&removals);
-                self.answer(removals, &result);
-            }
+impl LatestWork {
+    pub(super) fn new(tables: LatestTables, topics_per_device: usize) -> Self {
+        Self {
+            tables,
+            topics_per_device,
+            waiting: VecDeque::new(),
+            chosen: Vec::new(),
+            topics: HashMap::default(),
+            begun: false,
+            refused: 0,
+            buffer: Vec::new(),
         }
     }
 
-    fn answer(&self, jobs: Vec<LatestJob>, result: &Result<(), heed::Error>) {
-        for job in jobs {
+    fn adds_values(&self, chosen: &[LatestJob]) -> bool {
+        chosen.iter().any(|job| !job.removal)
+    }
+
+    fn answer(&mut self, result: &Result<(), StoreError>) {
+        for job in self.chosen.drain(..) {
             // A caller that is gone wanted no answer.
-            let _ = job.done.send(result.as_ref().copied().map_err(|e| self.shared.environment.failed(e)));
+            let _ = job.done.send(result.clone());
+            drop(job.place);
         }
     }
 
-    fn remove(&mut self, jobs: &[LatestJob]) -> Result<(), heed::Error> {
-        let shared = Arc::clone(&self.shared);
-        shared.environment.writing(|txn| {
-            for value in jobs.iter().flat_map(|job| job.batch.iter()) {
-                self.drop_value(txn, value)?;
-            }
-            Ok(())
-        })?;
+    fn write(&mut self, txn: &mut RwTxn<'_>, jobs: &[LatestJob]) -> Result<(), heed::Error> {
+        let mut values: Vec<&LatestValue> = jobs.iter().flat_map(|job| job.batch.iter()).collect();
+        values.sort_by(|a, b| (&a.device, &a.topic).cmp(&(&b.device, &b.topic)));
+        for value in values {
+            self.refused += u64::from(!self.put(txn, value)?);
+        }
+        Ok(())
+    }
+
+    fn remove(&mut self, txn: &mut RwTxn<'_>, jobs: &[LatestJob]) -> Result<(), heed::Error> {
         // Counted anew when needed.
         self.topics.clear();
-        Ok(())
+        jobs.iter().flat_map(|job| job.batch.iter()).try_for_each(|value| self.drop_value(txn, value))
     }
 
     /// Removes one value, unless a newer one is there.
@@ -94,7 +111,7 @@ impl LatestWriter {
             let head = record.and_then(record::decode_head);
             head.is_some_and(|head| head.device == device && head.version <= value.version)
         };
-        let LatestTables { latest, newest, .. } = *self.shared;
+        let LatestTables { latest, newest, .. } = self.tables;
         let name = keys::name(device, topic);
         let place = read::locate(latest, txn, &name, |head| head.device == device && head.topic == topic)?;
         if let Some(place) = place.filter(|place| old(place.record)) {
@@ -109,37 +126,12 @@ impl LatestWriter {
         Ok(())
     }
 
-    fn commit(&mut self, jobs: &[LatestJob]) -> Result<(), heed::Error> {
-        let mut values: Vec<&LatestValue> = jobs.iter().flat_map(|job| job.batch.iter()).collect();
-        values.sort_by(|a, b| (&a.device, &a.topic).cmp(&(&b.device, &b.topic)));
-        let shared = Arc::clone(&self.shared);
-        let (mut refused, mut again) = (0, false);
-        let result = shared.environment.adding(|txn| {
-            // Counts of a transaction that was rolled back are void.
-            if again {
-                self.topics.clear();
-            }
-            again = true;
-            refused = 0;
-            for value in &values {
-                refused += u64::from(!self.put(txn, value)?);
-            }
-            Ok(())
-        });
-        match result {
-            Err(_) => self.topics.clear(),
-            Ok(()) if refused > 0 => store::counters::count(|c| c.latest_dropped_topics.add(refused)),
-            Ok(()) => {}
-        }
-        result
-    }
-
     /// Writes one value, unless a newer one is there. False if the device has too many topics.
     fn put(&mut self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<bool, heed::Error> {
         let (device, topic) = (value.device.as_str(), &*value.topic);
         let name = keys::name(device, topic);
         let owns = |head: &record::RecordHead<'_>| head.device == device && head.topic == topic;
-        let Some(place) = read::locate(self.shared.latest, txn, &name, owns)? else { return Ok(false) };
+        let Some(place) = read::locate(self.tables.latest, txn, &name, owns)? else { return Ok(false) };
         if let Some(stored) = place.record.and_then(record::decode_head) {
             if stored.version >= value.version {
                 return Ok(true);
@@ -151,14 +143,14 @@ impl LatestWriter {
         }
         let key = place.key;
         record::encode_value(value, &mut self.buffer);
-        self.shared.latest.put(txn, &key, &self.buffer)?;
+        self.tables.latest.put(txn, &key, &self.buffer)?;
         self.put_newest(txn, value)?;
         Ok(true)
     }
 
     fn put_newest(&mut self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
         let topic = &*value.topic;
-        let place = read::locate(self.shared.newest, txn, topic.as_bytes(), |head| head.topic == topic)?;
+        let place = read::locate(self.tables.newest, txn, topic.as_bytes(), |head| head.topic == topic)?;
         let Some(place) = place else { return Ok(()) };
         let stored = place.record.and_then(record::decode_head);
         if stored.is_some_and(|head| head.version >= value.version) {
@@ -166,7 +158,7 @@ impl LatestWriter {
         }
         let key = place.key;
         record::encode_newest(value.version, value.device.as_str(), topic, &mut self.buffer);
-        self.shared.newest.put(txn, &key, &self.buffer)
+        self.tables.newest.put(txn, &key, &self.buffer)
     }
 
     /// Counts a new topic of `device`, if it may have one more.
@@ -177,12 +169,81 @@ impl LatestWriter {
         let topics = match self.topics.get_mut(device) {
             Some(topics) => topics,
             None => {
-                let stored = read::count_topics(self.shared.latest, txn, device.as_str())?;
+                let stored = read::count_topics(self.tables.latest, txn, device.as_str())?;
                 self.topics.entry(device.clone()).or_insert(stored)
             }
         };
         let admitted = *topics < self.topics_per_device;
         *topics += usize::from(admitted);
         Ok(admitted)
+    }
+}
+
+/// No peer waits for what it writes, and new topics are the most work that one can make.
+impl EnvironmentWriter for LatestWork {
+    type Inbox = LatestInbox;
+
+    const GIVES_WAY: bool = true;
+
+    fn accept(&mut self, inbox: &mut LatestInbox) {
+        self.waiting.extend(inbox.0.drain(..));
+    }
+
+    /// Versions decide: a removal leaves what is newer, whichever came first.
+    fn plan(&mut self) -> bool {
+        // A caller that gave up writes again what it still needs.
+        self.waiting.retain(|job| !job.done.is_closed());
+        let removal = self.waiting.iter().all(|job| job.removal);
+        let mut values = 0;
+        for job in mem::take(&mut self.waiting) {
+            if job.removal == removal && values < MAX_COMMIT {
+                values += job.batch.len();
+                self.chosen.push(job);
+            } else {
+                self.waiting.push_back(job);
+            }
+        }
+        self.begun = false;
+        !self.chosen.is_empty()
+    }
+
+    fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error> {
+        // Counts of a transaction that was rolled back are void.
+        if mem::replace(&mut self.begun, true) {
+            self.topics.clear();
+        }
+        self.refused = 0;
+        let chosen = mem::take(&mut self.chosen);
+        let result = match self.adds_values(&chosen) {
+            true => self.write(txn, &chosen),
+            false => self.remove(txn, &chosen),
+        };
+        self.chosen = chosen;
+        result
+    }
+
+    fn adds(&self) -> bool {
+        self.adds_values(&self.chosen)
+    }
+
+    fn committed(&mut self) {
+        if self.refused > 0 {
+            store::counters::count(|c| c.latest_dropped_topics.add(self.refused));
+        }
+        self.answer(&Ok(()));
+    }
+
+    fn failed(&mut self) {
+        self.topics.clear();
+        self.answer(&Err(StoreError::Unavailable("the disk does not take latest values".to_owned())));
+    }
+
+    fn more(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+
+    fn close(&mut self) {
+        self.chosen.extend(self.waiting.drain(..));
+        self.answer(&Err(closed()));
     }
 }
