@@ -46,6 +46,7 @@ const (
 	GroupExists          Reason = "GROUP_EXISTS"
 	GroupOfBridge        Reason = "GROUP_OF_BRIDGE"
 	FilterImmutable      Reason = "FILTER_IMMUTABLE"
+	GroupDraining        Reason = "GROUP_DRAINING"
 	GroupNotFound        Reason = "GROUP_NOT_FOUND"
 	HistoryOff           Reason = "HISTORY_OFF"
 	IdempotencyKeyReused Reason = "IDEMPOTENCY_KEY_REUSED"

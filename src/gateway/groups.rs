@@ -92,6 +92,10 @@ impl Marker for Marking {
         self.0.keep_for(group, Arc::new(build(filter)));
     }
 
+    fn replace(&self, old: GroupId, new: GroupId, filter: &GroupMessageFilter) {
+        self.0.replace_group(old, new, Arc::new(build(filter)));
+    }
+
     fn keep_no_more_for(&self, group: GroupId) {
         self.0.keep_no_more_for(group);
     }

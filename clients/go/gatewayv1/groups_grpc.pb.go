@@ -65,7 +65,8 @@ type GroupsClient interface {
 	// Deletes the group with all that waits in it. Its streams end with FAILED_PRECONDITION, GROUP_DELETED.
 	DeleteGroup(ctx context.Context, in *DeleteGroupRequest, opts ...grpc.CallOption) (*DeleteGroupResponse, error)
 	// Moves the group to another place in the log. What is outstanding is fenced: its acknowledgements answer
-	// ACK_RESULT_FENCED. OUT_OF_RANGE, OLD_TOKEN, if a token names a place that is no longer kept.
+	// ACK_RESULT_FENCED. OUT_OF_RANGE, OLD_TOKEN, if a token names a place that is no longer kept. FAILED_PRECONDITION,
+	// GROUP_DRAINING, for the queue of a bridge whose filters have changed, until what waited under those before has gone out.
 	SeekGroup(ctx context.Context, in *SeekGroupRequest, opts ...grpc.CallOption) (*SeekGroupResponse, error)
 	// The members of a group, their partitions, and what each has outstanding.
 	ListMembers(ctx context.Context, in *ListMembersRequest, opts ...grpc.CallOption) (*ListMembersResponse, error)
@@ -221,7 +222,8 @@ type GroupsServer interface {
 	// Deletes the group with all that waits in it. Its streams end with FAILED_PRECONDITION, GROUP_DELETED.
 	DeleteGroup(context.Context, *DeleteGroupRequest) (*DeleteGroupResponse, error)
 	// Moves the group to another place in the log. What is outstanding is fenced: its acknowledgements answer
-	// ACK_RESULT_FENCED. OUT_OF_RANGE, OLD_TOKEN, if a token names a place that is no longer kept.
+	// ACK_RESULT_FENCED. OUT_OF_RANGE, OLD_TOKEN, if a token names a place that is no longer kept. FAILED_PRECONDITION,
+	// GROUP_DRAINING, for the queue of a bridge whose filters have changed, until what waited under those before has gone out.
 	SeekGroup(context.Context, *SeekGroupRequest) (*SeekGroupResponse, error)
 	// The members of a group, their partitions, and what each has outstanding.
 	ListMembers(context.Context, *ListMembersRequest) (*ListMembersResponse, error)

@@ -70,6 +70,7 @@ reasons! {
     GroupExists = "GROUP_EXISTS",
     GroupOfBridge = "GROUP_OF_BRIDGE",
     FilterImmutable = "FILTER_IMMUTABLE",
+    GroupDraining = "GROUP_DRAINING",
     GroupNotFound = "GROUP_NOT_FOUND",
     HistoryOff = "HISTORY_OFF",
     IdempotencyKeyReused = "IDEMPOTENCY_KEY_REUSED",

@@ -67,6 +67,8 @@ impl OutboundProgress {
 const HOLD: Duration = Duration::from_secs(60);
 /// Interval of the bridge's signs of life.
 const KEEP: Duration = Duration::from_secs(15);
+/// Pause before the bridge goes on with the next group.
+const NEXT: Duration = Duration::from_millis(10);
 /// Longest time for which the last acknowledgements may be written, at the end.
 pub(super) const LAST: Duration = Duration::from_secs(2);
 
@@ -113,7 +115,8 @@ fn definition(name: &str, bridge: &Bridge) -> Definition {
     }
 }
 
-/// Makes the group of a bridge, or makes it as the configuration is now. Whether it is paused an operator says.
+/// Makes the group of a bridge, or makes it as the configuration is now: another in its place if the filter changes. Whether it
+/// is paused an operator says.
 ///
 /// # Errors
 /// Those of the store, or [`GroupError::TooManyGroups`].
@@ -126,7 +129,11 @@ pub(super) async fn make_group(
     match groups.get(&wanted.name) {
         Ok(info) => {
             wanted.paused = info.definition.paused;
-            if info.definition == wanted { Ok(()) } else { groups.update(wanted, None).await.map(drop) }
+            match info.definition {
+                same if same == wanted => Ok(()),
+                group if group.filter == wanted.filter => groups.update(wanted, None).await.map(drop),
+                _ => groups.succeed(wanted).await.map(drop),
+            }
         }
         Err(GroupError::NotFound) => groups.create(wanted, &GroupStart::Latest).await.map(drop),
         Err(error) => Err(error),
@@ -137,11 +144,14 @@ impl<O: BridgeSink> Outward<O> {
     /// Runs until the gateway ends.
     pub(super) async fn run(mut self) {
         loop {
-            let failure = match self.serve().await {
+            let info = self.groups.get(&group_of(self.status.name()));
+            let has_predecessors = info.is_ok_and(|info| info.predecessors > 0);
+            let pause = match self.serve().await {
                 Ok(()) => return,
-                Err(error) => BridgeFailure::new(Reason::Store, error.to_string()),
+                // All that waited in one of them has gone out.
+                Err(GroupError::Gone) if has_predecessors => NEXT,
+                Err(error) => self.failed(&BridgeFailure::new(Reason::Store, error.to_string()), false),
             };
-            let pause = self.failed(&failure, false);
             select! {
                 () = ended(&mut self.drain) => return,
                 () = sleep(pause) => {}

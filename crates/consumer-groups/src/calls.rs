@@ -34,7 +34,7 @@ impl ConsumerGroups {
     ) -> Result<MemberBatch, GroupError> {
         let held = MemberMemory::take(&self.marker, HELD)?;
         let lease = joining.lease;
-        let mut member = LiveMember::join(&self.find(group)?, joining, true, held)?;
+        let mut member = LiveMember::join(&self.find_oldest(group)?, joining, true, held)?;
         // If filling takes longer than this, what is there is the answer, even for a caller that does not want to wait.
         if let Ok(filled) = tokio::time::timeout(GATHER, member.fill(room)).await {
             filled?;
@@ -58,7 +58,7 @@ impl ConsumerGroups {
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::Gone`].
     pub async fn acknowledge(&self, group: &str, ids: &[AckId]) -> Result<Vec<AckResult>, GroupError> {
-        let live = self.find(group)?;
+        let live = self.find_oldest(group)?;
         find_named(&live, ids).await?;
         let now = (self.options.clock)();
         let results = in_steps(&live, ids, |inner, id| inner.logic.acknowledge_id(id, now));
@@ -77,7 +77,7 @@ impl ConsumerGroups {
         ids: &[AckId],
         time: Duration,
     ) -> Result<Vec<AckResult>, GroupError> {
-        let live = self.find(group)?;
+        let live = self.find_oldest(group)?;
         find_named(&live, ids).await?;
         let now = (self.options.clock)();
         let results = in_steps(&live, ids, |inner, id| inner.logic.extend_id(id, time, now));
@@ -90,7 +90,7 @@ impl ConsumerGroups {
     /// # Errors
     /// [`GroupError::NotFound`].
     pub async fn nack(&self, group: &str, ids: &[AckId], nack: &Nack) -> Result<Vec<AckResult>, GroupError> {
-        let live = self.find(group)?;
+        let live = self.find_oldest(group)?;
         find_named(&live, ids).await?;
         let now = (self.options.clock)();
         let results = in_steps(&live, ids, |inner, id| inner.logic.nack_id(id, nack, now));

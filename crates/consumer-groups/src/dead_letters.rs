@@ -54,6 +54,8 @@ pub(super) struct DeadLetters {
     most_bytes: usize,
     /// Letters that are being put back.
     claimed: BTreeSet<u64>,
+    /// They are being moved to another group: none is put back or removed.
+    closed: bool,
 }
 
 impl DeadLetters {
@@ -61,7 +63,15 @@ impl DeadLetters {
     /// may still ask for them.
     pub(super) fn new(most: usize, most_bytes: usize, next: u64) -> Self {
         let next = next.max(1);
-        Self { kept: VecDeque::new(), bytes: 0, next, most, most_bytes, claimed: BTreeSet::new() }
+        Self {
+            kept: VecDeque::new(),
+            bytes: 0,
+            next,
+            most,
+            most_bytes,
+            claimed: BTreeSet::new(),
+            closed: false,
+        }
     }
 
     /// The number of the next.
@@ -71,11 +81,33 @@ impl DeadLetters {
 
     /// Keeps others from putting this letter back until [`Self::unclaim`]; false if somebody does already, or it is not there.
     pub(super) fn claim(&mut self, id: u64) -> bool {
-        self.kept.binary_search_by_key(&id, |&(kept, _)| kept).is_ok() && self.claimed.insert(id)
+        let is_there = self.kept.binary_search_by_key(&id, |&(kept, _)| kept).is_ok();
+        is_there && !self.closed && self.claimed.insert(id)
     }
 
     pub(super) fn unclaim(&mut self, id: u64) {
         self.claimed.remove(&id);
+    }
+
+    /// Keeps all letters as they are until [`Self::reopen`]; false if one is being put back.
+    pub(super) fn close(&mut self) -> bool {
+        self.closed = self.claimed.is_empty();
+        self.closed
+    }
+
+    pub(super) fn reopen(&mut self) {
+        self.closed = false;
+    }
+
+    /// The next has this number at least.
+    pub(super) fn go_on_from(&mut self, next: u64) {
+        self.next = self.next.max(next);
+    }
+
+    /// Adds a letter of another group, under its number, which is higher than those that are here; returns the record to write.
+    pub(super) fn adopt(&mut self, letter: &StateRecord) -> Option<StateChange> {
+        self.restore(id(&letter.key)?, letter.value.len());
+        Some(put(letter.key.clone(), letter.value.clone()))
     }
 
     /// Adds a letter that was kept by an earlier process. To be called in their order.
@@ -113,6 +145,9 @@ impl DeadLetters {
 
     /// Removes this letter; returns the record to write, or `None` if the letter is not there.
     pub(super) fn remove(&mut self, id: u64) -> Option<StateChange> {
+        if self.closed {
+            return None;
+        }
         let at = self.kept.binary_search_by_key(&id, |&(kept, _)| kept).ok()?;
         let (_, bytes) = self.kept.remove(at)?;
         self.bytes -= bytes;

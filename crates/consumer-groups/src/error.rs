@@ -24,6 +24,9 @@ pub enum GroupError {
     /// The group has changed since its etag was read.
     #[error("the group has changed")]
     EtagMismatch,
+    /// A group in whose place it came still has messages.
+    #[error("the group goes on where another ends, which still has messages")]
+    Draining,
     /// A place that is no longer in the log, or never was.
     #[error("the place is not kept any more")]
     OutOfRange,

@@ -1,5 +1,7 @@
 //! A group as others see it.
 
+use std::sync::Arc;
+
 use access::backends::Scope;
 use gateway_core::{GroupId, Partition, Timestamp};
 use groups::GroupTotals;
@@ -15,6 +17,8 @@ pub struct Info {
     pub definition: Definition,
     /// Some of its messages may have come under other filters, which no limited scope is known to cover.
     pub had_other_filters: bool,
+    /// Groups in whose place it came, that still have messages or letters.
+    pub predecessors: usize,
     /// Version of the definition: differs after each change.
     pub etag: String,
     /// Time of the group's creation.
@@ -26,7 +30,8 @@ pub struct Info {
 impl Info {
     /// Tells whether a caller of this scope may have all messages of the group.
     pub fn is_within(&self, scope: &Scope) -> bool {
-        scope.is_all() || !self.had_other_filters && in_scope(scope, &self.definition.filter)
+        let is_known = !self.had_other_filters && self.predecessors == 0;
+        scope.is_all() || is_known && in_scope(scope, &self.definition.filter)
     }
 }
 
@@ -51,9 +56,28 @@ pub struct GroupStatus {
     pub totals: GroupTotals,
 }
 
+/// A group as others see it, of all that have its name: the oldest first, the group itself last. What waits in its predecessors
+/// is the group's.
+pub(super) fn info(all: &[Arc<Live>]) -> Option<Info> {
+    let (newest, predecessors) = all.split_last()?;
+    let mut info = Info { predecessors: predecessors.len(), ..one(newest) };
+    for before in predecessors {
+        let before = one(before).status;
+        let status = &mut info.status;
+        status.lag_messages += before.lag_messages;
+        status.lag_bytes += before.lag_bytes;
+        status.outstanding += before.outstanding;
+        status.members += before.members;
+        status.dead_letters += before.dead_letters;
+        status.lost += before.lost;
+        status.oldest = before.oldest.into_iter().chain(status.oldest).min();
+    }
+    Some(info)
+}
+
 /// Costs a look at each partition and each member, however much waits in them, and one search for a time: every call of Fetch
 /// and every heartbeat wants it, and a list does for each of its groups.
-pub(super) fn info(live: &Live) -> Info {
+fn one(live: &Live) -> Info {
     let (mut info, floor) = live.with(|inner| {
         let (lag_messages, lag_bytes) = live.lag(inner);
         let status = inner.logic.status();
@@ -67,6 +91,7 @@ pub(super) fn info(live: &Live) -> Info {
             id: live.id,
             definition: inner.kept.definition.clone(),
             had_other_filters: inner.kept.had_other_filters,
+            predecessors: 0,
             etag: inner.kept.etag.to_string(),
             created: inner.kept.created(),
             status: GroupStatus {

@@ -6,6 +6,7 @@
 //! calls          members without a stream
 //! requeue        dead letters: listed, put back, removed
 //! pending        messages that wait
+//! succession     groups that come in the place of others
 //! service        all groups: made, found, changed and ended
 //! upkeep         retention, and the trimming of the log
 //! resuming       members that come back, and what they work on
@@ -41,6 +42,7 @@ mod resuming;
 mod scope;
 mod service;
 mod start;
+mod succession;
 #[cfg(test)]
 mod tests;
 mod upkeep;

@@ -472,11 +472,12 @@ impl Live {
         if inner.has_write() { inner.write } else { inner.write - 1 }
     }
 
-    /// Changes the definition; its filter stays. Returns the number of the write that holds it.
+    /// Changes the definition; its filter and its order stay. Returns the number of the write that holds it.
     pub(super) fn redefine(&self, definition: Definition) -> u64 {
         self.with(|inner| {
             inner.logic.set_config(definition.config());
-            inner.kept.definition = definition;
+            let Definition { filter, order, .. } = inner.kept.definition.clone();
+            inner.kept.definition = Definition { filter, order, ..definition };
             inner.kept.etag += 1;
             inner.waypoints.hasten();
             inner.keep();

@@ -13,6 +13,8 @@ pub type MessageFilter = dyn Fn(&Message<'_>) -> bool + Send + Sync;
 pub trait Marker: Send + Sync {
     /// From now on messages that this filter wants are appended with the group's number.
     fn keep_for(&self, group: GroupId, filter: &GroupMessageFilter);
+    /// The same in the place of the group `old`, for which no message is appended from now on.
+    fn replace(&self, old: GroupId, new: GroupId, filter: &GroupMessageFilter);
     /// From now on no message is appended for the group.
     fn keep_no_more_for(&self, group: GroupId);
     /// Sets the treatment of messages that the group wants, from now on.

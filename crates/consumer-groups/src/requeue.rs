@@ -34,7 +34,7 @@ impl ConsumerGroups {
     /// # Errors
     /// [`GroupError::NotFound`].
     pub fn newest_dead_letter(&self, group: &str) -> Result<Option<u64>, GroupError> {
-        Ok(self.find(group)?.with(|inner| inner.letters.newest()))
+        Ok(self.find_oldest(group)?.with(|inner| inner.letters.newest()))
     }
 
     /// Appends letters again, for this group only, and removes them; `ids` that are not there, or that another call puts back

@@ -42,6 +42,15 @@ pub struct GroupsOptions {
     pub clock: fn() -> Timestamp,
 }
 
+/// Records of a group beside its definition; none of a new one.
+#[derive(Default)]
+pub(super) struct Found {
+    progress: Vec<(Partition, Progress)>,
+    members: Option<Roster>,
+    letters: Option<DeadLetters>,
+    counts: (SettledCounts, Option<Expect>),
+}
+
 /// All groups of the gateway.
 pub struct ConsumerGroups {
     pub(super) log: Arc<dyn PartitionedLog>,
@@ -50,15 +59,16 @@ pub struct ConsumerGroups {
     pub(super) options: GroupsOptions,
     pub(super) upkeep: Arc<GroupUpkeep>,
     pub(super) table: Arc<GroupTable>,
-    names: RwLock<BTreeMap<String, Arc<Live>>>,
+    /// All of a name, the oldest first: the last is the group, those before it are its predecessors.
+    names: RwLock<BTreeMap<String, Vec<Arc<Live>>>>,
     /// Held by who makes, changes or deletes a group.
-    changing: tokio::sync::Mutex<GroupRegistry>,
+    pub(super) changing: tokio::sync::Mutex<GroupRegistry>,
     /// Tasks of the groups, the upkeep, and calls that are run to their end.
     tasks: Mutex<JoinSet<()>>,
 }
 
 /// The records that are no group's: under the number that no group has.
-struct GroupRegistry {
+pub(super) struct GroupRegistry {
     /// Acquired when the first group is made: a start without groups writes nothing, and works on a full disk.
     epoch: Option<Epoch>,
     /// The number of the next group.
@@ -86,7 +96,8 @@ impl ConsumerGroups {
         let next = state.read(NOBODY, Bytes::from_static(NEXT), None, 1).await?;
         let next =
             next.first().and_then(|record| Some(u32::from_le_bytes(record.value.as_ref().try_into().ok()?)));
-        let ids = state.groups().await?;
+        let mut ids = state.groups().await?;
+        ids.sort_unstable();
         let highest = ids.iter().map(|id| id.0).max().unwrap_or_default();
         let registry = GroupRegistry { epoch: None, next: next.unwrap_or(1).max(highest.saturating_add(1)) };
         let groups = Arc::new(Self {
@@ -100,8 +111,16 @@ impl ConsumerGroups {
             changing: tokio::sync::Mutex::new(registry),
             tasks: Mutex::default(),
         });
+        // In the order in which they were made.
         for id in ids.into_iter().filter(|&id| id != NOBODY) {
             groups.restore(id).await?;
+        }
+        for all in groups.names.read().values() {
+            let Some((newest, predecessors)) = all.split_last() else { continue };
+            newest.with(|inner| groups.marker.keep_for(newest.id, &inner.kept.definition.filter));
+            for old in predecessors {
+                groups.spawn(Arc::clone(&groups).retire(Arc::clone(old)));
+            }
         }
         groups.spawn(Arc::clone(&groups.upkeep).run(options.upkeep_interval));
         Ok(groups)
@@ -147,13 +166,17 @@ impl ConsumerGroups {
                     .restore(dead_letters::id(&record.key).ok_or(GroupError::Damaged)?, record.value.len());
             }
         }
-        let filter = kept.definition.filter.clone();
         let name = kept.definition.name.clone();
-        let live = self.serve(id, GroupOwner::later(seen), kept, (progress, members), letters, counts);
+        let found = Found { progress, members, letters: Some(letters), counts };
+        let live = self.serve(id, GroupOwner::later(seen), kept, found);
         live.with(|inner| inner.has_begun = true);
-        self.names.write().insert(name, live);
-        self.marker.keep_for(id, &filter);
+        self.add(&name, live);
         Ok(())
+    }
+
+    /// Adds a group, of which others of the name are predecessors.
+    pub(super) fn add(&self, name: &str, live: Arc<Live>) {
+        self.names.write().entry(name.to_owned()).or_default().push(live);
     }
 
     async fn clear(&self, id: GroupId, seen: Epoch) -> Result<(), GroupError> {
@@ -162,15 +185,15 @@ impl ConsumerGroups {
     }
 
     /// Begins to serve a group, which has no name yet.
-    fn serve(
+    pub(super) fn serve(
         &self,
         id: GroupId,
         owner: GroupOwner,
         kept: KeptDefinition,
-        (progress, members): (Vec<(Partition, Progress)>, Option<Roster>),
-        letters: DeadLetters,
-        counts: (SettledCounts, Option<Expect>),
+        Found { progress, members, letters, counts }: Found,
     ) -> Arc<Live> {
+        let GroupsOptions { max_dead_letters, max_dead_letter_bytes, .. } = self.options;
+        let letters = letters.unwrap_or_else(|| DeadLetters::new(max_dead_letters, max_dead_letter_bytes, 1));
         let life = ahash::RandomState::new().hash_one(id) as u32;
         let identity = GroupIdentity { group: id, life, generation: kept.generation, seed: kept.seed };
         let mut logic = Group::new(identity, kept.definition.config());
@@ -197,7 +220,7 @@ impl ConsumerGroups {
         live
     }
 
-    fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
+    pub(super) fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         let mut tasks = self.tasks.lock();
         // Tasks that have ended meanwhile.
         while tasks.try_join_next().is_some() {}
@@ -205,7 +228,7 @@ impl ConsumerGroups {
     }
 
     /// Runs something to its end, although nobody may wait for it any more: cut between two writes it would leave half.
-    async fn to_the_end<T: Send + 'static>(
+    pub(super) async fn to_the_end<T: Send + 'static>(
         &self,
         work: impl Future<Output = Result<T, GroupError>> + Send + 'static,
     ) -> Result<T, GroupError> {
@@ -236,40 +259,19 @@ impl ConsumerGroups {
             let (same, places) =
                 live.with(|inner| (inner.kept.definition == definition, inner.kept.start.clone()));
             let token = token(self.log.id(), &places);
-            return if same { Ok((info(&live), token)) } else { Err(GroupError::Exists) };
+            return if same { Ok((self.get(&definition.name)?, token)) } else { Err(GroupError::Exists) };
         }
         if self.names.read().len() >= self.options.max_groups {
             return Err(GroupError::TooManyGroups);
         }
         let start = places(&*self.log, start).await?;
-        let id = GroupId(registry.next);
-        let next = Bytes::copy_from_slice(&(id.0 + 1).to_le_bytes());
-        let epoch = match registry.epoch {
-            Some(epoch) => epoch,
-            None => *registry.epoch.insert(self.acquire(NOBODY).await?),
-        };
-        self.state.write(NOBODY, epoch, vec![put(Bytes::from_static(NEXT), next)]).await?;
-        registry.next += 1;
-        let epoch = self.acquire(id).await?;
-        let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
+        let (id, epoch) = self.number(&mut registry).await?;
         let (name, filter) = (definition.name.clone(), definition.filter.clone());
-        let kept = KeptDefinition {
-            definition,
-            etag: 1,
-            created: (self.options.clock)().0,
-            generation: 1,
-            seed: ahash::RandomState::new().hash_one(id),
-            log: self.log.id(),
-            start: start.clone(),
-            born: ends,
-            had_other_filters: false,
-        };
-        let letters = DeadLetters::new(self.options.max_dead_letters, self.options.max_dead_letter_bytes, 1);
-        let owner = GroupOwner::now(epoch);
-        let live = self.serve(id, owner, kept, (Vec::new(), None), letters, (SettledCounts::default(), None));
+        let kept = self.kept(id, definition, start.clone(), self.ends());
+        let live = self.serve(id, GroupOwner::now(epoch), kept, Found::default());
         self.marker.keep_for(id, &filter);
         // Messages that became durable meanwhile without the group's number belong to the group by its filter.
-        let ends: Vec<u64> = Partition::all().map(|partition| self.log.bounds(partition).end).collect();
+        let ends = self.ends();
         let changes = live.with(|inner| {
             for (partition, &end) in Partition::all().zip(&ends) {
                 inner.logic.set_end(partition, end);
@@ -283,8 +285,47 @@ impl ConsumerGroups {
             return Err(error.into());
         }
         // A group that can be found is on disk.
-        self.names.write().insert(name, Arc::clone(&live));
-        Ok((info(&live), token(self.log.id(), &start)))
+        self.add(&name, live);
+        Ok((self.get(&name)?, token(self.log.id(), &start)))
+    }
+
+    /// A number for a new group, and its first epoch.
+    pub(super) async fn number(&self, registry: &mut GroupRegistry) -> Result<(GroupId, Epoch), GroupError> {
+        let id = GroupId(registry.next);
+        let next = Bytes::copy_from_slice(&(id.0 + 1).to_le_bytes());
+        let epoch = match registry.epoch {
+            Some(epoch) => epoch,
+            None => *registry.epoch.insert(self.acquire(NOBODY).await?),
+        };
+        self.state.write(NOBODY, epoch, vec![put(Bytes::from_static(NEXT), next)]).await?;
+        registry.next += 1;
+        Ok((id, self.acquire(id).await?))
+    }
+
+    /// The record of a new group, for which messages are marked from `born` on.
+    pub(super) fn kept(
+        &self,
+        id: GroupId,
+        definition: Definition,
+        start: Vec<u64>,
+        born: Vec<u64>,
+    ) -> KeptDefinition {
+        KeptDefinition {
+            definition,
+            etag: 1,
+            created: (self.options.clock)().0,
+            generation: 1,
+            seed: ahash::RandomState::new().hash_one(id),
+            log: self.log.id(),
+            start,
+            born,
+            had_other_filters: false,
+        }
+    }
+
+    /// The end of each partition.
+    pub(super) fn ends(&self) -> Vec<u64> {
+        Partition::all().map(|partition| self.log.bounds(partition).end).collect()
     }
 
     async fn acquire(&self, id: GroupId) -> Result<Epoch, GroupError> {
@@ -292,26 +333,27 @@ impl ConsumerGroups {
         Ok(self.state.acquire(id, last).await?)
     }
 
-    /// Changes a group. Its name, its filter and what its messages are in order with do not change. Cancelled, it is changed all the same.
+    /// Changes a group, and its predecessors with it. Its name, its filter and what its messages are in order with do not change.
+    /// Cancelled, it is changed all the same.
     ///
     /// # Errors
     /// [`GroupError::NotFound`], [`GroupError::EtagMismatch`], or those of the store.
     pub async fn update(&self, definition: Definition, etag: Option<&str>) -> Result<Info, GroupError> {
+        let name = definition.name.clone();
         let (live, number) = {
             let _changing = self.changing.lock().await;
-            let live = self.find(&definition.name)?;
-            let definition = live.with(|inner| {
-                if etag.is_some_and(|etag| etag != inner.kept.etag.to_string()) {
-                    return Err(GroupError::EtagMismatch);
-                }
-                let Definition { filter, order, .. } = inner.kept.definition.clone();
-                Ok(Definition { filter, order, ..definition })
-            });
-            let number = live.redefine(definition?);
+            let (live, predecessors) = self.all(&name)?;
+            if etag.is_some_and(|etag| live.with(|inner| etag != inner.kept.etag.to_string())) {
+                return Err(GroupError::EtagMismatch);
+            }
+            for old in predecessors {
+                old.redefine(definition.clone());
+            }
+            let number = live.redefine(definition);
             (live, number)
         };
         live.written(number).await?;
-        Ok(info(&live))
+        self.get(&name)
     }
 
     /// Ends a group, and frees what the log has for it. Cancelled, it is ended all the same.
@@ -325,7 +367,16 @@ impl ConsumerGroups {
 
     async fn end(&self, name: &str) -> Result<(), GroupError> {
         let _changing = self.changing.lock().await;
-        let live = self.find(name)?;
+        let (live, predecessors) = self.all(name)?;
+        // In this order: without its successor a predecessor would be the group.
+        for live in predecessors.iter().chain([&live]) {
+            self.remove(live).await?;
+        }
+        Ok(())
+    }
+
+    /// Ends this one.
+    pub(super) async fn remove(&self, live: &Arc<Live>) -> Result<(), GroupError> {
         // A definition that is written later would bring the group back.
         let number = live.with(|inner| Live::wait_number(inner));
         live.written(number).await?;
@@ -338,7 +389,7 @@ impl ConsumerGroups {
             live.with(|inner| inner.keep());
             return Err(error.into());
         }
-        self.forget(&live);
+        self.forget(live);
         self.log.forget(live.id);
         if let Err(error) = self.clear(live.id, epoch).await {
             tracing::warn!(group = live.id.0, %error, "what is left of a group that was deleted stays for now");
@@ -349,7 +400,10 @@ impl ConsumerGroups {
     fn forget(&self, live: &Arc<Live>) {
         self.marker.keep_no_more_for(live.id);
         self.table.remove(live.id);
-        self.names.write().retain(|_, other| !Arc::ptr_eq(other, live));
+        self.names.write().retain(|_, all| {
+            all.retain(|other| !Arc::ptr_eq(other, live));
+            !all.is_empty()
+        });
         live.end();
     }
 
@@ -367,14 +421,35 @@ impl ConsumerGroups {
         tasks.shutdown().await;
     }
 
-    pub(super) fn find(&self, name: &str) -> Result<Arc<Live>, GroupError> {
-        self.names.read().get(name).cloned().ok_or(GroupError::NotFound)
+    /// The group, and its predecessors in order.
+    fn all(&self, name: &str) -> Result<(Arc<Live>, Vec<Arc<Live>>), GroupError> {
+        let mut all = self.names.read().get(name).cloned().unwrap_or_default();
+        let newest = all.pop().ok_or(GroupError::NotFound)?;
+        Ok((newest, all))
     }
 
-    /// A group whose messages a caller of this scope may have.
+    pub(super) fn find(&self, name: &str) -> Result<Arc<Live>, GroupError> {
+        self.names.read().get(name).and_then(|all| all.last()).cloned().ok_or(GroupError::NotFound)
+    }
+
+    /// The group that gives out messages: the oldest of the name.
+    pub(super) fn find_oldest(&self, name: &str) -> Result<Arc<Live>, GroupError> {
+        self.names.read().get(name).and_then(|all| all.first()).cloned().ok_or(GroupError::NotFound)
+    }
+
+    /// The same for a caller of this scope, who may have all its messages.
     pub(super) fn find_within(&self, name: &str, scope: &Scope) -> Result<Arc<Live>, GroupError> {
-        let live = self.find(name)?;
+        let live = self.find_oldest(name)?;
         if live.with(|inner| inner.is_within(scope)) { Ok(live) } else { Err(GroupError::OutOfScope) }
+    }
+
+    /// The group that comes after this one, if this is the oldest of its name and not the only one.
+    pub(super) fn next_of(&self, old: &Arc<Live>) -> Option<Arc<Live>> {
+        let name = old.with(|inner| inner.kept.definition.name.clone());
+        match self.names.read().get(&name)?.as_slice() {
+            [first, next, ..] if Arc::ptr_eq(first, old) => Some(Arc::clone(next)),
+            _ => None,
+        }
     }
 
     /// One group.
@@ -382,33 +457,36 @@ impl ConsumerGroups {
     /// # Errors
     /// [`GroupError::NotFound`].
     pub fn get(&self, name: &str) -> Result<Info, GroupError> {
-        let live = self.find(name)?;
-        Ok(info(&live))
+        let all = self.names.read().get(name).cloned();
+        all.and_then(|all| info(&all)).ok_or(GroupError::NotFound)
     }
 
     /// Groups in order of name: at most `limit` behind `after`.
     pub fn list(&self, after: Option<&str>, limit: usize) -> Vec<Info> {
         use std::ops::Bound::{Excluded, Unbounded};
         let from = after.map_or(Unbounded, Excluded);
-        let page: Vec<Arc<Live>> = self
+        let page: Vec<Vec<Arc<Live>>> = self
             .names
             .read()
             .range::<str, _>((from, Unbounded))
             .take(limit)
-            .map(|(_, live)| Arc::clone(live))
+            .map(|(_, all)| all.clone())
             .collect();
-        page.iter().map(|live| info(live)).collect()
+        page.iter().filter_map(|all| info(all)).collect()
     }
 
     /// Moves a group for a caller of this scope. Returns a token of where it was. Cancelled, it is moved or not.
     ///
     /// # Errors
-    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], those of [`GroupStart`], or of the store.
+    /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::Draining`], those of [`GroupStart`], or of the store.
     pub async fn seek(&self, name: &str, to: &GroupStart, scope: &Scope) -> Result<String, GroupError> {
         self.find_within(name, scope)?;
         let places = places(&*self.log, to).await?;
         let changing = self.changing.lock().await;
         let live = self.find_within(name, scope)?;
+        if self.next_of(&live).is_some() {
+            return Err(GroupError::Draining);
+        }
         let marks = self.log.marks(live.id);
         let least = places.iter().copied().min().unwrap_or_default();
         let mark = marks.iter().rfind(|mark| mark.offset <= least).or_else(|| marks.first());
@@ -435,7 +513,7 @@ impl ConsumerGroups {
     /// [`GroupError::NotFound`], [`GroupError::OutOfScope`], [`GroupError::TooManyMembers`], [`GroupError::Memory`].
     pub fn open(&self, group: &str, joining: Joining<'_>) -> Result<LiveMember, GroupError> {
         let held = MemberMemory::take(&self.marker, HELD)?;
-        LiveMember::join(&self.find(group)?, joining, false, held)
+        LiveMember::join(&self.find_oldest(group)?, joining, false, held)
     }
 
     /// Sets memory aside for a consumer in this process that keeps what it was delivered.
@@ -456,6 +534,6 @@ impl ConsumerGroups {
     /// # Errors
     /// [`GroupError::NotFound`].
     pub fn members(&self, group: &str) -> Result<Vec<MemberStatus>, GroupError> {
-        Ok(self.find(group)?.with(|inner| inner.logic.members()))
+        Ok(self.find_oldest(group)?.with(|inner| inner.logic.members()))
     }
 }

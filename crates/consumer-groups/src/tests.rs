@@ -6,6 +6,7 @@ mod letters;
 mod quiet;
 mod resuming;
 mod scope;
+mod succession;
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -46,13 +47,17 @@ thread_local! {
 struct Everything {
     full: Mutex<BTreeSet<GroupId>>,
     skipped: Mutex<BTreeSet<GroupId>>,
-    /// The filters by which it was told to mark.
-    filters: Mutex<Vec<GroupMessageFilter>>,
+    /// The groups for which it was told to mark.
+    kept: Mutex<Vec<GroupId>>,
+    replaced: Mutex<Vec<(GroupId, GroupId, GroupMessageFilter)>>,
 }
 
 impl Marker for Everything {
-    fn keep_for(&self, _group: GroupId, filter: &GroupMessageFilter) {
-        self.filters.lock().push(filter.clone());
+    fn keep_for(&self, group: GroupId, _filter: &GroupMessageFilter) {
+        self.kept.lock().push(group);
+    }
+    fn replace(&self, old: GroupId, new: GroupId, filter: &GroupMessageFilter) {
+        self.replaced.lock().push((old, new, filter.clone()));
     }
     fn keep_no_more_for(&self, _group: GroupId) {}
     fn set_intake(&self, group: GroupId, intake: Intake) {
@@ -166,6 +171,11 @@ fn definition(name: &str) -> Definition {
         paused: false,
         labels: BTreeMap::new(),
     }
+}
+
+fn with_filter(topic: &str) -> Definition {
+    let filter = GroupMessageFilter { topics: vec![topic.to_owned()], ..GroupMessageFilter::default() };
+    Definition { filter, ..definition("g") }
 }
 
 fn joining(name: &str, lease: Duration) -> Joining<'_> {

@@ -529,6 +529,7 @@ mod tests {
                 id: gateway_core::GroupId(1),
                 definition: definition.clone(),
                 had_other_filters: false,
+                predecessors: 0,
                 etag: String::new(),
                 created: Timestamp(0),
                 status: GroupStatus::default(),

@@ -120,6 +120,8 @@ pub enum Error {
     TooManyGroups,
     #[error("the group has changed since this etag")]
     EtagMismatch,
+    #[error("the group cannot be moved yet: messages that came under its former filter go out first")]
+    GroupDraining,
     #[error("the group was deleted")]
     GroupDeleted,
     #[error("another stream has taken the place of this member, or its lease has ended")]
@@ -227,6 +229,7 @@ impl Error {
             | Self::GroupsOff(_)
             | Self::GroupOfBridge
             | Self::FilterImmutable
+            | Self::GroupDraining
             | Self::ShadowsOff(_)
             | Self::GroupDeleted
             | Self::ScheduleOff
@@ -314,6 +317,7 @@ impl Error {
             Self::GroupExists => "GROUP_EXISTS",
             Self::TooManyGroups => "TOO_MANY_GROUPS",
             Self::EtagMismatch => "ETAG_MISMATCH",
+            Self::GroupDraining => "GROUP_DRAINING",
             Self::GroupDeleted => "GROUP_DELETED",
             Self::Fenced => "FENCED",
             Self::OldToken => "OLD_TOKEN",
@@ -440,6 +444,7 @@ impl From<GroupError> for Error {
             GroupError::TooManyMembers => Self::TooManyMembers,
             GroupError::Memory => Self::MemoryBudget,
             GroupError::EtagMismatch => Self::EtagMismatch,
+            GroupError::Draining => Self::GroupDraining,
             GroupError::OutOfRange => Self::OldToken,
             GroupError::BadToken => Self::invalid("token", "is not one of this gateway's tokens"),
             GroupError::Gone => Self::GroupDeleted,
@@ -603,6 +608,7 @@ mod tests {
             (Error::GroupExists, Code::AlreadyExists, "GROUP_EXISTS"),
             (Error::TooManyGroups, Code::ResourceExhausted, "TOO_MANY_GROUPS"),
             (Error::EtagMismatch, Code::Aborted, "ETAG_MISMATCH"),
+            (Error::GroupDraining, Code::FailedPrecondition, "GROUP_DRAINING"),
             (Error::GroupDeleted, Code::FailedPrecondition, "GROUP_DELETED"),
             (Error::Fenced, Code::Aborted, "FENCED"),
             (Error::OldToken, Code::OutOfRange, "OLD_TOKEN"),

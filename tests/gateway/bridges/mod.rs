@@ -1,6 +1,7 @@
 //! Bridges to systems that are real (Mosquitto) or that tests tell how to behave, and that are killed, slow and away.
 
 mod broker;
+mod change;
 #[cfg(feature = "kafka")]
 mod cluster;
 mod group;

@@ -704,14 +704,21 @@ impl Broker {
         self.inner.log.as_ref().map(|target| target.log())
     }
 
-    /// From now on messages that match `filter` are appended for the group, in the place of what it had before. A message
-    /// that is published after this has returned is judged by the new filter, and all that was judged by the old one is
-    /// submitted to the log.
+    /// From now on messages that match `filter` are appended for the group.
     ///
     /// # Panics
     /// Without a log.
     pub fn keep_for(&self, group: GroupId, filter: Arc<GroupFilter>) {
         self.log_target().keep_for(group, filter, self.inner.group_surroundings());
+    }
+
+    /// The same in the place of the group `old`, for which nothing is appended from now on: a message is appended for one of
+    /// the two at most, and all that is appended for the old group is submitted to the log when this returns.
+    ///
+    /// # Panics
+    /// Without a log.
+    pub fn replace_group(&self, old: GroupId, new: GroupId, filter: Arc<GroupFilter>) {
+        self.log_target().replace(old, new, filter, self.inner.group_surroundings());
     }
 
     /// From now on nothing is appended for the group. False if nothing was before.

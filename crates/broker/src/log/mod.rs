@@ -95,8 +95,8 @@ struct KnownGroup {
 /// A group behind a topic filter.
 struct FilteredGroup {
     kept: Arc<KnownGroup>,
-    /// The group no longer has this filter. A match that was made just before may still name it, and what the group wants by
-    /// its new filters must not be lost for that.
+    /// The filter is that of a group in whose place this one came. A match that was made just before may still name it, and
+    /// what this group wants must not be lost for that.
     former: bool,
 }
 
@@ -123,7 +123,7 @@ impl GroupIndex {
         wants.map(|wants| &wants.kept)
     }
 
-    /// Drops what groups wanted formerly: no match that old is in use.
+    /// Drops filters of groups that are gone: no match that old is in use.
     fn forget_former(&mut self) {
         self.filters.retain(|_, list| {
             list.retain(|wants| !wants.former);
@@ -313,7 +313,7 @@ impl LogTarget {
 
     /// Appends the message for all groups that want it.
     fn append(&self, message: &Message<'_>, numbers: &[u32]) -> Outcome {
-        // Until it is submitted: what an old filter has let in must not be behind a change of it, see [`LogTarget::keep_for`].
+        // Until it is submitted: what is marked for a group must not be behind a change of it, see [`LogTarget::replace`].
         let table = self.table.read();
         let groups = match self.wanted(&table, message, numbers) {
             LogDestination::Nobody => return Outcome::Ignored,
@@ -401,28 +401,51 @@ pub(crate) struct GroupSurroundings<'a> {
 
 /// Changes of the groups.
 impl LogTarget {
-    /// From now on messages that match `filter` are appended for the group, in the place of what it had before. A message
-    /// that is published after this has returned is judged by the new filter, and all that was judged by the old one is
-    /// submitted to the log.
+    /// From now on messages that match `filter` are appended for the group.
     pub(crate) fn keep_for(&self, group: GroupId, filter: Arc<GroupFilter>, parts: GroupSurroundings<'_>) {
+        self.keep(None, group, filter, parts);
+    }
+
+    /// The same in the place of the group `old`, for which nothing is appended from now on. A message that is published after
+    /// this has returned is judged by the new filter, and all that was marked for the old group is submitted to the log.
+    pub(crate) fn replace(
+        &self,
+        old: GroupId,
+        group: GroupId,
+        filter: Arc<GroupFilter>,
+        parts: GroupSurroundings<'_>,
+    ) {
+        self.keep(Some(old), group, filter, parts);
+        self.sets.write().retain(|set| !set.contains(&old));
+    }
+
+    fn keep(
+        &self,
+        old: Option<GroupId>,
+        group: GroupId,
+        filter: Arc<GroupFilter>,
+        parts: GroupSurroundings<'_>,
+    ) {
         let mut registered = self.registered.lock();
         // In the index first: a number without groups means nothing yet.
         let numbers: Vec<u32> =
             filter.topics.iter().map(|topic| self.number(&mut registered, topic, parts.index)).collect();
         {
             let mut table = self.table.write();
-            let former = table.groups.get(&group);
-            let full = former.is_some_and(|former| former.full.load(Relaxed));
-            let skipped = former.is_some_and(|former| former.skipped.load(Relaxed));
-            if former.is_none() && self.groups.fetch_add(1, Relaxed) == 0 {
-                parts.account.force(MemoryKind::Log, self.memory);
+            match old.and_then(|old| table.groups.remove(&old)) {
+                Some(old) if old.full.load(Relaxed) => drop(self.full.fetch_sub(1, Relaxed)),
+                Some(_) => {}
+                None if self.groups.fetch_add(1, Relaxed) == 0 => {
+                    parts.account.force(MemoryKind::Log, self.memory);
+                }
+                None => {}
             }
             let alone = Arc::new([group]);
-            let (full, skipped) = (AtomicBool::new(full), AtomicBool::new(skipped));
+            let (full, skipped) = (AtomicBool::new(false), AtomicBool::new(false));
             let kept = Arc::new(KnownGroup { id: group, filter, alone, full, skipped });
             table.groups.insert(group, Arc::clone(&kept));
             table.forget_former();
-            for wants in table.filters.values_mut().flatten().filter(|wants| wants.kept.id == group) {
+            for wants in table.filters.values_mut().flatten().filter(|wants| Some(wants.kept.id) == old) {
                 *wants = FilteredGroup { kept: Arc::clone(&kept), former: true };
             }
             for number in numbers {

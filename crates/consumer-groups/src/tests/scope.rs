@@ -7,11 +7,6 @@ fn limited() -> Scope {
     Scope::new(Some(vec!["a/#".to_owned()]), None).expect("a scope")
 }
 
-fn with_filter(topic: &str) -> Definition {
-    let filter = GroupMessageFilter { topics: vec![topic.to_owned()], ..GroupMessageFilter::default() };
-    Definition { filter, ..definition("g") }
-}
-
 impl Fixture {
     /// Makes the group again, as the record says that `change` makes of it.
     async fn rewritten(&mut self, group: GroupId, change: impl FnOnce(&mut serde_json::Value)) {
