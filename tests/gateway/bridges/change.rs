@@ -38,7 +38,7 @@ fn away() -> (ScriptedBroker, Arc<AtomicBool>) {
 fn config(broker: &ScriptedBroker, topic: &str) -> String {
     format!(
         "[bridges.plant]\ntopics = [\"{topic}\"]\nretry_max = \"200ms\"\nwhen_full = \"refuse\"\n\
-         max_bytes = \"2KiB\"\n[bridges.plant.mqtt]\nurl = \"mqtt://127.0.0.1:{}\"\n",
+         max_bytes = \"2KiB\"\nbatch_bytes = \"1KiB\"\n[bridges.plant.mqtt]\nurl = \"mqtt://127.0.0.1:{}\"\n",
         broker.port
     )
 }
@@ -109,25 +109,29 @@ fn what_waited_under_the_filters_before_goes_out_first() {
     }
 }
 
-/// Starts the gateway in the directory of one that has ended, with another configuration, and kills it after so long.
-fn kill_in_start(server: &Server, toml: &str, after: Duration) {
+/// Starts the gateway in the directory of one that has ended, with another configuration, and kills it after so long. True if the
+/// change of the filters was over by then.
+fn kill_in_start(server: &Server, toml: &str, after: Duration) -> bool {
     let file = server.dir().join("test.toml");
     let before = std::fs::read_to_string(&file).expect("the configuration");
     let listeners = before.find("[[listeners]]").expect("listeners");
     std::fs::write(&file, format!("{toml}\n{}", &before[listeners..])).expect("another configuration");
+    let path = server.dir().join("killed.log");
+    let log = std::fs::File::create(&path).expect("a log");
     let mut child = command(env!("CARGO_BIN_EXE_mqtt-server"))
         .current_dir(server.dir())
         .args(["--addr", "127.0.0.1:0", "--grpc-addr", "127.0.0.1:0", "--http-addr", "127.0.0.1:0"])
         .args(["--config", "test.toml", "--data-dir", "data"])
         .args(["--cert", "certs/server.crt", "--key", "certs/server.key"])
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
+        .stdout(log.try_clone().expect("the same log"))
+        .stderr(log)
         .spawn()
         .expect("start mqtt-server");
     thread::sleep(after);
     let _ = child.kill();
     let _ = child.wait();
+    std::fs::read_to_string(path).expect("the log").contains("group has another filter")
 }
 
 /// The failure: a kill somewhere in a change, or while what waited goes out, loses messages or their order.
@@ -136,19 +140,22 @@ fn a_kill_in_a_change_loses_nothing() {
     let (broker, well) = away();
     let mut server = Server::start_with(&[], &config(&broker, "d/a"));
     let mut wanted = publish(&server, "first", 8, "d/a");
-    for round in 0..3 {
+    let (mut after, mut changes) = (Duration::from_millis(5), [0, 0]);
+    for round in 0..4 {
         server.signal("KILL");
         assert!(!server.wait());
-        // To and fro, each a change, killed before it, in it and after it.
-        for step in 0..16 {
+        // To and fro, each a change; about as many kills before it as after it, and most of them near it.
+        for step in 0..14 {
             let topic = if step % 2 == 0 { "d/b" } else { "d/a" };
-            let after = Duration::from_millis(20 * step + 7 * round);
-            kill_in_start(&server, &config(&broker, topic), after);
+            let is_over = kill_in_start(&server, &config(&broker, topic), after);
+            changes[usize::from(is_over)] += 1;
+            after = if is_over { after * 9 / 10 } else { after * 5 / 4 };
         }
         let topic = if round % 2 == 0 { "d/b" } else { "d/a" };
         server = server.kill_and_restart(&[], &config(&broker, topic));
         wanted.extend(publish(&server, &format!("round {round}"), 8, topic));
     }
+    assert!(changes[0] > 5 && changes[1] > 5, "killed before and after: {changes:?}");
     assert_eq!(lag(&server), wanted.len() as u64);
     well.store(true, Relaxed);
     // In the middle of what waited, and again.
