@@ -1,6 +1,6 @@
-//! The log of consumer groups and their state, on disk, and the groups themselves.
+//! The log of consumer groups on disk, and the groups themselves.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use broker::{Broker, EventKinds, GroupFilter, GroupLog, MemoryKind, Selector};
 use config::Config;
@@ -8,12 +8,12 @@ use consumer_groups::{
     ConsumerGroups, GroupError, GroupMessageFilter, GroupStatus as Status, GroupsOptions, Intake, Marker,
     MessageFilter,
 };
-use disk::{DurableOptions, EmbeddedGroupState, EmbeddedLog, LogOptions};
+use disk::{EmbeddedLog, EmbeddedRecords, LogOptions};
 use gateway_core::{
     GroupId, clock,
     metrics::{Figure, Row, figures},
 };
-use store::{DataDir, GroupState as _, PartitionedLog as _, StoreError, StoreHealth};
+use store::{DataDir, PartitionedLog as _, StoreError, StoreHealth};
 
 use super::StartError;
 
@@ -21,19 +21,20 @@ use super::StartError;
 #[derive(Clone)]
 pub(super) struct OpenedGroups {
     pub(super) log: Arc<EmbeddedLog>,
-    pub(super) state: Arc<EmbeddedGroupState>,
+    records: Arc<EmbeddedRecords>,
     memory: usize,
 }
 
-/// Opens both in the data directory. Blocks on the disk.
-pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedGroups, StartError> {
+/// Opens the log in the data directory; what is kept of groups is in `records`. Blocks on the disk.
+pub(super) fn open(
+    config: &Config,
+    directory: &Arc<DataDir>,
+    records: &Arc<EmbeddedRecords>,
+) -> Result<OpenedGroups, StartError> {
     let (waiting, cache) = config.log_memory();
     let options = LogOptions { max_waiting_bytes: waiting.0, cache_bytes: cache.0, ..LogOptions::default() };
     let log = Arc::new(EmbeddedLog::open(directory, &options)?);
-    // Records of groups are small: what members have outstanding bounds them.
-    let options = DurableOptions { max_waiting_bytes: waiting.0, ..DurableOptions::default() };
-    let state = Arc::new(EmbeddedGroupState::open(directory, &options)?);
-    Ok(OpenedGroups { log, state, memory: waiting.0 + cache.0 })
+    Ok(OpenedGroups { log, records: Arc::clone(records), memory: waiting.0 + cache.0 })
 }
 
 /// Interval at which groups look for records they need not keep.
@@ -56,7 +57,7 @@ impl OpenedGroups {
         };
         let marker = Arc::new(Marking(broker.clone()));
         let loaded =
-            ConsumerGroups::load(Arc::clone(&self.log) as _, Arc::clone(&self.state) as _, marker, options);
+            ConsumerGroups::load(Arc::clone(&self.log) as _, Arc::clone(&self.records) as _, marker, options);
         loaded.await.map_err(|error| match error {
             GroupError::Store(error) => error.into(),
             error => StartError::Store(StoreError::Damaged(error.to_string())),
@@ -68,19 +69,9 @@ impl OpenedGroups {
         GroupLog { log: Arc::clone(&self.log) as _, memory: self.memory }
     }
 
-    /// Returns the place to which damaged files were moved.
-    pub(super) fn set_aside(&self) -> Option<PathBuf> {
-        self.state.set_aside().cloned()
-    }
-
-    /// Their health, by name.
-    pub(super) fn health(&self) -> [(&'static str, StoreHealth); 2] {
-        [("log", self.log.health()), ("groups", self.state.health())]
-    }
-
-    /// Nothing more is written.
-    pub(super) fn note_closed(&self) {
-        self.state.note_closed();
+    /// Health of the log, by name.
+    pub(super) fn health(&self) -> (&'static str, StoreHealth) {
+        ("log", self.log.health())
     }
 }
 

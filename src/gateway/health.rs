@@ -50,21 +50,18 @@ impl StoreWatch {
         if let Some(latest) = &self.latest {
             latest.note_closed();
         }
-        if let Some(shadows) = &self.shadows {
-            shadows.note_closed();
-        }
     }
 
     /// The health of all stores on this disk that others wait for, by name.
     fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
-        self.home.health().chain(self.shadows.as_ref().and_then(shadows::OpenedShadows::health))
+        self.home.health()
     }
 
     /// Returns whether the store of shadows answers, the one on this disk or the database. A store whose disk takes nothing does.
     pub(super) fn shadows_answer(&self) -> bool {
         let Some(shadows) = &self.shadows else { return false };
         match (shadows.health(), &self.database) {
-            (Some((_, health)), _) => health != StoreHealth::Damaged,
+            (Some(health), _) => health != StoreHealth::Damaged,
             (None, Some(database)) => *database.borrow() == StoreCondition::Up,
             (None, None) => true,
         }

@@ -1,5 +1,5 @@
-//! Everything that belongs to one data directory: sessions, queues and retained messages, the Publisher's memory, stored
-//! commands, and the log of consumer groups with their records.
+//! Everything that belongs to one data directory: sessions, queues and retained messages, small records (the Publisher's memory,
+//! stored commands, consumer groups, shadows), and the log of consumer groups.
 //!
 //! [`Home::open`] takes the directory and reads nothing yet. [`Home::restore`] and [`Home::serve`] bring back what earlier
 //! processes left, the one before anything can be published and the other before anybody connects. [`Home::close`] gives the
@@ -14,10 +14,11 @@ use ::commands::{CommandRegistry, CommandService, ReplyDispatcher};
 use broker::{Broker, GroupLog, Stores};
 use config::Config;
 use consumer_groups::ConsumerGroups;
+use disk::EmbeddedRecords;
 use gateway_core::metrics::{Row, figures};
 use grpc::{GrpcConfig, PublisherMemory};
 use net::NetShared;
-use store::{ClockMark, DataDir, MemoryPublisher, PublisherStore, StoreHealth, Verify};
+use store::{ClockMark, DataDir, NoRecords, RecordStore, StoreHealth, Verify};
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{StartError, commands::registry_options, groups, stores, ticks::keep_clock};
@@ -26,6 +27,7 @@ use super::{StartError, commands::registry_options, groups, stores, ticks::keep_
 pub(super) struct Home {
     clock: Option<Arc<ClockMark>>,
     stores: Option<stores::OpenedStores>,
+    records: Option<Arc<EmbeddedRecords>>,
     log: Option<groups::OpenedGroups>,
     /// Once they are restored.
     groups: OnceLock<Arc<ConsumerGroups>>,
@@ -57,16 +59,29 @@ impl Home {
             Some(directory) if config.store.enabled => Some(stores::open(config, directory)?),
             _ => None,
         };
-        let log = match directory {
-            Some(directory) if config.has_groups() => Some(groups::open(config, directory)?),
+        let has_records =
+            config.store.enabled || (config.has_shadows().is_ok() && config.contact_points().is_empty());
+        let records = match directory {
+            Some(directory) if has_records => Some(stores::open_records(config, directory)?),
             _ => None,
         };
-        Ok(Self { clock, stores, log, groups: OnceLock::new(), registry: OnceLock::new() })
+        let log = match (directory, &records) {
+            (Some(directory), Some(records)) if config.has_groups() => {
+                Some(groups::open(config, directory, records)?)
+            }
+            _ => None,
+        };
+        Ok(Self { clock, stores, records, log, groups: OnceLock::new(), registry: OnceLock::new() })
     }
 
     /// Where the clock is kept.
     pub(super) fn clock(&self) -> Option<&Arc<ClockMark>> {
         self.clock.as_ref()
+    }
+
+    /// The store of small records.
+    pub(super) fn records(&self) -> Option<&Arc<EmbeddedRecords>> {
+        self.records.as_ref()
     }
 
     /// The stores as the broker needs them.
@@ -111,11 +126,11 @@ impl Home {
         tasks: &mut JoinSet<()>,
         drain: &watch::Receiver<bool>,
     ) -> Result<HomeServices, StartError> {
-        let records = self.stores.as_ref().map(stores::OpenedStores::records);
+        let records = self.records.clone().filter(|_| config.store.enabled);
+        let records = records.map(|records| records as Arc<dyn RecordStore>);
         let commands = match dispatcher {
             Some(dispatcher) => {
-                let store =
-                    records.clone().unwrap_or_else(|| Arc::new(MemoryPublisher) as Arc<dyn PublisherStore>);
+                let store = records.clone().unwrap_or_else(|| Arc::new(NoRecords));
                 let registry = CommandRegistry::open(registry_options(config), store, broker.account())?;
                 let registry = self.registry.get_or_init(|| registry);
                 let commands = CommandService::new(broker.clone(), dispatcher, Arc::clone(registry));
@@ -137,8 +152,8 @@ impl Home {
         if let Some(stores) = &self.stores {
             stores.note_closed();
         }
-        if let Some(log) = &self.log {
-            log.note_closed();
+        if let Some(records) = &self.records {
+            records.note_closed();
         }
         if let Some(clock) = &self.clock {
             keep_clock(clock).await;
@@ -153,21 +168,22 @@ impl Home {
     /// Returns whether the store of consumer groups answers. A store whose disk takes nothing does: groups read on, and
     /// the store tries again with each change.
     pub(super) fn groups_answer(&self) -> bool {
-        self.log
-            .as_ref()
-            .is_some_and(|log| log.health().into_iter().all(|(_, health)| health != StoreHealth::Damaged))
+        let log = self.log.as_ref().map(|log| log.health().1);
+        let records = self.records.as_ref().map(|records| records.health());
+        log.is_some() && log.into_iter().chain(records).all(|health| health != StoreHealth::Damaged)
     }
 
     /// The health of its stores, by name.
     pub(super) fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
         let stores = self.stores.as_ref().map(stores::OpenedStores::health).into_iter().flatten();
-        stores.chain(self.log.as_ref().map(groups::OpenedGroups::health).into_iter().flatten())
+        let records = self.records.as_ref().map(|records| ("records", records.health()));
+        stores.chain(records).chain(self.log.as_ref().map(groups::OpenedGroups::health))
     }
 
     /// Returns the places to which damaged files were moved.
     pub(super) fn set_aside(&self) -> impl Iterator<Item = PathBuf> {
         let stores = self.stores.iter().flat_map(stores::OpenedStores::set_aside);
-        stores.chain(self.log.iter().filter_map(groups::OpenedGroups::set_aside))
+        stores.chain(self.records.iter().filter_map(|records| records.set_aside().cloned()))
     }
 
     /// What `/metrics` shows of it.

@@ -1,38 +1,35 @@
-//! The store of device shadows, as of latest values: a database that `db_addr` names, or else the data directory.
+//! The store of device shadows, as of latest values: a database that `db_addr` names, or else the records in the data directory.
 
-use std::{path::PathBuf, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
 use broker::Reserved;
 use cassandra::ScyllaShadows;
 use config::Config;
 use device_shadows::{DeviceShadows, ShadowOptions, ShadowService};
-use disk::{DurableOptions, EmbeddedShadows};
-use store::{DataDir, ShadowStore, StoreHealth};
-
-use super::StartError;
+use disk::EmbeddedRecords;
+use store::{RecordShadows, RecordStore as _, ShadowStore, StoreHealth};
 
 /// The shadows, and the store of those that are on this disk.
 #[derive(Clone)]
 pub(super) struct OpenedShadows {
     pub(super) shadows: Arc<ShadowService>,
-    on_disk: Option<Arc<EmbeddedShadows>>,
+    on_disk: Option<Arc<EmbeddedRecords>>,
 }
 
-/// Opens them in the database, if there is one, else in the data directory. Blocks on the disk.
+/// Shadows in the database, if there is one, else in `records`; `None` without either.
 pub(super) fn open(
     config: &Config,
-    directory: &Arc<DataDir>,
+    records: Option<&Arc<EmbeddedRecords>>,
     database: Option<Arc<ScyllaShadows>>,
-) -> Result<OpenedShadows, StartError> {
-    if let Some(store) = database {
-        return Ok(OpenedShadows { shadows: ShadowService::new(store, options_of(config)), on_disk: None });
-    }
-    // Waiting shadows are on the memory account before they come here.
-    let options = DurableOptions { map_size: 64 << 20, ..DurableOptions::default() };
-    let on_disk =
-        Arc::new(EmbeddedShadows::open(directory, &options, config.shadow.max_total_bytes.0 as u64)?);
-    let store: Arc<dyn ShadowStore> = Arc::clone(&on_disk) as _;
-    Ok(OpenedShadows { shadows: ShadowService::new(store, options_of(config)), on_disk: Some(on_disk) })
+) -> Option<OpenedShadows> {
+    let (store, on_disk): (Arc<dyn ShadowStore>, _) = match (database, records) {
+        (Some(database), _) => (database, None),
+        (None, Some(records)) => {
+            (Arc::new(RecordShadows::new(Arc::clone(records) as _)), Some(Arc::clone(records)))
+        }
+        (None, None) => return None,
+    };
+    Some(OpenedShadows { shadows: ShadowService::new(store, options_of(config)), on_disk })
 }
 
 /// Longest time that a request may wait for earlier ones.
@@ -55,25 +52,13 @@ impl OpenedShadows {
         Arc::new(DeviceShadows(Arc::clone(&self.shadows)))
     }
 
-    /// Returns the place to which a damaged file was moved.
-    pub(super) fn set_aside(&self) -> Option<PathBuf> {
-        self.on_disk.as_ref().and_then(|store| store.set_aside().cloned())
-    }
-
-    /// The health of the store on this disk, by name.
-    pub(super) fn health(&self) -> Option<(&'static str, StoreHealth)> {
-        self.on_disk.as_ref().map(|store| ("shadows", store.health()))
+    /// The health of their store on this disk.
+    pub(super) fn health(&self) -> Option<StoreHealth> {
+        self.on_disk.as_ref().map(|store| store.health())
     }
 
     /// Bytes of the disk that they take; `None` in a database.
     pub(super) fn stored_bytes(&self) -> Option<u64> {
-        self.on_disk.as_ref().map(|store| store.stored_bytes())
-    }
-
-    /// Nothing more is written.
-    pub(super) fn note_closed(&self) {
-        if let Some(store) = &self.on_disk {
-            store.note_closed();
-        }
+        self.on_disk.as_ref().map(|store| store.shadow_bytes())
     }
 }

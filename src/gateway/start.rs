@@ -274,16 +274,13 @@ fn open_values(
         Some(directory) if config.latest.enabled => values::open(config, directory)?,
         _ => OpenedValues::default(),
     };
-    let shadows = match (directory, config.has_shadows()) {
-        (Some(directory), Ok(())) => Ok(shadows::open(config, directory, shadows)?),
-        (None, Ok(())) => Err("store.enabled"),
-        (_, Err(key)) => Err(key),
-    };
+    let shadows = config
+        .has_shadows()
+        .and_then(|()| shadows::open(config, home.records(), shadows).ok_or("store.enabled"));
     let aside = on_disk.as_ref().and_then(|latest| latest.set_aside().cloned());
-    let shadows_aside = shadows.iter().filter_map(OpenedShadows::set_aside);
     let remote = latest.as_ref().filter(|_| config.db_addr.is_some());
     let watch = Arc::new(StoreWatch {
-        set_aside: aside.into_iter().chain(home.set_aside()).chain(shadows_aside).collect(),
+        set_aside: aside.into_iter().chain(home.set_aside()).collect(),
         home: Arc::clone(home),
         shadows: shadows.clone().ok(),
         history: history.clone(),

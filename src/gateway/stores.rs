@@ -1,18 +1,19 @@
-//! Sessions, queues, retained messages and the Publisher's memory, on disk: opened before anything else, read before
-//! any listener opens.
+//! Sessions, queues, retained messages and small records, on disk: opened before anything else, read before any listener
+//! opens.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use broker::{Broker, DurabilityRules, Restored, Stores};
 use config::Config;
 use disk::{
-    DurableOptions, EmbeddedPublisher, EmbeddedQueues, EmbeddedRetained, EmbeddedSessions, QueueOptions,
+    DurableOptions, EmbeddedQueues, EmbeddedRecords, EmbeddedRetained, EmbeddedSessions, QueueOptions,
+    RecordOptions,
 };
 use gateway_core::{
     clock,
     metrics::{Row, figures},
 };
-use store::{DataDir, PublisherStore, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth};
+use store::{DataDir, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth};
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
@@ -25,7 +26,6 @@ pub(super) struct OpenedStores {
     sessions: Arc<EmbeddedSessions>,
     queues: Arc<EmbeddedQueues>,
     retained: Arc<EmbeddedRetained>,
-    publisher: Arc<EmbeddedPublisher>,
 }
 
 /// The most messages of a queue that wait in memory or are being read, besides those in flight.
@@ -35,8 +35,6 @@ const AT_HAND: usize = 1024;
 pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedStores, StartError> {
     let waiting = config.limits.waiting_for_disk().0;
     let durable = DurableOptions { max_waiting_bytes: waiting / 6, ..DurableOptions::default() };
-    let small =
-        DurableOptions { max_waiting_bytes: waiting / 12, map_size: 64 << 20, ..DurableOptions::default() };
     let queues = Arc::new(EmbeddedQueues::open(
         directory,
         &QueueOptions {
@@ -49,14 +47,33 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedSt
     )?);
     let sessions = Arc::new(EmbeddedSessions::open(directory, &durable)?);
     let retained = Arc::new(EmbeddedRetained::open(directory, &durable)?);
-    let publisher = Arc::new(EmbeddedPublisher::open(directory, &small)?);
     let stores = Stores {
         sessions: Arc::clone(&sessions) as _,
         queues: Arc::clone(&queues) as _,
         retained: Arc::clone(&retained) as _,
         runtime: Handle::current(),
     };
-    Ok(OpenedStores { stores, sessions, queues, retained, publisher })
+    Ok(OpenedStores { stores, sessions, queues, retained })
+}
+
+/// Opens the store of small records: idempotency keys, scheduled messages, commands, consumer groups, and shadows unless a
+/// database has them.
+pub(super) fn open_records(
+    config: &Config,
+    directory: &Arc<DataDir>,
+) -> Result<Arc<EmbeddedRecords>, StartError> {
+    let options = RecordOptions::default();
+    let durable =
+        DurableOptions { max_waiting_bytes: config.limits.waiting_for_disk().0 / 12, ..options.durable };
+    let options = RecordOptions {
+        durable,
+        // Records of groups are small: what members have outstanding bounds them.
+        max_waiting_groups: config.log_memory().0.0,
+        max_shadow_bytes: config.shadow.max_total_bytes.0 as u64,
+        // Waiting shadows are on the memory account before they come here.
+        ..options
+    };
+    Ok(Arc::new(EmbeddedRecords::open(directory, &options)?))
 }
 
 /// Returns the durability that messages must reach before they are acknowledged, by topic.
@@ -69,18 +86,12 @@ pub(super) fn rules(config: &Config) -> DurabilityRules {
 }
 
 impl OpenedStores {
-    /// The Publisher's memory.
-    pub(super) fn records(&self) -> Arc<dyn PublisherStore> {
-        Arc::clone(&self.publisher) as _
-    }
-
     /// Their health, by name.
-    pub(super) fn health(&self) -> [(&'static str, StoreHealth); 4] {
+    pub(super) fn health(&self) -> [(&'static str, StoreHealth); 3] {
         [
             ("sessions", self.sessions.health()),
             ("queues", self.queues.health()),
             ("retained", self.retained.health()),
-            ("publisher", self.publisher.health()),
         ]
     }
 
@@ -89,7 +100,6 @@ impl OpenedStores {
         self.sessions.note_closed();
         self.queues.note_closed();
         self.retained.note_closed();
-        self.publisher.note_closed();
     }
 
     /// What `/metrics` shows of them.
@@ -104,12 +114,7 @@ impl OpenedStores {
 
     /// Returns the places to which damaged files were moved.
     pub(super) fn set_aside(&self) -> impl Iterator<Item = PathBuf> {
-        let aside = [
-            self.sessions.set_aside(),
-            self.queues.set_aside(),
-            self.retained.set_aside(),
-            self.publisher.set_aside(),
-        ];
+        let aside = [self.sessions.set_aside(), self.queues.set_aside(), self.retained.set_aside()];
         aside.into_iter().flatten().cloned().collect::<Vec<_>>().into_iter()
     }
 

@@ -230,8 +230,8 @@ async fn damage_a_shadow(mut server: Server, toml: &str) -> Server {
     let channel = crate::non_broker::channel(&server).await;
     ShadowsClient::new(channel).update_shadow(request).await.expect("a shadow");
     assert!(server.stop(), "it ends as it should");
-    let file = server.dir().join("data/shadows/data.mdb");
-    let mut bytes = fs::read(&file).expect("the store of shadows");
+    let file = server.dir().join("data/records/data.mdb");
+    let mut bytes = fs::read(&file).expect("the store of records");
     let places: Vec<usize> =
         bytes.windows(TEXT.len()).enumerate().filter(|(_, part)| *part == TEXT).map(|(at, _)| at).collect();
     assert!(!places.is_empty(), "the document is in its store");

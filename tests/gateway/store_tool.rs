@@ -158,7 +158,7 @@ fn a_damaged_store_is_set_aside_and_shown_and_the_rest_starts() {
     assert!(answer.contains("store: set aside: data/queues/data.mdb.damaged-"), "{answer}");
     assert_eq!(server.metric("gateway_store_set_aside"), 1);
     let page = server.http_get("/metrics").expect("read the metrics");
-    for store in ["sessions", "queues", "retained", "publisher", "shadows"] {
+    for store in ["sessions", "queues", "retained", "records"] {
         assert!(page.contains(&format!("gateway_store_healthy{{store=\"{store}\"}} 1\n")), "{store}: {page}");
     }
     assert_eq!(retained(&server).len(), 3);

@@ -1,84 +1,15 @@
 //! Stored commands over a disk that stands still, refuses, and comes back.
 
-use std::{collections::BTreeMap, task::Waker};
+use std::task::Waker;
 
 use broker::{Account, ReservedOutcome};
 use gateway_core::{ClientId, Commit, CommitRefused, OriginKind, ReceiptState, clock};
-use parking_lot::Mutex;
-use store::{PublisherChange, PublisherStore, PublisherTable, StoreError, StoreHealth};
+use store::MemoryRecords;
 
 use super::{topics::ReplyAddress, *};
 
-/// Changes that the disk has been given, with the part of the commit that waits for them.
-type SubmittedChanges = (Vec<PublisherChange>, Option<Arc<Commit>>);
-
-/// A store whose disk does what the test says. Records stay when a registry is gone.
-#[derive(Default)]
-struct Disk {
-    records: Mutex<BTreeMap<Bytes, Bytes>>,
-    /// Changes that wait for a disk that stands still; `None` while it writes.
-    stalled: Mutex<Option<Vec<SubmittedChanges>>>,
-}
-
-impl Disk {
-    fn stall(&self) {
-        self.stalled.lock().get_or_insert_default();
-    }
-
-    /// The disk goes on, and writes what has waited.
-    fn write(&self) {
-        let waiting = self.stalled.lock().take();
-        waiting.unwrap_or_default().into_iter().for_each(|submitted| self.keep(submitted));
-    }
-
-    /// The disk goes on, and takes nothing of what has waited.
-    fn refuse(&self) {
-        let waiting = self.stalled.lock().take();
-        waiting
-            .unwrap_or_default()
-            .into_iter()
-            .filter_map(|(_, commit)| commit)
-            .for_each(|part| part.refuse());
-    }
-
-    fn keep(&self, (changes, commit): SubmittedChanges) {
-        for PublisherChange { key, value, .. } in changes {
-            match value {
-                Some(value) => self.records.lock().insert(key, value),
-                None => self.records.lock().remove(&key),
-            };
-        }
-        if let Some(part) = commit {
-            part.done();
-        }
-    }
-}
-
-impl PublisherStore for Disk {
-    fn submit(&self, changes: Vec<PublisherChange>, commit: Option<Arc<Commit>>) {
-        if let Some(waiting) = &mut *self.stalled.lock() {
-            return waiting.push((changes, commit));
-        }
-        self.keep((changes, commit));
-    }
-
-    fn restore(&self, _: PublisherTable, into: &mut dyn FnMut(Bytes, Bytes)) -> Result<(), StoreError> {
-        let records = self.records.lock().clone();
-        records.into_iter().for_each(|(key, value)| into(key, value));
-        Ok(())
-    }
-
-    fn accepts(&self) -> bool {
-        true
-    }
-
-    fn health(&self) -> StoreHealth {
-        StoreHealth::Sound
-    }
-}
-
 struct World {
-    disk: Arc<Disk>,
+    disk: Arc<MemoryRecords>,
     account: Arc<Account>,
     registry: Arc<CommandRegistry>,
 }
@@ -100,7 +31,7 @@ impl World {
         Self::on(Arc::default())
     }
 
-    fn on(disk: Arc<Disk>) -> Self {
+    fn on(disk: Arc<MemoryRecords>) -> Self {
         let options = CommandRegistryOptions {
             max_outstanding: 10,
             max_outstanding_per_device: 1,
@@ -117,8 +48,15 @@ impl World {
 
     /// As the next process finds it after a crash now: what waits for the disk is lost.
     fn crashed(self) -> Self {
-        self.disk.stalled.lock().take();
+        self.disk.crash();
         Self::on(self.disk)
+    }
+
+    /// The disk goes on, and takes nothing of what has waited.
+    fn refuse(&self) {
+        self.disk.fail(true);
+        self.disk.hold(false);
+        self.disk.fail(false);
     }
 
     async fn start(&self, id: &str) -> Result<Arc<CommandRecord>, CommandStartError> {
@@ -176,7 +114,7 @@ fn result(commit: &Commit) -> Option<Result<(), CommitRefused>> {
 async fn a_reply_sent_again_is_acknowledged_with_the_first() {
     let world = World::new();
     world.delivered("c").await;
-    world.disk.stall();
+    world.disk.hold(true);
     let (first, again) = (world.reply("c"), world.reply("c"));
     assert_eq!((result(&first), result(&again)), (None, None), "nothing is on disk");
     let world = world.crashed();
@@ -186,9 +124,9 @@ async fn a_reply_sent_again_is_acknowledged_with_the_first() {
         "so the device must not have forgotten its reply"
     );
 
-    world.disk.stall();
+    world.disk.hold(true);
     let (first, again) = (world.reply("c"), world.reply("c"));
-    world.disk.write();
+    world.disk.hold(false);
     assert_eq!((result(&first), result(&again)), (Some(Ok(())), Some(Ok(()))));
     assert_eq!(world.state("c"), Some(CommandState::Replied));
     assert_eq!(result(&world.reply("c")), Some(Ok(())), "what is on disk is nothing to wait for");
@@ -201,14 +139,14 @@ async fn a_reply_sent_again_is_acknowledged_with_the_first() {
 async fn a_reply_is_not_dropped_for_an_end_that_is_refused() {
     let world = World::new();
     world.delivered("c").await;
-    world.disk.stall();
+    world.disk.hold(true);
     let registry = Arc::clone(&world.registry);
     let cancelling =
         tokio::spawn(async move { registry.cancel("c").await.map(|record| record.machine.state()) });
     tokio::task::yield_now().await;
     let early = world.reply("c");
     assert_eq!(result(&early), None, "the command has not ended yet");
-    world.disk.refuse();
+    world.refuse();
     assert_eq!(result(&early), Some(Err(CommitRefused)));
     assert_eq!(cancelling.await.unwrap(), Err(CancelError::Store));
     assert_eq!(world.state("c"), Some(CommandState::Delivered));
@@ -220,7 +158,7 @@ async fn a_reply_is_not_dropped_for_an_end_that_is_refused() {
 #[tokio::test]
 async fn a_start_that_is_refused_leaves_nothing() {
     let world = World::new();
-    world.disk.stall();
+    world.disk.hold(true);
     let starts = ["c", "c", "other"].map(|id| {
         let world = World {
             disk: Arc::clone(&world.disk),
@@ -231,7 +169,7 @@ async fn a_start_that_is_refused_leaves_nothing() {
     });
     tokio::task::yield_now().await;
     assert_eq!((world.state("c"), world.registry.active()), (None, 2), "one of the three joins another");
-    world.disk.refuse();
+    world.refuse();
     for start in starts {
         assert_eq!(start.await.unwrap(), Err(CommandStartError::Store));
     }
@@ -250,10 +188,10 @@ async fn an_expiry_that_is_refused_is_tried_again() {
     let (_, watching) = world.registry.watch("c").unwrap();
     let mut watching = watching.unwrap();
     let over = times().expire.plus_millis(1);
-    world.disk.stall();
+    world.disk.hold(true);
     world.registry.tick(over, 100);
     assert_eq!(world.state("c"), Some(CommandState::Delivered), "it has not ended before that is on disk");
-    world.disk.refuse();
+    world.refuse();
     assert!(watching.try_recv().is_err(), "nobody is told of an end that is not one");
     assert_eq!((world.state("c"), world.registry.active()), (Some(CommandState::Delivered), 1));
     let next = world.registry.tick(clock::now(), 100).expect("it is due again");
@@ -271,10 +209,10 @@ async fn a_refusal_that_is_not_written_is_tried_again() {
     let world = World::new();
     world.start("c").await.unwrap();
     let (number, attempt) = world.send(clock::now()).unwrap();
-    world.disk.stall();
+    world.disk.hold(true);
     let rejected = ReceiptState { acked: 0, rejected: 1, code: Some(0x87), ..ACKED };
     assert!(world.registry.progress(number, attempt, &rejected), "nothing more comes of this attempt");
-    world.disk.refuse();
+    world.refuse();
     assert_eq!(world.registry.active(), 1);
     world.start("next").await.unwrap();
     assert_eq!(world.send(later()).map(|(number, _)| number), Some(number + 1), "the device's place is free");
@@ -294,13 +232,13 @@ async fn a_reply_that_waits_for_the_disk_is_on_the_account() {
     let held = || world.account.held(broker::MemoryKind::Commands);
     let before = held();
     for is_written in [false, true] {
-        world.disk.stall();
+        world.disk.hold(true);
         world.reply("c");
         assert_eq!(held(), before + "done".len());
         if is_written {
-            world.disk.write()
+            world.disk.hold(false)
         } else {
-            world.disk.refuse()
+            world.refuse()
         }
         assert_eq!(held(), before + if is_written { "done".len() } else { 0 });
     }

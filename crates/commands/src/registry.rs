@@ -23,7 +23,7 @@ use broker::{Account, Charge, MemoryKind, ReservedOutcome, Shortage};
 use bytes::Bytes;
 use gateway_core::{Commit, CommitRefused, Message, QoS, ReceiptState, Timestamp, clock};
 use parking_lot::Mutex;
-use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
+use store::{RecordChange, RecordKind, RecordStore, StoreError};
 use thiserror::Error;
 use tokio::{
     sync::{Notify, broadcast, oneshot},
@@ -124,7 +124,7 @@ pub struct CommandRegistry {
     options: CommandRegistryOptions,
     pub(super) table: Mutex<CommandTable>,
     charge: Mutex<Charge>,
-    store: Arc<dyn PublisherStore>,
+    store: Arc<dyn RecordStore>,
     active: AtomicUsize,
     /// Something is to be done.
     pub(super) changed: Notify,
@@ -134,22 +134,22 @@ fn key(number: u64) -> Bytes {
     Bytes::copy_from_slice(&number.to_be_bytes())
 }
 
-fn put(number: u64, record: &CommandRecord) -> PublisherChange {
-    PublisherChange { table: PublisherTable::Commands, key: key(number), value: Some(record.encode()) }
+fn put(number: u64, record: &CommandRecord) -> RecordChange {
+    RecordChange::put(RecordKind::Commands, key(number), record.encode())
 }
 
 impl CommandRegistry {
     /// Reads the commands that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
     pub fn open(
         options: CommandRegistryOptions,
-        store: Arc<dyn PublisherStore>,
+        store: Arc<dyn RecordStore>,
         account: &Arc<Account>,
     ) -> Result<Arc<Self>, StoreError> {
         let mut table = CommandTable::default();
         let mut charge = Charge::new(account, MemoryKind::Commands);
         let mut damaged = Vec::new();
         let mut active = 0;
-        store.restore(PublisherTable::Commands, &mut |key, value| {
+        store.restore(RecordKind::Commands, &mut |key, value| {
             let number = <[u8; 8]>::try_from(&key[..]).ok().map(u64::from_be_bytes);
             let Some((number, record)) = number.zip(CommandRecord::decode(&value)) else {
                 return damaged.push(key);
@@ -163,7 +163,7 @@ impl CommandRegistry {
         })?;
         if !damaged.is_empty() {
             tracing::error!(commands = damaged.len(), "stored commands that cannot be read are dropped");
-            let remove = |key| PublisherChange { table: PublisherTable::Commands, key, value: None };
+            let remove = |key| RecordChange::remove(RecordKind::Commands, key);
             store.submit(damaged.into_iter().map(remove).collect(), None);
         }
         if active > 0 {
@@ -313,8 +313,7 @@ impl CommandRegistry {
         let bytes = table.remove(number);
         let left = charge.bytes().saturating_sub(bytes);
         charge.set(left);
-        let removal = PublisherChange { table: PublisherTable::Commands, key: key(number), value: None };
-        self.store.submit(vec![removal], None);
+        self.store.submit(vec![RecordChange::remove(RecordKind::Commands, key(number))], None);
     }
 
     /// The start of a command is on disk, or refused. Told again it does nothing.

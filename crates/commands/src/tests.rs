@@ -154,7 +154,7 @@ async fn started(bench: &Bench, devices: usize) -> Arc<CommandRegistry> {
         max_kept: devices,
     };
     let registry =
-        CommandRegistry::open(options, Arc::new(store::MemoryPublisher), bench.broker.account()).unwrap();
+        CommandRegistry::open(options, Arc::new(store::NoRecords), bench.broker.account()).unwrap();
     let times = Times { start: Timestamp(0), expire: clock::now().plus_millis(1_000_000), retry: None };
     for number in 0..devices {
         let spec = spec(&format!("d{number}"));

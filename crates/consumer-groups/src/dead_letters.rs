@@ -8,9 +8,13 @@ use std::{
 use bytes::Bytes;
 use gateway_core::{ClientId, OriginKind, Properties, QoS, SharedMessage, Timestamp};
 use serde::{Deserialize, Serialize};
-use store::{Expect, StateChange, StateRecord};
+use store::Expect;
 
-use super::{GroupError, MessageFilter, records::put};
+use super::{
+    GroupError, MessageFilter,
+    records::put,
+    state::{StateChange, StateRecord},
+};
 
 /// A message that was given up.
 #[derive(Debug, Clone)]

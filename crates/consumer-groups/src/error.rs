@@ -1,7 +1,9 @@
 //! Why something cannot be done with a group, or goes on no longer for a member.
 
-use store::{StateError, StoreError};
+use store::StoreError;
 use thiserror::Error;
+
+use super::state::StateError;
 
 /// Why something cannot be done with a group.
 #[derive(Debug, Error)]

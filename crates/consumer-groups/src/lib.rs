@@ -17,6 +17,7 @@
 //! dead_letters   what was given up
 //! records        what is kept of a group, and its keys
 //! scope          whose scope covers a group
+//! state          records of groups in the store, each group's under an epoch
 //! waypoints      places at which a group can begin to keep less
 //! start          places at which a group begins
 //! marker         what the broker does for groups
@@ -42,6 +43,7 @@ mod resuming;
 mod scope;
 mod service;
 mod start;
+mod state;
 mod succession;
 #[cfg(test)]
 mod tests;

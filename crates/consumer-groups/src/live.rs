@@ -21,7 +21,7 @@ use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
 use groups::Group;
 use hashbrown::HashMap;
 use parking_lot::{Mutex, MutexGuard};
-use store::{Epoch, Expect, GroupState, PartitionedLog, StateChange, StateError};
+use store::{Expect, PartitionedLog};
 use tokio::sync::{Notify, watch};
 use tracing::warn;
 
@@ -30,6 +30,7 @@ use super::{
     dead_letters::DeadLetters,
     in_scope,
     records::{COUNTS, KeptDefinition, MEMBERS, SettledCounts, definition_change, progress_key, put},
+    state::{Epoch, GroupState, StateChange, StateError},
     waypoints::Waypoints,
 };
 
@@ -44,7 +45,7 @@ pub(super) struct Live {
     pub(super) id: GroupId,
     owner: GroupOwner,
     pub(super) log: Arc<dyn PartitionedLog>,
-    pub(super) state: Arc<dyn GroupState>,
+    pub(super) state: GroupState,
     marker: Arc<dyn Marker>,
     pub(super) clock: fn() -> Timestamp,
     inner: Mutex<GroupInner>,
@@ -140,7 +141,7 @@ impl Live {
     pub(super) fn new(
         id: GroupId,
         owner: GroupOwner,
-        (log, state, marker): (Arc<dyn PartitionedLog>, Arc<dyn GroupState>, Arc<dyn Marker>),
+        (log, state, marker): (Arc<dyn PartitionedLog>, GroupState, Arc<dyn Marker>),
         clock: fn() -> Timestamp,
         kept: KeptDefinition,
         wants: Arc<MessageFilter>,

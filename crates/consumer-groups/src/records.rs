@@ -1,14 +1,15 @@
 //! Records that are kept of a group, and their keys.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
 use gateway_core::{GroupId, PARTITIONS, Partition, Timestamp};
 use groups::{Progress, Roster};
 use serde::{Deserialize, Deserializer, Serialize, de::IgnoredAny};
-use store::{Expect, GroupState, StateChange};
+use store::Expect;
 
-use super::{Definition, GroupError};
+use super::{
+    Definition, GroupError,
+    state::{GroupState, StateChange},
+};
 
 /// Keys of a group's records.
 pub(super) const DEFINITION: &[u8] = b"d";
@@ -107,7 +108,7 @@ impl SettledCounts {
 /// Reads how much of a group is settled, and what it must still be when the group is written. Before anything else is read of
 /// the group: every write changes it.
 pub(super) async fn load_counts(
-    state: &Arc<dyn GroupState>,
+    state: &GroupState,
     group: GroupId,
 ) -> Result<(SettledCounts, Option<Expect>), GroupError> {
     let counts = state.read(group, Bytes::from_static(COUNTS), None, 1).await?;
@@ -118,10 +119,7 @@ pub(super) async fn load_counts(
 }
 
 /// Reads who was in a group.
-pub(super) async fn load_members(
-    state: &Arc<dyn GroupState>,
-    group: GroupId,
-) -> Result<Option<Roster>, GroupError> {
+pub(super) async fn load_members(state: &GroupState, group: GroupId) -> Result<Option<Roster>, GroupError> {
     let records = state.read(group, Bytes::from_static(MEMBERS), None, 1).await?;
     let roster = records.first().map(|record| Roster::decode(&record.value));
     roster.transpose().map_err(|_| GroupError::Damaged)
@@ -129,7 +127,7 @@ pub(super) async fn load_members(
 
 /// Reads how far a group is.
 pub(super) async fn load_progress(
-    state: &Arc<dyn GroupState>,
+    state: &GroupState,
     group: GroupId,
 ) -> Result<Vec<(Partition, Progress)>, GroupError> {
     let mut all = Vec::new();

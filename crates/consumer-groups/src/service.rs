@@ -7,7 +7,7 @@ use bytes::Bytes;
 use gateway_core::{GroupId, PARTITIONS, Partition, Timestamp};
 use groups::{Group, GroupIdentity, MemberStatus, Progress, Roster};
 use parking_lot::{Mutex, RwLock};
-use store::{Epoch, Expect, GroupState, PartitionedLog, StateChange};
+use store::{Expect, PartitionedLog, RecordStore};
 use tokio::{sync::oneshot, task::JoinSet};
 
 use super::{
@@ -21,6 +21,7 @@ use super::{
         load_progress, put,
     },
     start::{places, token},
+    state::{Epoch, GroupState, StateChange},
     upkeep::GroupUpkeep,
     watching::GroupTable,
 };
@@ -54,7 +55,7 @@ pub(super) struct Found {
 /// All groups of the gateway.
 pub struct ConsumerGroups {
     pub(super) log: Arc<dyn PartitionedLog>,
-    pub(super) state: Arc<dyn GroupState>,
+    pub(super) state: GroupState,
     pub(super) marker: Arc<dyn Marker>,
     pub(super) options: GroupsOptions,
     pub(super) upkeep: Arc<GroupUpkeep>,
@@ -85,10 +86,11 @@ impl ConsumerGroups {
     /// [`GroupError::Store`], or [`GroupError::Damaged`].
     pub async fn load(
         log: Arc<dyn PartitionedLog>,
-        state: Arc<dyn GroupState>,
+        records: Arc<dyn RecordStore>,
         marker: Arc<dyn Marker>,
         options: GroupsOptions,
     ) -> Result<Arc<Self>, GroupError> {
+        let state = GroupState::new(records);
         let table = Arc::new(GroupTable::new(options.max_log_bytes));
         log.watch(Arc::clone(&table) as _);
         let upkeep =
@@ -210,7 +212,7 @@ impl ConsumerGroups {
             logic.restore_members(members, now);
         }
         let wants = self.marker.matcher(&kept.definition.filter);
-        let engines = (Arc::clone(&self.log), Arc::clone(&self.state), Arc::clone(&self.marker));
+        let engines = (Arc::clone(&self.log), self.state.clone(), Arc::clone(&self.marker));
         let live = Live::new(id, owner, engines, self.options.clock, kept, wants, logic, letters, counts);
         let live = Arc::new(live);
         self.table.insert(id, Arc::clone(&live));

@@ -20,12 +20,12 @@ use gateway_core::{ClientId, GroupId, Message, Origin, OriginKind, Partition, Ti
 use groups::{AckResult, Credit, IdRange, Nack, Ranges, Room};
 use parking_lot::Mutex;
 use store::{
-    GroupState, LogRead, MemoryGroupState, MemoryLog, MemoryLogOptions, PartitionBounds, PartitionedLog,
-    ReadLimit, StoreError,
+    LogRead, MemoryLog, MemoryLogOptions, MemoryRecords, PartitionBounds, PartitionedLog, ReadLimit,
+    StoreError,
 };
 use tokio::time::{Instant, timeout};
 
-use super::{records::DEFINITION, start::token, *};
+use super::{records::DEFINITION, start::token, state::GroupState, *};
 
 static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
 const ROOM: Room = Room { messages: 100, bytes: 1 << 20 };
@@ -94,16 +94,21 @@ impl Marker for Everything {
 
 struct Fixture {
     log: Arc<MemoryLog>,
-    state: Arc<MemoryGroupState>,
+    state: Arc<MemoryRecords>,
     groups: Arc<ConsumerGroups>,
 }
 
 impl Fixture {
     async fn new(options: MemoryLogOptions) -> Self {
         let _ = clock();
-        let (log, state) = (Arc::new(MemoryLog::new(options)), Arc::new(MemoryGroupState::new()));
+        let (log, state) = (Arc::new(MemoryLog::new(options)), Arc::new(MemoryRecords::new()));
         let groups = load(&log, &state).await;
         Self { log, state, groups }
+    }
+
+    /// The records of groups.
+    fn group_state(&self) -> GroupState {
+        GroupState::new(Arc::clone(&self.state) as _)
     }
 
     async fn create(&self, name: &str) -> GroupId {
@@ -124,13 +129,13 @@ impl Fixture {
     }
 }
 
-async fn load(log: &Arc<MemoryLog>, state: &Arc<MemoryGroupState>) -> Arc<ConsumerGroups> {
+async fn load(log: &Arc<MemoryLog>, state: &Arc<MemoryRecords>) -> Arc<ConsumerGroups> {
     load_with(log, state, Arc::default(), u64::MAX).await
 }
 
 async fn load_with(
     log: &Arc<MemoryLog>,
-    state: &Arc<MemoryGroupState>,
+    state: &Arc<MemoryRecords>,
     marker: Arc<Everything>,
     max_log_bytes: u64,
 ) -> Arc<ConsumerGroups> {
@@ -138,7 +143,7 @@ async fn load_with(
     ConsumerGroups::load(Arc::clone(log) as _, Arc::clone(state) as _, marker, options).await.expect("loads")
 }
 
-async fn load_from(log: Arc<dyn PartitionedLog>, state: &Arc<MemoryGroupState>) -> Arc<ConsumerGroups> {
+async fn load_from(log: Arc<dyn PartitionedLog>, state: &Arc<MemoryRecords>) -> Arc<ConsumerGroups> {
     let marker = Arc::<Everything>::default();
     ConsumerGroups::load(log, Arc::clone(state) as _, marker, options()).await.expect("loads")
 }
@@ -708,7 +713,7 @@ async fn what_one_member_loses_counts_whatever_others_have_settled() {
 async fn a_group_that_refuses_and_stands_still_does_not_fill_the_disk() {
     let _ = clock();
     let log = Arc::new(MemoryLog::new(MemoryLogOptions::default()));
-    let (state, marker) = (Arc::new(MemoryGroupState::new()), Arc::<Everything>::default());
+    let (state, marker) = (Arc::new(MemoryRecords::new()), Arc::<Everything>::default());
     let cost: u64 = 10_000;
     let groups = load_with(&log, &state, Arc::clone(&marker), 16 * cost).await;
     let fixture = Fixture { log, state, groups };

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use broker::{BrokerConfig, Reserved, ReservedOutcome, Shortage};
 use gateway_core::{Commit, limits::Limits as BrokerLimits, units::ByteSize};
-use store::MemoryShadows;
+use store::{MemoryRecords, RecordShadows};
 use tokio::time::timeout;
 
 use super::*;
@@ -13,7 +13,7 @@ const LONG: Duration = Duration::from_secs(60);
 
 struct Bench {
     broker: Broker,
-    store: Arc<MemoryShadows>,
+    store: Arc<MemoryRecords>,
     shadows: Arc<ShadowService>,
     part: DeviceShadows,
 }
@@ -35,8 +35,8 @@ impl Bench {
             max_requests: 10,
             max_wait,
         };
-        let store = Arc::new(MemoryShadows::default());
-        let shadows = ShadowService::new(Arc::clone(&store) as _, options);
+        let store = Arc::new(MemoryRecords::remote());
+        let shadows = ShadowService::new(shadows_in(&store), options);
         let broker = Broker::new(BrokerConfig { limits: Arc::new(limits), ..BrokerConfig::default() });
         Self { broker, store, part: DeviceShadows(Arc::clone(&shadows)), shadows }
     }
@@ -64,7 +64,7 @@ impl Bench {
     }
 
     async fn version(&self, device: &str) -> u64 {
-        let found = self.store.get(device, "").await.unwrap();
+        let found = shadows_in(&self.store).get(device, "").await.unwrap();
         found.map_or(0, |record| record.version)
     }
 
@@ -76,6 +76,10 @@ impl Bench {
     fn budget(&self) -> Arc<OfShadows> {
         Arc::new(OfShadows(Arc::clone(self.broker.account())))
     }
+}
+
+fn shadows_in(records: &Arc<MemoryRecords>) -> Arc<dyn ShadowStore> {
+    Arc::new(RecordShadows::new(Arc::clone(records) as _))
 }
 
 struct OfShadows(Arc<broker::Account>);
@@ -202,7 +206,7 @@ async fn a_backend_that_gives_up_has_its_update_made_all_the_same() {
 #[tokio::test]
 async fn two_who_change_the_same_shadow_at_once_lose_nothing() {
     let bench = Bench::new();
-    let other = ShadowService::new(Arc::clone(&bench.store) as _, bench.shadows.options().clone());
+    let other = ShadowService::new(shadows_in(&bench.store), bench.shadows.options().clone());
     for round in 0..20 {
         let (a, b) = (format!("{{\"a{round}\":1}}"), format!("{{\"b{round}\":1}}"));
         let first = bench.shadows.update(&bench.broker, key("d"), desire(&a));

@@ -14,7 +14,7 @@ type Content = BTreeMap<Vec<u8>, usize>;
 /// An environment of three parts, each a table.
 fn open(dir: &Path) -> (Environment, [Table; 3]) {
     let options = EnvironmentOptions {
-        name: "publisher",
+        name: "records",
         map_size: 1 << 20,
         max_map_size: usize::MAX,
         tables: 3,
@@ -61,15 +61,15 @@ fn filled(dir: &Path) -> ([Content; 3], [Content; 3], Vec<u8>) {
     environment.writing(|txn| tables.iter().try_for_each(|table| table.put(txn, b"last", b"x"))).unwrap();
     let after = tables.map(|table| content(&environment, table));
     drop(environment);
-    (before, after, fs::read(dir.join("publisher/data.mdb")).unwrap())
+    (before, after, fs::read(dir.join("records/data.mdb")).unwrap())
 }
 
 fn set_file(dir: &Path, bytes: &[u8]) {
-    fs::remove_dir_all(dir.join("publisher")).unwrap();
-    fs::create_dir(dir.join("publisher")).unwrap();
-    fs::write(dir.join("publisher/format"), "1\n").unwrap();
-    fs::write(dir.join("publisher/data.mdb"), bytes).unwrap();
-    fs::write(dir.join("publisher/state"), "open").unwrap();
+    fs::remove_dir_all(dir.join("records")).unwrap();
+    fs::create_dir(dir.join("records")).unwrap();
+    fs::write(dir.join("records/format"), "1\n").unwrap();
+    fs::write(dir.join("records/data.mdb"), bytes).unwrap();
+    fs::write(dir.join("records/state"), "open").unwrap();
 }
 
 /// A page of retained messages must not cost a session: a damaged page costs the part that it belongs to, and nothing else.
@@ -101,7 +101,7 @@ fn any_damaged_page_costs_its_own_part_at_most() {
         assert!(lost <= 1, "page {page} costs {lost} parts");
         costly += lost;
         all += usize::from(environment.set_aside().is_some());
-        let asides = fs::read_dir(dir.path().join("publisher")).unwrap();
+        let asides = fs::read_dir(dir.path().join("records")).unwrap();
         let asides = asides.filter(|entry| {
             entry.as_ref().unwrap().file_name().to_string_lossy().starts_with("data.mdb.damaged-")
         });
@@ -131,7 +131,7 @@ fn a_file_that_was_cut_short_keeps_what_is_before_the_cut() {
 fn an_end_while_something_is_carried_over_loses_nothing() {
     let dir = tempfile::tempdir().unwrap();
     let (_, after, sound) = filled(dir.path());
-    let folder = dir.path().join("publisher");
+    let folder = dir.path().join("records");
     let same = |what: &str| {
         let (environment, tables) = open(dir.path());
         for (table, after) in tables.into_iter().zip(&after) {

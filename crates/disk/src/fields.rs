@@ -8,6 +8,9 @@ use gateway_core::Properties;
 /// The format version of all records.
 pub(super) const FORMAT: u8 = 1;
 
+/// Bytes before the fields.
+pub(super) const HEAD: usize = 5;
+
 const PAYLOAD_FORMAT: u8 = 1;
 const CONTENT_TYPE: u8 = 2;
 const RESPONSE_TOPIC: u8 = 4;

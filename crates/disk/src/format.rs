@@ -30,9 +30,7 @@ const STORES: &[StoreFormat] = &[
     ("sessions", &[&["sessions", "subscriptions"], &["groups"]], &[]),
     ("queues", &[&["bodies", "refs", "entries", "expiry"], &["received"]], &[]),
     ("retained", &[&["retained"]], &[]),
-    ("groups", &[&["groups"]], &[]),
-    ("publisher", &[&["answers"], &["scheduled"], &["commands"]], &[]),
-    ("shadows", &[&["shadows"]], &[]),
+    ("records", &[&["answers"], &["scheduled"], &["commands"], &["groups"], &["shadows"]], &[]),
 ];
 
 /// The upgrades of a store.

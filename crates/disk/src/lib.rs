@@ -6,14 +6,13 @@
 //! carry marker                     damage: parts that are whole go into a new file; which files were closed cleanly
 //! format upgrades                  tables of each store, and the way to them from older formats
 //! committer waiting pending        one writer thread per environment, group commit
-//! answered readers                 changes that are answered one by one; reads on the blocking pool
+//! readers                          reads on the blocking pool
 //! fields keys message record       records and their keys
-//! latest sessions queues retained publisher shadows   tables and writers; `queues` has readers of its own
-//! groups log                       state of consumer groups, and their log in segment files
+//! latest sessions queues retained records   tables and writers; `queues` has readers of its own
+//! log                              log of consumer groups in segment files
 //! tool                             check, compact, back up, export, import
 //! ```
 
-mod answered;
 mod carry;
 #[cfg(test)]
 mod carry_tests;
@@ -22,7 +21,6 @@ pub mod counters;
 mod environment;
 mod fields;
 mod format;
-mod groups;
 mod keys;
 mod latest;
 mod log;
@@ -31,14 +29,13 @@ mod message;
 mod open;
 mod options;
 mod pending;
-mod publisher;
 mod queues;
 mod readers;
 mod record;
+mod records;
 mod reserve;
 mod retained;
 mod sessions;
-mod shadows;
 pub mod tool;
 mod upgrades;
 #[cfg(test)]
@@ -48,17 +45,15 @@ mod waiting;
 use store::StoreError;
 
 pub use environment::CommitHook;
-pub use groups::EmbeddedGroupState;
 pub use latest::{EmbeddedLatest, EmbeddedOptions};
 pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep};
 #[cfg(any(test, feature = "fuzz"))]
 pub use log::{fuzz_log, fuzz_log_frame};
 pub use options::DurableOptions;
-pub use publisher::EmbeddedPublisher;
 pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
+pub use records::{EmbeddedRecords, RecordOptions};
 pub use retained::EmbeddedRetained;
 pub use sessions::EmbeddedSessions;
-pub use shadows::EmbeddedShadows;
 
 fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".to_owned())

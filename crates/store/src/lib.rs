@@ -6,11 +6,11 @@
 //! ```text
 //! sessions queues retained       traits: who there is, what waits for whom, what topics keep
 //! latest history page            traits: latest values, every message of some topics; pages of both
-//! publisher                      trait: what the gRPC Publisher must not forget
-//! shadows                        trait: documents of device shadows
-//! log group_state                traits: what consumer groups read, and how far they are
+//! records                        trait: small records with conditions, of idempotency keys, commands, consumer groups, shadows
+//! shadows shadow_records         trait: documents of device shadows; over a store of records
+//! log                            trait: what consumer groups read
 //! data_dir clock_mark versions server_id   the directory and its lock, where its time, versions and name go on
-//! memory                         twins: stores in memory that can be away; `MemoryPublisher` also serves
+//! memory                         twins: stores in memory that can be away; `NoRecords` also serves
 //! suite                          tests that every backend of a trait must pass
 //! ```
 //!
@@ -20,17 +20,17 @@
 mod clock_mark;
 pub mod counters;
 mod data_dir;
-mod group_state;
 mod history;
 mod latest;
 mod log;
 mod memory;
 mod page;
-mod publisher;
 mod queues;
+mod records;
 mod retained;
 mod server_id;
 mod sessions;
+mod shadow_records;
 mod shadows;
 #[cfg(any(test, feature = "test-util"))]
 pub mod suite;
@@ -43,7 +43,6 @@ use thiserror::Error;
 
 pub use clock_mark::ClockMark;
 pub use data_dir::{DataDir, Verify, sync_directory};
-pub use group_state::{Epoch, Expect, GroupState, StateChange, StateError, StateRecord};
 pub use history::{
     BUCKET_MS, BucketPart, HistoryEntry, HistoryPage, HistoryPlace, HistoryQuery, HistoryRemoval,
     HistoryStore, Walk, bucket,
@@ -53,15 +52,19 @@ pub use log::{
     LogFull, LogRead, LogWatcher, Mark, MissingReason, MissingRecords, PartitionBounds, PartitionedLog,
     ReadLimit, Slice,
 };
-pub use memory::MemoryPublisher;
+pub use memory::NoRecords;
 #[cfg(any(test, feature = "test-util"))]
-pub use memory::{MemoryGroupState, MemoryHistory, MemoryLatest, MemoryLog, MemoryLogOptions, MemoryShadows};
+pub use memory::{MemoryHistory, MemoryLatest, MemoryLog, MemoryLogOptions, MemoryRecords};
 pub use page::{PAGE_BYTES, PageBuilder, PageToken, Selection};
-pub use publisher::{PublisherChange, PublisherStore, PublisherTable};
 pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
+pub use records::{
+    DAMAGED_VERSION, Expect, MAX_RECORD_KEY, Record, RecordChange, RecordFence, RecordKind, RecordOutcome,
+    RecordRange, RecordStore, RecordWaiter, RecordWrite,
+};
 pub use retained::{LoadedRetained, RetainedStore};
 pub use server_id::server_id;
 pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
+pub use shadow_records::{RecordShadows, is_deleted_shadow, shadow_change, shadow_record};
 pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};
 pub use versions::{VersionClock, VersionMark, version_offset};
 

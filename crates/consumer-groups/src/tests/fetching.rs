@@ -83,7 +83,7 @@ impl PartitionedLog for Slow {
 async fn a_fetch_has_all_that_it_asks_for_although_it_is_read_in_pieces() {
     let _ = clock();
     let log = Slow::new(&Arc::new(MemoryLog::new(MemoryLogOptions::default())));
-    let state = Arc::new(MemoryGroupState::new());
+    let state = Arc::new(MemoryRecords::new());
     let groups = load_from(Arc::clone(&log) as _, &state).await;
     let (info, _) = groups.create(definition("g"), &GroupStart::Latest).await.expect("a group");
     for number in 0..600 {

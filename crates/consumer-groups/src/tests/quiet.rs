@@ -65,7 +65,7 @@ async fn a_quiet_group_neither_keeps_nor_reads_what_others_get() {
 async fn an_abandoned_group_keeps_its_own_and_nothing_else() {
     let _ = clock();
     let log = Arc::new(MemoryLog::new(MemoryLogOptions::default()));
-    let (state, marker) = (Arc::new(MemoryGroupState::new()), Arc::<Everything>::default());
+    let (state, marker) = (Arc::new(MemoryRecords::new()), Arc::<Everything>::default());
     let groups = load_with(&log, &state, Arc::clone(&marker), 200_000).await;
     let fixture = Fixture { log, state, groups };
     let (left, busy) = (fixture.create("left").await, fixture.create("busy").await);
@@ -93,7 +93,7 @@ async fn an_abandoned_group_keeps_its_own_and_nothing_else() {
 async fn a_group_that_refuses_is_full_with_the_commit_that_fills_it() {
     let _ = clock();
     let log = Arc::new(MemoryLog::new(MemoryLogOptions::default()));
-    let (state, marker) = (Arc::new(MemoryGroupState::new()), Arc::<Everything>::default());
+    let (state, marker) = (Arc::new(MemoryRecords::new()), Arc::<Everything>::default());
     let groups = load_with(&log, &state, Arc::clone(&marker), u64::MAX).await;
     let fixture = Fixture { log, state, groups };
     let group = keeping(&fixture, |wanted| {

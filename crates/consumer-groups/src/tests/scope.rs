@@ -11,19 +11,21 @@ impl Fixture {
     /// Makes the group again, as the record says that `change` makes of it.
     async fn rewritten(&mut self, group: GroupId, change: impl FnOnce(&mut serde_json::Value)) {
         self.groups.stop().await;
-        let epoch = self.state.epoch(group).await.expect("an epoch");
-        let epoch = self.state.acquire(group, epoch).await.expect("ours");
+        let state = self.group_state();
+        let epoch = state.epoch(group).await.expect("an epoch");
+        let epoch = state.acquire(group, epoch).await.expect("ours");
         let mut record = self.record(group).await;
         change(&mut record);
         let value = Bytes::from(serde_json::to_vec(&record).expect("JSON"));
         let written = vec![records::put(Bytes::from_static(DEFINITION), value)];
-        self.state.write(group, epoch, written).await.expect("written");
+        state.write(group, epoch, written).await.expect("written");
         self.groups = load(&self.log, &self.state).await;
     }
 
     /// The group's definition, as it is on disk.
     async fn record(&self, group: GroupId) -> serde_json::Value {
-        let record = self.state.read(group, Bytes::from_static(DEFINITION), None, 1).await.expect("a record");
+        let record =
+            self.group_state().read(group, Bytes::from_static(DEFINITION), None, 1).await.expect("a record");
         serde_json::from_slice(&record[0].value).expect("JSON")
     }
 

@@ -103,7 +103,7 @@ async fn what_waits_goes_out_first() {
         fixture.restarted().await;
         assert!(
             fixture.drained().await.is_empty()
-                && fixture.state.groups().await.expect("groups").contains(&group)
+                && fixture.group_state().groups().await.expect("groups").contains(&group)
         );
     }
 }
@@ -126,7 +126,7 @@ async fn a_change_is_cut_anywhere() {
         tokio::time::sleep(Duration::from_millis(100)).await;
         is_done = change.is_finished();
         // What waits is never written.
-        fixture.state.hold(false);
+        fixture.state.crash();
         let marker = fixture.restarted().await;
         let info = fixture.groups.get("g").expect("a group");
         assert_eq!(*marker.kept.lock(), [info.id]);

@@ -16,7 +16,7 @@ use crate::{
         audit,
         transfer::{self, ExportError},
     },
-    record, sessions, shadows,
+    record, records, sessions,
 };
 use store::StoreError;
 
@@ -36,8 +36,7 @@ pub fn export(
     let mut out = ExportWriter::create(file).map_err(unwritable)?;
     let result = (|| {
         let mut reports = Vec::new();
-        // Answers are remembered for minutes, and messages that wait for their time belong to this gateway's clock.
-        for &(store, _) in STORES.iter().filter(|(store, _)| *store != "publisher") {
+        for &(store, _) in STORES {
             let folder = directory.path().join(store);
             let mut verifying = |done, total| progress(ToolProgress { store, done, total });
             let found = existing(&folder, store, TABLES, &mut verifying);
@@ -108,8 +107,10 @@ impl Export<'_> {
             "retained" => self.table(&txn, "retained", |_, value| {
                 Some(ExportLine::Retained(MessageLine::of(&message::decode(value)?)))
             }),
-            "shadows" => self.table(&txn, "shadows", |key, value| {
-                Some(ExportLine::Shadow(ShadowLine::of(&shadows::record(key, value)?)))
+            // Of the records only shadows: answers are remembered for minutes, messages that wait for their time belong to this
+            // gateway's clock, and groups to its log.
+            "records" => self.table(&txn, "shadows", |key, value| {
+                Some(ExportLine::Shadow(ShadowLine::of(&records::shadow(key, value)?)))
             }),
             // The device with the newest value of a topic follows from the values.
             _ => self.table(&txn, "latest", |_, value| {

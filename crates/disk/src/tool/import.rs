@@ -13,12 +13,13 @@ use super::{
     file::{ExportLine, ExportReader},
 };
 use crate::{
-    DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRetained, EmbeddedSessions, EmbeddedShadows,
+    DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRecords, EmbeddedRetained, EmbeddedSessions,
+    RecordOptions,
     queues::transfer::{Import as Queues, QueueRecord},
 };
 use store::{
-    DataDir, LatestStore as _, LatestValue, RetainedStore as _, SessionOp, SessionStore as _, ShadowRecord,
-    StoreError, sync_directory,
+    DataDir, LatestStore as _, LatestValue, RecordOutcome, RecordStore as _, RecordWrite, RetainedStore as _,
+    SessionOp, SessionStore as _, ShadowRecord, StoreError, shadow_change, sync_directory,
 };
 
 /// Lines, and bytes of lines, that are written at once at most.
@@ -103,7 +104,7 @@ struct ImportedStores {
     queues: Queues,
     retained: EmbeddedRetained,
     latest: EmbeddedLatest,
-    shadows: EmbeddedShadows,
+    records: EmbeddedRecords,
     /// Operations taken and not yet written.
     session_ops: Vec<SessionOp>,
     queue_records: Vec<QueueRecord>,
@@ -127,7 +128,7 @@ impl ImportedStores {
             queues: Queues::open(&directory)?,
             retained: EmbeddedRetained::open(&directory, &durable)?,
             latest: EmbeddedLatest::open(&directory, &latest)?,
-            shadows: EmbeddedShadows::open(&directory, &durable, u64::MAX)?,
+            records: EmbeddedRecords::open(&directory, &RecordOptions::default())?,
             session_ops: Vec::new(),
             queue_records: Vec::new(),
             messages: Vec::new(),
@@ -135,7 +136,7 @@ impl ImportedStores {
             documents: Vec::new(),
             waiting: 0,
             commit: Commit::new(),
-            reports: ["latest", "sessions", "queues", "retained", "shadows"].map(report).into(),
+            reports: ["latest", "sessions", "queues", "retained", "records"].map(report).into(),
         })
     }
 
@@ -204,7 +205,16 @@ impl ImportedStores {
             self.latest.upsert(std::mem::take(&mut self.values).into()).await?;
         }
         if !self.documents.is_empty() {
-            self.shadows.import(std::mem::take(&mut self.documents)).await?;
+            let documents = std::mem::take(&mut self.documents);
+            let changes = documents.iter().map(|record| shadow_change(record, 0));
+            let written = changes.map(|change| {
+                Ok::<_, StoreError>(self.records.write(RecordWrite { changes: vec![change?], fence: None }))
+            });
+            for written in written.collect::<Result<Vec<_>, _>>()? {
+                if written.await? != RecordOutcome::Done {
+                    return Err(StoreError::Damaged("a shadow comes twice".to_owned()));
+                }
+            }
         }
         self.waiting = 0;
         let refused = |_| StoreError::Unavailable("a store did not take what was imported".to_owned());

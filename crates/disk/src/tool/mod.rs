@@ -11,11 +11,10 @@ use std::{fs, io, path::Path, thread, time::Duration};
 use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
 use super::{
-    fields, format, log, message,
+    format, log, message,
     open::{Existing, existing, in_use},
-    publisher,
     queues::audit,
-    record, sessions, shadows,
+    record, records, sessions,
 };
 use store::{DataDir, StoreError, sync_directory};
 
@@ -48,16 +47,16 @@ const STORES: &[(&str, &[Checked])] = &[
     // Also whether its tables fit each other: see `audit`.
     ("queues", &[]),
     ("retained", &[("retained", true, |_, value| message::decode(value).is_some())]),
-    ("groups", &[("groups", true, |_, value| fields::open(value).is_some())]),
     (
-        "publisher",
+        "records",
         &[
-            ("answers", false, |_, value| publisher::is_sound(value)),
-            ("scheduled", false, |_, value| publisher::is_sound(value)),
-            ("commands", false, |_, value| publisher::is_sound(value)),
+            ("answers", false, |_, value| records::is_sound(value)),
+            ("scheduled", false, |_, value| records::is_sound(value)),
+            ("commands", false, |_, value| records::is_sound(value)),
+            ("groups", true, |_, value| records::is_sound(value)),
+            ("shadows", true, |key, value| records::shadow(key, value).is_some()),
         ],
     ),
-    ("shadows", &[("shadows", true, shadows::is_sound)]),
 ];
 
 /// Most tables of one environment, with room for those of newer versions.

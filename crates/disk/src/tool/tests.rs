@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use gateway_core::{Journal, Message, Origin, QoS, QueueEntry, QueueId, QueueOp, Timestamp};
+use gateway_core::{Commit, Journal, Message, Origin, QoS, QueueEntry, QueueId, QueueOp, Timestamp};
 
 use super::*;
 use crate::{
-    DurableOptions, EmbeddedLatest, EmbeddedLog, EmbeddedOptions, EmbeddedQueues, EmbeddedRetained,
-    EmbeddedSessions, EmbeddedShadows, LogOptions, QueueOptions,
+    DurableOptions, EmbeddedLatest, EmbeddedLog, EmbeddedOptions, EmbeddedQueues, EmbeddedRecords,
+    EmbeddedRetained, EmbeddedSessions, LogOptions, QueueOptions, RecordOptions,
 };
 use store::{
-    LatestStore, RetainedStore, SessionOp, SessionStore, ShadowRecord,
+    LatestStore, RecordStore, RetainedStore, SessionOp, SessionStore, ShadowRecord, shadow_change,
     suite::{latest::value, shadows::record},
 };
 
@@ -94,11 +94,12 @@ fn a_check_an_export_and_an_import_count_the_same_records() {
             queues.submit(QueueOp::Append(Arc::new(entry)));
         }
     }
-    let shadows = EmbeddedShadows::open(&data, &DurableOptions::default(), u64::MAX).unwrap();
+    let records = EmbeddedRecords::open(&data, &RecordOptions::default()).unwrap();
     let deleted = ShadowRecord { document: None, ..record("d", "deleted", 7) };
-    let written = shadows.import(vec![record("d", "", 3), deleted]);
-    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(written).unwrap();
-    drop((latest, sessions, queues, shadows, data));
+    for shadow in [record("d", "", 3), deleted] {
+        records.submit(vec![shadow_change(&shadow, 0).unwrap()], Some(Commit::new()));
+    }
+    drop((latest, sessions, queues, records, data));
 
     let counted = |reports: Vec<StoreReport>| {
         reports.iter().map(|report| (report.store, report.records, report.damaged)).collect::<Vec<_>>()
@@ -106,7 +107,7 @@ fn a_check_an_export_and_an_import_count_the_same_records() {
     let (file, new) = (dir.path().join("all.export"), dir.path().join("new"));
     let checked = counted(check(dir.path(), &mut |_| {}).unwrap());
     let expected =
-        [("latest", 50, 0), ("sessions", 1, 0), ("queues", 10, 0), ("retained", 100, 0), ("shadows", 2, 0)];
+        [("latest", 50, 0), ("sessions", 1, 0), ("queues", 10, 0), ("retained", 100, 0), ("records", 2, 0)];
     assert_eq!(checked, expected);
     assert_eq!(counted(export(dir.path(), &file, &mut |_| {}).unwrap()), checked);
     assert_eq!(counted(import(&file, &new, &mut |_| {}).unwrap()), checked);

@@ -31,7 +31,7 @@ use bytes::Bytes;
 use gateway_core::{Commit, ReceiptState, Timestamp, clock};
 use parking_lot::Mutex;
 use prost::Message as _;
-use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
+use store::{RecordChange, RecordKind, RecordStore, StoreError};
 use tokio::{
     sync::watch,
     time::{Instant, sleep_until},
@@ -112,7 +112,7 @@ fn bytes_of(digest: digest::Digest) -> RequestDigest {
 /// All keys that are remembered.
 pub(crate) struct RequestKeys {
     table: Mutex<KeyTable>,
-    store: Option<Arc<dyn PublisherStore>>,
+    store: Option<Arc<dyn RecordStore>>,
     options: KeyOptions,
     shutdown: watch::Receiver<bool>,
 }
@@ -177,7 +177,7 @@ impl RequestKeys {
     /// disk.
     pub(crate) fn open(
         options: KeyOptions,
-        store: Option<Arc<dyn PublisherStore>>,
+        store: Option<Arc<dyn RecordStore>>,
         account: &Arc<Account>,
         shutdown: watch::Receiver<bool>,
     ) -> Result<Arc<Self>, StoreError> {
@@ -195,7 +195,7 @@ impl RequestKeys {
     fn restore(&self) -> Result<(), StoreError> {
         let Some(store) = &self.store else { return Ok(()) };
         let (mut found, mut useless) = (Vec::new(), Vec::new());
-        store.restore(PublisherTable::Answers, &mut |key, value| match (
+        store.restore(RecordKind::Answers, &mut |key, value| match (
             RequestDigest::try_from(&key[..]),
             decode(&value),
         ) {
@@ -327,7 +327,7 @@ impl RequestKeys {
         &self,
         claimed: &Claimed,
         state: Option<KeyState>,
-        record: Option<PublisherChange>,
+        record: Option<RecordChange>,
         commit: Option<Arc<Commit>>,
     ) -> bool {
         let mut table = self.table.lock();
@@ -485,7 +485,7 @@ impl KeyedPublish {
     }
 
     /// The record of this answer, to be written together with the message.
-    pub(crate) fn record(&self, response: &v1::PublishResponse) -> PublisherChange {
+    pub(crate) fn record(&self, response: &v1::PublishResponse) -> RecordChange {
         record(&self.claimed, Some(response))
     }
 
@@ -554,7 +554,7 @@ impl Keyed {
 /// The first byte of a record: the form of what follows.
 const FORM: u8 = 1;
 
-fn record(claimed: &Claimed, response: Option<&v1::PublishResponse>) -> PublisherChange {
+fn record(claimed: &Claimed, response: Option<&v1::PublishResponse>) -> RecordChange {
     let mut value = Vec::with_capacity(64);
     value.push(FORM);
     value.extend_from_slice(&claimed.content);
@@ -564,11 +564,11 @@ fn record(claimed: &Claimed, response: Option<&v1::PublishResponse>) -> Publishe
         value.extend_from_slice(&response.encode_to_vec());
     }
     let key = Bytes::copy_from_slice(&claimed.id);
-    PublisherChange { table: PublisherTable::Answers, key, value: Some(value.into()) }
+    RecordChange::put(RecordKind::Answers, key, value.into())
 }
 
-fn removal(key: Bytes) -> PublisherChange {
-    PublisherChange { table: PublisherTable::Answers, key, value: None }
+fn removal(key: Bytes) -> RecordChange {
+    RecordChange::remove(RecordKind::Answers, key)
 }
 
 /// Reads a record written by [`record`].

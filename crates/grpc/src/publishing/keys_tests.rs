@@ -1,50 +1,12 @@
-use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
-
 use broker::Published;
 use gateway_core::Receipt;
-use store::StoreHealth;
+use store::MemoryRecords;
 
 use super::*;
 use grpc_messages::wait::Wait;
 
-/// A store in memory whose disk may fail.
-#[derive(Default)]
-struct Fake {
-    records: Mutex<BTreeMap<Bytes, Bytes>>,
-    fails: AtomicBool,
-}
-
-impl PublisherStore for Fake {
-    fn submit(&self, changes: Vec<PublisherChange>, commit: Option<Arc<Commit>>) {
-        let fails = self.fails.load(SeqCst);
-        for change in changes.into_iter().filter(|_| !fails) {
-            match change.value {
-                Some(value) => self.records.lock().insert(change.key, value),
-                None => self.records.lock().remove(&change.key),
-            };
-        }
-        if let Some(commit) = commit {
-            if fails { commit.refuse() } else { commit.done() }
-        }
-    }
-
-    fn restore(&self, _: PublisherTable, into: &mut dyn FnMut(Bytes, Bytes)) -> Result<(), StoreError> {
-        let records = self.records.lock().clone();
-        records.into_iter().for_each(|(key, value)| into(key, value));
-        Ok(())
-    }
-
-    fn accepts(&self) -> bool {
-        true
-    }
-
-    fn health(&self) -> StoreHealth {
-        StoreHealth::Sound
-    }
-}
-
 struct World {
-    store: Arc<Fake>,
+    store: Arc<MemoryRecords>,
     account: Arc<Account>,
     keys: Arc<RequestKeys>,
     _stop: watch::Sender<bool>,
@@ -55,7 +17,7 @@ impl World {
         Self::on(Arc::default(), Arc::new(Account::new(64 << 20)), most)
     }
 
-    fn on(store: Arc<Fake>, account: Arc<Account>, most: usize) -> Self {
+    fn on(store: Arc<MemoryRecords>, account: Arc<Account>, most: usize) -> Self {
         let (stop, shutdown) = watch::channel(false);
         let options = KeyOptions { most, time: Duration::from_secs(600) };
         let keys = RequestKeys::open(options, Some(Arc::clone(&store) as _), &account, shutdown).unwrap();
@@ -157,7 +119,7 @@ async fn what_was_refused_is_forgotten_and_may_be_tried_again() {
     flight.refuse(&Error::DeviceOffline);
     assert_eq!(world.told(&joined).await, Err(Error::DeviceOffline));
     let again = world.first(1);
-    assert!(world.store.records.lock().is_empty());
+    assert_eq!(world.store.stored(), 0);
     // A claim that is gone changes nothing of the next one.
     again.refuse(&Error::DeviceOffline);
     assert_eq!((world.keys.len(), world.account.used()), (0, 0));
@@ -166,11 +128,11 @@ async fn what_was_refused_is_forgotten_and_may_be_tried_again() {
 #[tokio::test]
 async fn an_answer_is_not_given_before_it_is_written_and_is_tried_again() {
     let world = World::new(100);
-    world.store.fails.store(true, SeqCst);
+    world.store.fail(true);
     let first = world.first(1).land(routed(Wait::Accepted, None));
     assert_eq!(world.told(&first).await, Err(Error::StoreRefused));
     assert_eq!(world.told(&world.before(1)).await, Err(Error::StoreRefused));
-    world.store.fails.store(false, SeqCst);
+    world.store.fail(false);
     assert!(world.told(&world.before(1)).await.is_ok());
     assert!(world.told(&world.restarted().before(1)).await.is_ok());
     assert_eq!(world.account.held(MemoryKind::Publisher), ANSWERED);
@@ -183,11 +145,11 @@ async fn of_too_many_keys_the_oldest_go_from_memory_and_disk() {
         let keyed = world.first(n).land(routed(Wait::Accepted, None));
         world.told(&keyed).await.unwrap();
     }
-    assert_eq!((world.keys.len(), world.store.records.lock().len()), (3, 3));
+    assert_eq!((world.keys.len(), world.store.stored()), (3, 3));
     world.first(1).refuse(&Error::DeviceOffline);
     assert!(world.told(&world.before(5)).await.is_ok());
     let few = World::on(Arc::clone(&world.store), Arc::new(Account::new(64 << 20)), 1);
-    assert_eq!((few.keys.len(), few.store.records.lock().len()), (1, 1), "also at the start");
+    assert_eq!((few.keys.len(), few.store.stored()), (1, 1), "also at the start");
     assert!(few.told(&few.before(5)).await.is_ok());
 }
 
@@ -201,7 +163,7 @@ async fn memory_for_keys_is_bounded_by_the_account_and_given_back() {
     let share = world.account.share(MemoryKind::Publisher);
     assert!(world.account.held(MemoryKind::Publisher) <= share && world.keys.len() < 256);
     assert_eq!(world.account.held(MemoryKind::Publisher), world.keys.len() * ANSWERED);
-    assert_eq!(world.store.records.lock().len(), world.keys.len());
+    assert_eq!(world.store.stored(), world.keys.len());
     drop(world.keys);
     assert_eq!(world.account.used(), 0);
 }

@@ -15,7 +15,7 @@ pub(crate) mod schedule;
 use std::{sync::Arc, time::Duration};
 
 use broker::Broker;
-use store::{PublisherStore, StoreError};
+use store::{RecordStore, StoreError};
 use tokio::sync::watch;
 
 use self::{
@@ -42,7 +42,7 @@ impl PublisherMemory {
     /// [`GrpcError::Store`].
     pub async fn open(
         config: &GrpcConfig,
-        store: Option<Arc<dyn PublisherStore>>,
+        store: Option<Arc<dyn RecordStore>>,
         broker: &Broker,
         shutdown: &watch::Receiver<bool>,
     ) -> Result<Self, GrpcError> {
@@ -55,7 +55,7 @@ impl PublisherMemory {
 /// Reads the keys that are remembered, and lets those go whose time is over, until `shutdown`.
 async fn open_keys(
     config: &GrpcConfig,
-    store: Option<Arc<dyn PublisherStore>>,
+    store: Option<Arc<dyn RecordStore>>,
     broker: &Broker,
     shutdown: &watch::Receiver<bool>,
 ) -> Result<Arc<RequestKeys>, GrpcError> {
@@ -75,7 +75,7 @@ async fn open_keys(
 /// Reads the messages that wait for their time, and publishes each when it comes, until `shutdown`.
 async fn open_schedule(
     config: &GrpcConfig,
-    store: Option<Arc<dyn PublisherStore>>,
+    store: Option<Arc<dyn RecordStore>>,
     broker: &Broker,
     shutdown: &watch::Receiver<bool>,
 ) -> Result<Arc<Schedule>, GrpcError> {

@@ -20,7 +20,7 @@ use bytes::Bytes;
 use gateway_core::{Commit, QoS, Timestamp, clock};
 use parking_lot::Mutex;
 use prost::Message as _;
-use store::{PublisherChange, PublisherStore, PublisherTable, StoreError};
+use store::{RecordChange, RecordKind, RecordStore, StoreError};
 use tokio::sync::{Notify, watch};
 
 use super::{
@@ -61,7 +61,7 @@ pub(crate) type DuePlace = (Timestamp, u64);
 /// All messages that wait for their time.
 pub(crate) struct Schedule {
     table: Mutex<ScheduleTable>,
-    store: Option<Arc<dyn PublisherStore>>,
+    store: Option<Arc<dyn RecordStore>>,
     options: ScheduleOptions,
     account: Arc<Account>,
     changed: Notify,
@@ -93,7 +93,7 @@ impl Schedule {
     /// Reads the messages that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
     pub(crate) fn open(
         options: ScheduleOptions,
-        store: Option<Arc<dyn PublisherStore>>,
+        store: Option<Arc<dyn RecordStore>>,
         broker: &Broker,
     ) -> Result<Arc<Self>, StoreError> {
         let account = Arc::clone(broker.account());
@@ -101,17 +101,17 @@ impl Schedule {
         let Some(store) = &schedule.store else { return Ok(Arc::new(schedule)) };
         let (now, mut late, mut damaged) = (clock::now(), 0, Vec::new());
         let mut table = schedule.table.lock();
-        store.restore(PublisherTable::Scheduled, &mut |key, value| match (
-            number(&key),
-            decode(&value, broker),
-        ) {
-            (Some(id), Some(entry)) => {
-                late += usize::from(entry.at <= now);
-                schedule.account.force(MemoryKind::Publisher, entry.bytes);
-                table.insert(id, entry);
-            }
-            _ => damaged.push(key),
-        })?;
+        store.restore(
+            RecordKind::Scheduled,
+            &mut |key, value| match (number(&key), decode(&value, broker)) {
+                (Some(id), Some(entry)) => {
+                    late += usize::from(entry.at <= now);
+                    schedule.account.force(MemoryKind::Publisher, entry.bytes);
+                    table.insert(id, entry);
+                }
+                _ => damaged.push(key),
+            },
+        )?;
         if !table.due.is_empty() {
             tracing::info!(messages = table.due.len(), late, "scheduled messages restored, late ones go now");
         }
@@ -136,7 +136,7 @@ impl Schedule {
         self: &Arc<Self>,
         mut publication: Publication,
         deliver_at: Timestamp,
-        with: impl FnOnce(&str) -> Option<PublisherChange>,
+        with: impl FnOnce(&str) -> Option<RecordChange>,
     ) -> Result<(String, Arc<Commit>), Error> {
         let Some(store) = &self.store else { return Err(Error::ScheduleOff) };
         let now = clock::now();
@@ -386,17 +386,17 @@ fn number(key: &[u8]) -> Option<u64> {
 /// The first byte of a record: the form of what follows.
 const FORM: u8 = 1;
 
-fn record(id: u64, entry: &ScheduledPublish) -> PublisherChange {
+fn record(id: u64, entry: &ScheduledPublish) -> RecordChange {
     let mut value = vec![FORM];
     for time in [entry.at, entry.created] {
         value.extend_from_slice(&time.0.to_be_bytes());
     }
     value.extend_from_slice(&convert::request(&entry.publication).encode_to_vec());
-    PublisherChange { table: PublisherTable::Scheduled, key: key(id), value: Some(value.into()) }
+    RecordChange::put(RecordKind::Scheduled, key(id), value.into())
 }
 
-fn removal(key: Bytes) -> PublisherChange {
-    PublisherChange { table: PublisherTable::Scheduled, key, value: None }
+fn removal(key: Bytes) -> RecordChange {
+    RecordChange::remove(RecordKind::Scheduled, key)
 }
 
 /// Reads a record written by [`record`].

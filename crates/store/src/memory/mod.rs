@@ -1,23 +1,20 @@
 //! Twins of backends: in memory, and away or slow when a test says so.
 
 #[cfg(any(test, feature = "test-util"))]
-mod group_state;
-#[cfg(any(test, feature = "test-util"))]
 mod history;
 #[cfg(any(test, feature = "test-util"))]
 mod latest;
 #[cfg(any(test, feature = "test-util"))]
 mod log;
-mod publisher;
+mod no_records;
 #[cfg(any(test, feature = "test-util"))]
-mod shadows;
+mod records;
 
 #[cfg(any(test, feature = "test-util"))]
 pub use self::{
-    group_state::MemoryGroupState,
     history::MemoryHistory,
     latest::MemoryLatest,
     log::{MemoryLog, MemoryLogOptions},
-    shadows::MemoryShadows,
+    records::MemoryRecords,
 };
-pub use publisher::MemoryPublisher;
+pub use no_records::NoRecords;

@@ -147,25 +147,27 @@ async fn of_many_at_once_each_is_made_once(store: &Arc<dyn ShadowStore>) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{MemoryShadows, StoreError};
+    use crate::{MemoryRecords, RecordShadows, StoreError};
 
     #[tokio::test]
     async fn memory() {
-        run(&(Arc::new(MemoryShadows::default()) as Arc<dyn ShadowStore>)).await;
+        let records = Arc::new(MemoryRecords::new());
+        run(&(Arc::new(RecordShadows::new(records)) as Arc<dyn ShadowStore>)).await;
     }
 
     #[tokio::test]
     async fn memory_that_is_held_and_fails() {
-        let store = Arc::new(MemoryShadows::default());
-        store.hold(true);
+        let records = Arc::new(MemoryRecords::new());
+        let store = Arc::new(RecordShadows::new(Arc::clone(&records) as _));
+        records.hold(true);
         let held = Arc::clone(&store);
         let put = tokio::spawn(async move { held.put(record("a", "", 1), 0).await });
         tokio::task::yield_now().await;
         assert!(!put.is_finished());
-        store.fail(true);
-        store.hold(false);
+        records.fail(true);
+        records.hold(false);
         assert!(matches!(put.await.unwrap(), Err(StoreError::Unavailable(_))));
-        store.fail(false);
+        records.fail(false);
         assert_eq!(store.get("a", "").await.unwrap(), None);
     }
 }

@@ -3,28 +3,26 @@
 use std::path::Path;
 
 use bytes::Bytes;
-use disk::{DurableOptions, EmbeddedGroupState};
-use gateway_core::GroupId;
-use store::{DataDir, Expect, GroupState as _, StateChange};
+use disk::{EmbeddedRecords, RecordOptions};
+use store::{DataDir, RecordChange, RecordKind, RecordOutcome, RecordStore as _, RecordWrite};
 
 use super::*;
 
-const DEFINITION: Bytes = Bytes::from_static(b"d");
+/// Key of the definition of the group with the number 1.
+const DEFINITION: Bytes = Bytes::from_static(b"\0\0\0\x01\x01d");
 
 /// Writes into the record of the only group what an earlier version did when its filter was narrowed.
 async fn had_another_filter(data_dir: &Path) {
     let directory = DataDir::open(data_dir).unwrap();
-    let state = EmbeddedGroupState::open(&directory, &DurableOptions::default()).unwrap();
-    let group = GroupId(1);
-    let record = state.read(group, DEFINITION, None, 1).await.unwrap().remove(0);
-    let mut record: serde_json::Value = serde_json::from_slice(&record.value).unwrap();
+    let records = EmbeddedRecords::open(&directory, &RecordOptions::default()).unwrap();
+    let record = records.get(RecordKind::Groups, DEFINITION).await.unwrap().expect("a group");
+    let mut record: serde_json::Value = serde_json::from_slice(&record).unwrap();
     let wider = serde_json::json!({ "topics": ["#"] });
     record["former"] = serde_json::json!([{ "filter": wider, "until": 7 }]);
-    let epoch = state.acquire(group, state.epoch(group).await.unwrap()).await.unwrap();
-    let value = Some(Bytes::from(record.to_string()));
-    let change = StateChange { key: DEFINITION, value, expect: Expect::Any };
-    state.write(group, epoch, vec![change]).await.unwrap();
-    state.note_closed();
+    let change = RecordChange::put(RecordKind::Groups, DEFINITION, Bytes::from(record.to_string()));
+    let write = RecordWrite { changes: vec![change], fence: None };
+    assert_eq!(records.write(write).await.unwrap(), RecordOutcome::Done);
+    records.note_closed();
 }
 
 impl Guarded {

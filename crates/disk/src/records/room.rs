@@ -14,10 +14,9 @@ use std::{
 
 use heed::{RoTxn, RwTxn};
 
-use super::record;
 use crate::{
     environment::{PAGE, Table},
-    keys,
+    fields,
 };
 
 /// Records that are looked at for one change in search of remains of deleted shadows.
@@ -30,15 +29,15 @@ const OVERHEAD: usize = 32;
 const LARGE: usize = PAGE / 2;
 
 /// Bytes that a record counts for.
-pub(super) fn size(key: &[u8], value: &[u8]) -> u64 {
-    let bytes = key.len() + value.len();
-    let stored = if bytes < LARGE { bytes } else { key.len() + value.len().next_multiple_of(PAGE) };
+pub(super) fn size(key: &[u8], value_bytes: usize) -> u64 {
+    let bytes = key.len() + value_bytes;
+    let stored = if bytes < LARGE { bytes } else { key.len() + value_bytes.next_multiple_of(PAGE) };
     (stored + OVERHEAD) as u64
 }
 
 /// Bytes that all records count for.
 pub(super) fn filled(table: Table, txn: &RoTxn<'_>) -> Result<u64, heed::Error> {
-    table.iter(txn)?.map(|entry| entry.map(|(key, value)| size(key, value))).sum()
+    table.iter(txn)?.map(|entry| entry.map(|(key, value)| size(key, value.len()))).sum()
 }
 
 /// The bound, what there is, and how far the search for remains is.
@@ -69,7 +68,7 @@ impl ShadowRoom {
         self.committed.store(self.filled, Relaxed);
     }
 
-    /// Notes that a record of `before` bytes has `now`.
+    /// Notes that records of `before` bytes have `now`.
     pub(super) fn note(&mut self, before: u64, now: u64) {
         self.filled = (self.filled + now).saturating_sub(before);
     }
@@ -106,8 +105,9 @@ impl ShadowRoom {
         let begin = if self.looked.is_empty() { Bound::Unbounded } else { Bound::Excluded(&self.looked[..]) };
         for entry in table.range(txn, &(begin, Bound::Unbounded))?.take(LOOK) {
             let (found, value) = entry?;
-            if found != key && record::head(value).is_some_and(|(_, is_deleted)| is_deleted) {
-                deleted.push((found.to_vec(), size(found, value)));
+            let is_deleted = |value: fields::Input<'_>| store::is_deleted_shadow(value.0);
+            if found != key && fields::open(value).is_some_and(is_deleted) {
+                deleted.push((found.to_vec(), size(found, value.len())));
             }
             last = Some(found.to_vec());
         }
@@ -122,15 +122,7 @@ impl ShadowRoom {
 
 /// Bytes of the records of the device whose record is under `key`.
 fn held(table: Table, txn: &RoTxn<'_>, key: &[u8]) -> Result<u64, heed::Error> {
-    let Some((device, _)) = keys::names(key) else { return Ok(0) };
-    let prefix = keys::name(device, "");
-    let mut held = 0;
-    for entry in table.range(txn, &(Bound::Included(&prefix[..]), Bound::Unbounded))? {
-        let (key, value) = entry?;
-        if !key.starts_with(&prefix) {
-            break;
-        }
-        held += size(key, value);
-    }
-    Ok(held)
+    let Some(nul) = key.iter().position(|&byte| byte == 0) else { return Ok(0) };
+    let of_device = table.prefix_iter(txn, &key[..=nul])?;
+    of_device.map(|entry| entry.map(|(key, value)| size(key, value.len()))).sum()
 }
