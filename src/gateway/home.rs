@@ -1,4 +1,4 @@
-//! Everything that belongs to one data directory: sessions, queues and retained messages, the Publisher's memory, stored
+//! Everything that belongs to one data directory: the state of sessions, the Publisher's memory, stored
 //! commands, and the log of consumer groups with their records.
 //!
 //! [`Home::open`] takes the directory and reads nothing yet. [`Home::restore`] and [`Home::serve`] bring back what earlier

@@ -24,7 +24,7 @@ impl DeviceContext {
     /// Returns the environment of a session at `now`; `queue` is its durable queue, if it has one.
     pub(super) fn env(&self, queue: QueueId, now: Timestamp) -> Env<'_> {
         let stores = self.broker.stores().filter(|_| queue != QueueId::NONE);
-        let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });
+        let disk = stores.map(|stores| Disk { journal: &*stores.state, queue });
         Env { limits: self.broker.limits(), now, budget: &**self.broker.account(), disk }
     }
 }

@@ -355,12 +355,14 @@ impl Session for Device {
         self.slot.lock().out.restore(&left);
     }
 
-    fn note_sent(&self) -> Option<Arc<Commit>> {
+    fn note_sent(&self) {
         if !self.is_durable() {
-            return None;
+            return;
         }
         let mut slot = self.slot.lock();
-        if slot.link.is_some() { None } else { slot.out.note_sent(&self.env(clock::now())) }
+        if slot.link.is_none() {
+            slot.out.note_sent(&self.env(clock::now()));
+        }
     }
 
     fn may_have_sent(&self, place: u64, qos: QoS) -> bool {

@@ -15,17 +15,25 @@ const IMPOSSIBLE: u32 = 1000;
 /// Rewrites what is there from one format to the next.
 pub(super) type FormatUpgrade = fn(&Env<WithoutTls>, &mut RwTxn<'_>) -> Result<(), heed::Error>;
 
-/// The tables of the store of queues, in the order of `QueueTables`.
+/// The tables of queues, in the order of `QueueTables`.
 pub(super) const QUEUE_TABLES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
+/// The tables of sessions, in the order of `SessionTables`.
+pub(super) const SESSION_TABLES: [&str; 3] = ["sessions", "subscriptions", "shared_groups"];
+/// The table of retained messages.
+pub(super) const RETAINED_TABLE: &str = "retained";
+
+/// The tables of the state of sessions.
+pub(super) const STATE_TABLES: [&str; 9] = {
+    let ([a, b, c, d, e], [f, g, h]) = (QUEUE_TABLES, SESSION_TABLES);
+    [a, b, c, d, e, f, g, h, RETAINED_TABLE]
+};
 
 /// A store: its folder, its tables in the newest format, and its upgrades from format 1 on.
 type StoreFormat = (&'static str, &'static [&'static str], &'static [FormatUpgrade]);
 
 const STORES: &[StoreFormat] = &[
     ("latest", &["latest", "newest"], &[]),
-    ("sessions", &["sessions", "subscriptions", "groups"], &[]),
-    ("queues", &QUEUE_TABLES, &[]),
-    ("retained", &["retained"], &[]),
+    ("state", &STATE_TABLES, &[]),
     ("groups", &["groups"], &[]),
     ("publisher", &["answers", "scheduled", "commands"], &[]),
     ("shadows", &["shadows"], &[]),

@@ -8,7 +8,7 @@
 //! committer waiting pending        one writer thread per environment, group commit
 //! answered readers                 changes that are answered one by one; reads on the blocking pool
 //! fields keys message record       records and their keys
-//! latest sessions queues retained publisher shadows   tables and writers; `queues` has readers of its own
+//! state latest publisher shadows   tables and writers; `state` has readers of its own
 //! groups log                       state of consumer groups, and their log in segment files
 //! tool                             check, compact, back up, export, import
 //! ```
@@ -31,13 +31,11 @@ mod options;
 mod page;
 mod pending;
 mod publisher;
-mod queues;
 mod readers;
 mod record;
 mod reserve;
-mod retained;
-mod sessions;
 mod shadows;
+mod state;
 pub mod tool;
 mod upgrades;
 mod verify;
@@ -55,10 +53,8 @@ pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep};
 pub use log::{fuzz_log, fuzz_log_frame};
 pub use options::DurableOptions;
 pub use publisher::EmbeddedPublisher;
-pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
-pub use retained::EmbeddedRetained;
-pub use sessions::EmbeddedSessions;
 pub use shadows::EmbeddedShadows;
+pub use state::{EmbeddedState, QueueGauges, StateOptions};
 
 fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".to_owned())

@@ -4,7 +4,7 @@
 //! Latest values and history reach theirs through the write-behind of `values`. Nothing here knows the protocol.
 //!
 //! ```text
-//! sessions queues retained       traits: who there is, what waits for whom, what topics keep
+//! state sessions queues          trait: who there is, what waits for whom, what topics keep
 //! latest history page            traits: latest values, every message of some topics; pages of both
 //! publisher                      trait: what the gRPC Publisher must not forget
 //! shadows                        trait: documents of device shadows
@@ -28,10 +28,10 @@ mod memory;
 mod page;
 mod publisher;
 mod queues;
-mod retained;
 mod server_id;
 mod sessions;
 mod shadows;
+mod state;
 #[cfg(any(test, feature = "test-util"))]
 pub mod suite;
 mod versions;
@@ -55,14 +55,17 @@ pub use log::{
 };
 pub use memory::MemoryPublisher;
 #[cfg(any(test, feature = "test-util"))]
-pub use memory::{MemoryGroupState, MemoryHistory, MemoryLatest, MemoryLog, MemoryLogOptions, MemoryShadows};
+pub use memory::{
+    MemoryGroupState, MemoryHistory, MemoryLatest, MemoryLog, MemoryLogOptions, MemoryShadows, MemoryState,
+    StateContents, StateFaults,
+};
 pub use page::{PAGE_BYTES, PageBuilder, PageToken, Selection};
 pub use publisher::{PublisherChange, PublisherStore, PublisherTable};
-pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
-pub use retained::{LoadedRetained, RetainedStore};
+pub use queues::{Expiry, Loaded, QueueSummary};
 pub use server_id::server_id;
-pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
+pub use sessions::{Restore, SessionOp, StoredSession, StoredSubscription, StoredWill};
 pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};
+pub use state::{LoadedRetained, StateStore, StoreHealth};
 pub use versions::{VersionClock, VersionMark, version_offset};
 
 /// A boxed future, as store traits return.

@@ -13,9 +13,8 @@ use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 use super::{
     fields, format, log, message,
     open::{Existing, existing, in_use},
-    publisher,
-    queues::audit,
-    record, sessions, shadows,
+    publisher, record, shadows,
+    state::{queues::audit, sessions},
 };
 use store::{DataDir, StoreError, sync_directory};
 
@@ -38,16 +37,15 @@ const STORES: &[(&str, &[Checked])] = &[
         ],
     ),
     (
-        "sessions",
+        // Also whether the tables of queues fit each other: see `audit`.
+        "state",
         &[
             ("sessions", true, |key, value| sessions::session(key, value).is_some()),
             ("subscriptions", true, |key, value| sessions::subscription(key, value).is_some()),
-            ("groups", true, |key, value| sessions::group(key, value).is_some()),
+            ("shared_groups", true, |key, value| sessions::group(key, value).is_some()),
+            ("retained", true, |_, value| message::decode(value).is_some()),
         ],
     ),
-    // Also whether its tables fit each other: see `audit`.
-    ("queues", &[]),
-    ("retained", &[("retained", true, |_, value| message::decode(value).is_some())]),
     ("groups", &[("groups", true, |_, value| fields::open(value).is_some())]),
     (
         "publisher",
@@ -140,7 +138,7 @@ fn check_tables(
             found.push((table, records, sound));
         }
     }
-    let queues = if report.store == "queues" { audit::tables(env, &txn)? } else { None };
+    let queues = if report.store == "state" { audit::tables(env, &txn)? } else { None };
     if let Some(queues) = &queues {
         total += audit::records(queues, &txn)?;
     }

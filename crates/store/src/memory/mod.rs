@@ -11,6 +11,8 @@ mod log;
 mod publisher;
 #[cfg(any(test, feature = "test-util"))]
 mod shadows;
+#[cfg(any(test, feature = "test-util"))]
+mod state;
 
 #[cfg(any(test, feature = "test-util"))]
 pub use self::{
@@ -19,5 +21,6 @@ pub use self::{
     latest::MemoryLatest,
     log::{MemoryLog, MemoryLogOptions},
     shadows::MemoryShadows,
+    state::{MemoryState, StateContents, StateFaults},
 };
 pub use publisher::MemoryPublisher;

@@ -199,7 +199,7 @@ impl DiskState {
                     let stored = Stored {
                         qos: entry.qos,
                         retain: entry.retain,
-                        sent: entry.sent,
+                        sent: entry.may_be_sent(),
                         expires: entry.expires,
                         group: u32::try_from(entry.group.0).expect("the model's groups are few"),
                         ids: entry.ids.clone(),
@@ -233,11 +233,10 @@ impl DiskState {
                     self.received.remove(&(queue, packet_id));
                     done.push((commit, false));
                 }
-                Job::Op(QueueOp::NoteSent { queue, below, commit }) => {
+                Job::Op(QueueOp::NoteSent { queue, below }) => {
                     for (_, stored) in self.entries.range_mut((queue, 0)..(queue, below)) {
                         stored.sent = true;
                     }
-                    done.push((commit, false));
                 }
                 Job::Op(QueueOp::Trim { queue, from, count }) => {
                     let places = self.entries.range((queue, from)..(queue, u64::MAX));
