@@ -233,7 +233,11 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
             self.look();
             self.work.accept(&mut self.spare);
             if self.work.plan() {
-                self.commit();
+                let added = self.work.adds();
+                // A full disk refuses what adds. What is left removes, and must not wait for the next that adds.
+                if !self.commit() && added && self.environment.is_low() && self.work.plan() {
+                    self.commit();
+                }
             }
             if closing && (self.pause.is_some() || !self.work.more()) {
                 return self.work.close();
@@ -274,7 +278,8 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
         state.closing
     }
 
-    fn commit(&mut self) {
+    /// Writes what was chosen; returns whether that is durable.
+    fn commit(&mut self) -> bool {
         let begun = now();
         let (environment, work) = (&self.environment, &mut self.work);
         let result = match work.adds() {
@@ -294,6 +299,7 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                     self.recovered();
                 }
                 self.work.committed();
+                true
             }
             Err(error) => {
                 count(|c| c.store_commit_errors.add(1));
@@ -303,6 +309,7 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                 let pause = self.pause.map_or(FIRST_PAUSE, |(pause, _)| (pause * 2).min(LONGEST_PAUSE));
                 self.pause = Some((pause, now() + pause));
                 self.work.failed();
+                false
             }
         }
     }

@@ -32,7 +32,8 @@ pub trait StateStore: Journal {
     fn submit_session(&self, op: SessionOp);
 
     /// Sets the retained message of its topic. A later change of the topic replaces one not yet written, whose part of a
-    /// [`Commit`] then ends with the later one. Whoever waits asks the store to [hurry](Journal::hurry).
+    /// [`Commit`] then ends with the later one. Whoever waits asks the store to [hurry](Journal::hurry). With a unit's commit it
+    /// is written with the unit, unless the topic has a later one by then.
     fn set_retained(&self, message: Arc<SharedMessage>, commit: Option<Arc<Commit>>);
 
     /// Removes the retained message of a topic, as [`Self::set_retained`].

@@ -261,7 +261,7 @@ impl RetainedMessages {
             let existed = self.change(&mut table, |table| table.remove(message.topic));
             if let Some(store) = self.store.as_ref().filter(|_| existed) {
                 // Submitted under the lock, so that the store sees changes in their order.
-                store.clear_retained(Arc::from(message.topic), message.plain_part());
+                store.clear_retained(Arc::from(message.topic), message.part());
             }
             return Ok(existed);
         }
@@ -287,7 +287,7 @@ impl RetainedMessages {
         self.own(&mut table, &message, quota_holders)?;
         let mut may_leave = false;
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
-            store.set_retained(message.without_receipt(), published.plain_part());
+            store.set_retained(message.without_receipt(), published.part());
             may_leave = turn == 0 && message.payload.len() > SMALL;
         }
         let topic = Arc::clone(&message.topic);

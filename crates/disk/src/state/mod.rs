@@ -9,6 +9,8 @@
 pub(crate) mod queues;
 mod retained;
 pub(crate) mod sessions;
+#[cfg(test)]
+mod tests;
 mod work;
 
 use std::{

@@ -156,6 +156,9 @@ impl EnvironmentWriter for StateWork {
 
     fn plan(&mut self) -> bool {
         let queues = self.queues.plan(true);
+        if queues {
+            self.retained.work.changes().close_units(self.queues.work.closed_units());
+        }
         let others = !self.queues.work.sweeps_alone();
         let sessions = self.sessions.plan(others);
         let retained = self.retained.plan(others);

@@ -195,7 +195,7 @@ impl QueueBatch {
         (length, false)
     }
 
-    /// `behind` begins with a unit that is still open, such as a message that waits for the retained store or goes to
+    /// `behind` begins with a unit that is still open, such as a message that waits for another store or goes to
     /// very many receivers. It holds up only the queues that it concerns: takes what may overtake it and gives the rest
     /// back to `waiting`. True if more may overtake it once this is written.
     fn pass(

@@ -118,6 +118,12 @@ impl QueueWork {
         self.alone
     }
 
+    /// The units of the planned transaction.
+    pub(crate) fn closed_units(&self) -> impl Iterator<Item = usize> {
+        let closing = |job: &&QueueJob| !matches!(job, QueueJob::Op(QueueOp::Append(_)));
+        self.batch.jobs.iter().filter(closing).filter_map(QueueJob::unit)
+    }
+
     fn second(&self) -> u64 {
         (self.clock)().0 / 1000
     }

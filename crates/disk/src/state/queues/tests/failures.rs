@@ -61,7 +61,7 @@ async fn a_unit_is_written_with_its_last_operation_or_not_at_all() {
     }
 }
 
-/// A unit may wait for the retained store or for its receivers' turns; queues of others must not wait with it.
+/// A unit may wait for another store or for its receivers' turns; queues of others must not wait with it.
 #[tokio::test]
 async fn an_open_unit_holds_back_only_the_queues_that_it_concerns() {
     let (_dir, store) = new();
