@@ -81,7 +81,7 @@ impl SessionChanges {
     fn remove(&mut self, queue: QueueId, commit: Option<Arc<Commit>>, tally: &mut Tally) {
         let place = self.sessions.entry(queue).or_default();
         tally.bytes -= place.bytes();
-        *place = OneSession { cleared: true, ..OneSession::default() };
+        *place = OneSession { cleared: true, sent: place.sent, ..OneSession::default() };
         tally.commits.extend(commit);
     }
 
@@ -198,11 +198,12 @@ impl Changes for SessionChanges {
 
 impl OneSession {
     fn merge(&mut self, later: Self) {
+        let sent = self.sent.max(later.sent);
         if later.cleared {
-            *self = later;
+            *self = Self { sent, ..later };
             return;
         }
-        self.sent = self.sent.max(later.sent);
+        self.sent = sent;
         self.record.merge(later.record);
         for (filter, later) in later.subscriptions {
             self.subscriptions.entry(filter).or_default().merge(later);
