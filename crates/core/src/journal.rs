@@ -7,13 +7,22 @@ use std::sync::{
 
 use super::{Commit, Feeder, QoS, SharedMessage, Timestamp, commit::Unwritten};
 
-/// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
+/// A durable queue: that of one session or of one shared group. Never used twice in a data directory. The upper 16 bits are the
+/// number of its home, so that queues of several homes never have the same name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId(pub u64);
 
 impl QueueId {
     /// No queue.
     pub const NONE: Self = Self(0);
+
+    /// The number of the one home that there is.
+    pub const HOME: u16 = 0;
+
+    /// The queue with this number, which has 48 bits, in this home.
+    pub const fn of(home: u16, number: u64) -> Self {
+        Self((home as u64) << 48 | number)
+    }
 }
 
 /// One delivery on its way to the disk, shared by the store and by the session, whose client may acknowledge it first.

@@ -54,7 +54,7 @@ pub use log::{fuzz_log, fuzz_log_frame};
 pub use options::DurableOptions;
 pub use publisher::EmbeddedPublisher;
 pub use shadows::EmbeddedShadows;
-pub use state::{EmbeddedState, QueueGauges, StateOptions};
+pub use state::{EmbeddedState, QueueGauges, StateOptions, converted_key};
 
 fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".to_owned())

@@ -124,7 +124,7 @@ impl Durable {
     pub(crate) fn new(stores: Stores, non_broker: bool, answers: Weak<dyn StoreAnswers>) -> Self {
         Self {
             stores,
-            last: AtomicU64::new(0),
+            last: AtomicU64::new(QueueId::of(QueueId::HOME, 0).0),
             owners: Mutex::default(),
             groups: Mutex::default(),
             stalled: Mutex::default(),

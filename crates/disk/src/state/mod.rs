@@ -6,6 +6,7 @@
 //! Damage: a file that is no database or was cut short is set aside at open; a damaged record is reported, counted and
 //! removed when it is met.
 
+mod former;
 pub(crate) mod queues;
 mod retained;
 pub(crate) mod sessions;
@@ -39,6 +40,8 @@ use store::{
     StoreError, StoreHealth,
 };
 use work::{StateOp, StateWork};
+
+pub use former::converted_key;
 
 /// Setup of [`EmbeddedState`].
 #[derive(Clone)]

@@ -35,6 +35,8 @@ use store::{BoxFuture, Expiry, Loaded, QueueSummary, StoreError};
 
 pub(crate) use inbox::{QueueInbox, QueueJob};
 pub(crate) use tables::QueueTables;
+#[cfg(test)]
+pub(crate) use tables::{expiry, place, received};
 pub(crate) use writer::QueueWork;
 
 const READERS: usize = 2;

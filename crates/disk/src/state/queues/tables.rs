@@ -3,7 +3,7 @@
 //! `bodies`: message number -> record of the message. Numbers grow, so that bodies are only ever added at the end.
 //! `refs`: message number -> how many entries have it, unless one. `entries`: queue, place -> number, flags, cost.
 //! `received`: queue, packet identifier -> nothing. `expiry`: second, queue, place -> nothing, for what expires.
-//! All numbers in keys are big-endian and shorter than 8 bytes.
+//! All numbers in keys are big-endian and shorter than 8 bytes, but for a queue: its home in 2 bytes, then its number in 6.
 
 use std::ops::Bound;
 
@@ -16,7 +16,9 @@ use crate::{
     format::QUEUE_TABLES,
 };
 
-const QUEUE: usize = 5;
+const QUEUE: usize = 8;
+/// The number of a group's queue in an entry. It is of the same home as the entry's own queue.
+const GROUP_NUMBER: usize = 5;
 const SEQ: usize = 6;
 const NUMBER: usize = 6;
 const SECOND: usize = 5;
@@ -32,10 +34,10 @@ const EXPIRY: u8 = 1 << 7;
 pub(super) type EntryKey = [u8; QUEUE + SEQ];
 pub(super) type NumberKey = [u8; NUMBER];
 
-/// Entry `seq` of `queue`; `None` if one is out of range, which no session reaches.
+/// Entry `seq` of `queue`; `None` if that is out of range, which no session reaches.
 pub(super) fn entry_key(queue: QueueId, seq: u64) -> Option<EntryKey> {
     let mut key = [0; QUEUE + SEQ];
-    put(&mut key[..QUEUE], queue.0)?;
+    key[..QUEUE].copy_from_slice(&queue.0.to_be_bytes());
     put(&mut key[QUEUE..], seq)?;
     Some(key)
 }
@@ -46,7 +48,7 @@ pub(super) fn last_key(queue: QueueId) -> Option<EntryKey> {
 }
 
 /// Queue and place of an entry's key.
-pub(super) fn place(key: &[u8]) -> Option<(QueueId, u64)> {
+pub(crate) fn place(key: &[u8]) -> Option<(QueueId, u64)> {
     let mut input = Input(key);
     Some((QueueId(input.be(QUEUE)?), input.be(SEQ)?))
 }
@@ -67,15 +69,15 @@ pub(super) fn refs(value: &[u8]) -> Option<u32> {
     Input(value).u32()
 }
 
-fn received_key(queue: QueueId, packet_id: u16) -> Option<[u8; QUEUE + 2]> {
+fn received_key(queue: QueueId, packet_id: u16) -> [u8; QUEUE + 2] {
     let mut key = [0; QUEUE + 2];
-    put(&mut key[..QUEUE], queue.0)?;
+    key[..QUEUE].copy_from_slice(&queue.0.to_be_bytes());
     key[QUEUE..].copy_from_slice(&packet_id.to_be_bytes());
-    Some(key)
+    key
 }
 
 /// Queue and packet identifier of a received key.
-pub(super) fn received(key: &[u8]) -> Option<(QueueId, u16)> {
+pub(crate) fn received(key: &[u8]) -> Option<(QueueId, u16)> {
     let mut input = Input(key);
     Some((QueueId(input.be(QUEUE)?), input.be(2)? as u16))
 }
@@ -88,7 +90,7 @@ pub(super) fn expiry_key(second: u64, entry: &EntryKey) -> [u8; SECOND + QUEUE +
 }
 
 /// Second, queue and place of an expiry key.
-pub(super) fn expiry(key: &[u8]) -> Option<(u64, QueueId, u64)> {
+pub(crate) fn expiry(key: &[u8]) -> Option<(u64, QueueId, u64)> {
     let mut input = Input(key);
     Some((input.be(SECOND)?, QueueId(input.be(QUEUE)?), input.be(SEQ)?))
 }
@@ -173,7 +175,7 @@ impl EntryHead {
             ..Self::default()
         };
         if flags & GROUP != 0 {
-            head.group = QueueId(input.be(QUEUE)?);
+            head.group = QueueId::of(QueueId::HOME, input.be(GROUP_NUMBER)?);
         }
         if flags & EXPIRY != 0 {
             head.expiry = Some(input.be(SECOND)?);
@@ -219,7 +221,7 @@ fn encode(out: &mut Vec<u8>, head: &EntryHead, ids: Option<&[u32]>) {
     );
     put_varint(out, head.cost);
     if head.group != QueueId::NONE {
-        out.extend_from_slice(&head.group.0.to_be_bytes()[8 - QUEUE..]);
+        out.extend_from_slice(&head.group.0.to_be_bytes()[8 - GROUP_NUMBER..]);
     }
     if let Some(second) = head.expiry {
         out.extend_from_slice(&second.to_be_bytes()[8 - SECOND..]);
@@ -370,16 +372,15 @@ impl QueueTables {
         packet_id: u16,
         received: bool,
     ) -> Result<(), heed::Error> {
-        let Some(key) = received_key(queue, packet_id) else { return Ok(()) };
+        let key = received_key(queue, packet_id);
         if received { self.received.put(txn, &key, &[]) } else { self.received.delete(txn, &key).map(|_| ()) }
     }
 
     /// Forgets all received packet identifiers of a queue.
     pub(super) fn forget_received(&self, txn: &mut RwTxn<'_>, queue: QueueId) -> Result<(), heed::Error> {
-        if let (Some(first), Some(last)) = (received_key(queue, 0), received_key(queue, u16::MAX)) {
-            let range = (Bound::Included(&first[..]), Bound::Included(&last[..]));
-            self.received.delete_range(txn, &range)?;
-        }
+        let (first, last) = (received_key(queue, 0), received_key(queue, u16::MAX));
+        let range = (Bound::Included(&first[..]), Bound::Included(&last[..]));
+        self.received.delete_range(txn, &range)?;
         Ok(())
     }
 }
@@ -389,15 +390,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn keys_sort_as_their_numbers_and_refuse_what_does_not_fit() {
-        let keys: Vec<_> = [(1, 0), (1, 255), (1, 256), (1, (1 << 48) - 1), (2, 0), ((1 << 40) - 1, 7)]
-            .map(|(queue, seq)| entry_key(QueueId(queue), seq).unwrap())
-            .into();
+    fn keys_sort_by_home_and_number_and_refuse_what_does_not_fit() {
+        let last = QueueId::of(u16::MAX, (1 << 48) - 1);
+        let keys: Vec<_> = [(0, 1, 0), (0, 1, 255), (0, 1, 256), (0, 1, (1 << 48) - 1), (0, 2, 0), (1, 1, 7)]
+            .map(|(home, queue, seq)| entry_key(QueueId::of(home, queue), seq).unwrap())
+            .into_iter()
+            .chain(entry_key(last, 7))
+            .collect();
         assert!(keys.is_sorted());
         assert_eq!(place(&keys[1]), Some((QueueId(1), 255)));
-        assert_eq!(entry_key(QueueId(1 << 40), 0), None);
+        assert_eq!(keys[5][..3], [0, 1, 0], "the home comes first");
         assert_eq!(entry_key(QueueId(1), 1 << 48), None);
-        assert_eq!(expiry(&expiry_key(77, &keys[5])), Some((77, QueueId((1 << 40) - 1), 7)));
+        assert_eq!(expiry(&expiry_key(77, &keys[6])), Some((77, last, 7)));
     }
 
     #[test]

@@ -25,6 +25,8 @@ use store::{Restore, StoreError, StoredSession, StoredSubscription};
 
 pub(crate) use changes::{SessionChange, SessionChanges};
 pub(crate) use tables::SessionTables;
+#[cfg(test)]
+pub(crate) use tables::key;
 
 /// The work of the writer and its two inboxes. `stored` is kept at the number of sessions; more than `limit` bytes do not wait.
 pub(super) fn work(

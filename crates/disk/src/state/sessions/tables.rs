@@ -14,7 +14,7 @@ use crate::{
 };
 use store::{StoredSession, StoredSubscription};
 
-/// Key: number of a session or group, big-endian, so that the order of keys is that of numbers.
+/// Key: number of a session or group with its home, big-endian, so that the order of keys is that of homes and numbers.
 pub(super) const NUMBER: usize = 8;
 
 /// The tables.
@@ -140,7 +140,7 @@ impl SessionTables {
 }
 
 /// The key of a session or group.
-pub(super) fn key(queue: QueueId) -> [u8; NUMBER] {
+pub(crate) fn key(queue: QueueId) -> [u8; NUMBER] {
     queue.0.to_be_bytes()
 }
 

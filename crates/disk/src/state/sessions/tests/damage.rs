@@ -28,9 +28,9 @@ fn damaged_records_are_left_out_counted_and_removed() {
         });
         spoilt.unwrap();
     };
-    spoil(tables.sessions, &tables::key(QueueId(2)));
+    spoil(tables.sessions, &key(QueueId(2)));
     spoil(tables.subscriptions, &tables::subscription_key(QueueId(3), first_hash(b"a")));
-    spoil(tables.groups, &tables::key(QueueId(1)));
+    spoil(tables.groups, &key(QueueId(1)));
     let counted = || crate::counters::totals().store_damaged_records;
     let before = counted();
     let found = restored(&store);
