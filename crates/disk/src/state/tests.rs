@@ -9,12 +9,15 @@ use std::{
     },
 };
 
-use gateway_core::{ClientId, CommitRefused, Origin, Protocol, QoS, QueueEntry};
+use gateway_core::{CommitRefused, QoS, QueueEntry};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 
 use super::*;
-use store::{MemoryState, StoredSession, StoredSubscription};
+use store::{
+    MemoryState, StoredSession, StoredSubscription,
+    suite::state::{self, message, subscription},
+};
 
 const PUBLISHER: QueueId = QueueId(1);
 const SUBSCRIBER: QueueId = QueueId(2);
@@ -23,25 +26,9 @@ fn open(dir: &Path, options: &StateOptions) -> EmbeddedState {
     EmbeddedState::open(&DataDir::open(dir).unwrap(), options).unwrap()
 }
 
-fn message(topic: &str, payload: &str) -> Arc<SharedMessage> {
-    let mut message = Message::new(topic, payload.as_bytes(), Timestamp(1_700_000_000_000), Origin::BACKEND);
-    (message.qos, message.retain) = (QoS::ExactlyOnce, true);
-    Arc::clone(message.share())
-}
-
 fn session(queue: QueueId, since: Option<u64>) -> Box<StoredSession> {
-    Box::new(StoredSession {
-        queue,
-        client_id: ClientId::new(&format!("client-{}", queue.0)),
-        expiry: 60,
-        since: since.map(Timestamp),
-        protocol: Protocol::V5,
-        listener: Arc::default(),
-        username: None,
-        proved: false,
-        tenant: None,
-        will: None,
-    })
+    let client_id = format!("client-{}", queue.0);
+    Box::new(StoredSession { since: since.map(Timestamp), ..state::session(queue, &client_id) })
 }
 
 fn append(
@@ -147,6 +134,18 @@ impl Disk {
         *self.stopped.lock().unwrap() = false;
         self.changed.notify_all();
     }
+}
+
+#[tokio::test]
+async fn passes_the_suite() {
+    async fn on_new(test: impl AsyncFn(&dyn StateStore)) {
+        let dir = tempfile::tempdir().unwrap();
+        test(&open(dir.path(), &StateOptions { map_size: 1 << 20, ..StateOptions::default() })).await;
+    }
+    on_new(state::sessions_and_groups).await;
+    on_new(state::queues).await;
+    on_new(state::retained_messages).await;
+    on_new(state::units).await;
 }
 
 /// Entry, packet identifier and retained message came with one PUBLISH: after a crash a repeated one is known with all of it there, or
@@ -293,14 +292,7 @@ async fn on_a_full_disk_what_is_new_does_not_hold_up_what_removes() {
     let refused = Mutex::new(0);
     let subscribe = || {
         let commit = Commit::new();
-        let subscription = StoredSubscription {
-            filter: "a".to_owned(),
-            qos: QoS::AtLeastOnce,
-            no_local: false,
-            retain_as_published: false,
-            id: None,
-        };
-        store.submit_session(SessionOp::Subscribe(PUBLISHER, subscription, commit.part()));
+        store.submit_session(SessionOp::Subscribe(PUBLISHER, subscription("a"), commit.part()));
         commit.done();
         commit
     };
@@ -422,14 +414,11 @@ proptest! {
                     }
                     Step::Remove(queue) => store.submit_session(SessionOp::Remove(QueueId(queue), None)),
                     Step::Subscribe(queue, add) => {
-                        let filter = "a/#".to_owned();
-                        store.submit_session(if add {
-                            let subscription = StoredSubscription {
-                                filter, qos: QoS::AtLeastOnce, no_local: false, retain_as_published: true, id: None,
-                            };
-                            SessionOp::Subscribe(QueueId(queue), subscription, Commit::new())
-                        } else {
-                            SessionOp::Unsubscribe(QueueId(queue), filter, Commit::new())
+                        store.submit_session(match add {
+                            true => SessionOp::Subscribe(QueueId(queue), subscription("a/#"), Commit::new()),
+                            false => {
+                                SessionOp::Unsubscribe(QueueId(queue), "a/#".to_owned(), Commit::new())
+                            }
                         });
                     }
                     Step::Group(queue, true) => {

@@ -603,3 +603,66 @@ impl StateStore for MemoryState {
 fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".to_owned())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::suite::state;
+
+    #[tokio::test]
+    async fn passes_the_suite() {
+        state::sessions_and_groups(&MemoryState::prompt()).await;
+        state::queues(&MemoryState::prompt()).await;
+        state::retained_messages(&MemoryState::prompt()).await;
+        state::units(&MemoryState::prompt()).await;
+    }
+
+    /// Returns how many sessions, entries, packet identifiers and retained messages there are.
+    fn counts(store: &MemoryState) -> [usize; 4] {
+        store.contents(|disk| {
+            [disk.sessions.len(), disk.entries.len(), disk.received.len(), disk.retained.len()]
+        })
+    }
+
+    /// After any number of operations a crash leaves all parts of a unit or none, and a record that says how its connection ended
+    /// only with what was sent.
+    #[test]
+    fn no_crash_parts_what_belongs_together() {
+        for most in 0..6 {
+            for fails in [false, true] {
+                let store = MemoryState::default();
+                let unit = Commit::of_unit();
+                let message = state::message("t", "x");
+                store.set_retained(Arc::clone(&message), Some(unit.part()));
+                let entry = |queue, commit| {
+                    let commit = Some(Arc::clone(commit));
+                    QueueEntry::new(queue, 0, Arc::clone(&message), QoS::ExactlyOnce, commit)
+                };
+                store.submit(QueueOp::Append(Arc::new(entry(QueueId(2), &unit))));
+                store.submit(QueueOp::Append(Arc::new(entry(QueueId(3), &unit))));
+                store.commit();
+                assert_eq!(counts(&store), [0; 4], "the unit is open");
+                store.submit(QueueOp::Receive { queue: QueueId(1), packet_id: 1, commit: unit.part() });
+                unit.done();
+                store.submit(QueueOp::NoteSent { queue: QueueId(2), below: 1 });
+                let offline =
+                    StoredSession { since: Some(Timestamp(1)), ..state::session(QueueId(2), "subscriber") };
+                store.submit_session(SessionOp::Put(Box::new(offline), None));
+                store.fault(|faults| faults.failing = fails);
+                store.commit_some(most);
+                store.crash();
+                let whole = [1, 2, 1, 1];
+                match (unit.result(), fails) {
+                    (Some(Ok(())), false) => assert_eq!(counts(&store), whole, "{most}"),
+                    (result, _) => {
+                        assert_eq!(counts(&store)[1..], [0; 3], "{most}");
+                        assert!(result != Some(Ok(())) && (fails || result.is_none()));
+                    }
+                }
+                let sent = store.contents(|disk| disk.entries.values().any(|(entry, _)| entry.sent));
+                let has_entry = counts(&store)[1] > 0;
+                assert_eq!(sent, has_entry && counts(&store)[0] == 1);
+            }
+        }
+    }
+}

@@ -6,3 +6,4 @@ pub mod history;
 pub mod latest;
 pub mod log;
 pub mod shadows;
+pub mod state;
