@@ -14,8 +14,8 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use crate::{
-    BoxFuture, Expiry, Loaded, LoadedRetained, QueueSummary, Restore, SessionOp, StateStore, StoreError,
-    StoreHealth, StoredSession, StoredSubscription,
+    BoxFuture, Loaded, LoadedRetained, QueueSummary, Restore, SessionOp, StateStore, StoreError, StoreHealth,
+    StoredSession, StoredSubscription,
 };
 
 /// A [`StateStore`] whose commits a test makes itself with [`Self::commit`], or leaves to the store ([`Self::prompt`]).
@@ -184,12 +184,16 @@ impl MemoryState {
         inner.written.clear();
     }
 
-    /// Removes what has expired, unless `keeps` says otherwise, and tells it.
-    pub fn expire(&self, now: Timestamp, keeps: &dyn Expiry) {
+    /// Removes what has expired, unless `keeps` says otherwise. Returns the messages and bytes of each queue.
+    pub fn expire(
+        &self,
+        now: Timestamp,
+        keeps: impl Fn(QueueId, u64, QoS) -> bool,
+    ) -> Vec<(QueueId, usize, u64)> {
         let mut expired: BTreeMap<QueueId, (usize, u64)> = BTreeMap::new();
         self.inner.lock().disk.entries.retain(|&(queue, seq), (entry, expires)| {
             let due = !entry.sent && expires.is_some_and(|at| at <= now);
-            let Some(message) = entry.message.as_ref().filter(|_| due && !keeps.keeps(queue, seq, entry.qos))
+            let Some(message) = entry.message.as_ref().filter(|_| due && !keeps(queue, seq, entry.qos))
             else {
                 return true;
             };
@@ -197,9 +201,7 @@ impl MemoryState {
             (*messages, *bytes) = (*messages + 1, *bytes + message.cost() as u64);
             false
         });
-        for (queue, (messages, bytes)) in expired {
-            keeps.expired(queue, messages, bytes);
-        }
+        expired.into_iter().map(|(queue, (messages, bytes))| (queue, messages, bytes)).collect()
     }
 
     /// Number of reads that were asked for.
@@ -364,7 +366,7 @@ impl Inner {
     fn fail(&mut self, jobs: Vec<StateJob>, ended: &mut Ended) {
         let mut kept = VecDeque::new();
         for job in jobs {
-            let refused = job.commit().cloned();
+            let (refused, queue) = (job.commit().cloned(), job.queue());
             let keep = match job {
                 StateJob::Queue(QueueOp::Append(entry)) => {
                     if entry.take().is_none() {
@@ -387,11 +389,12 @@ impl Inner {
                 StateJob::Retained { topic, message, number, .. } => {
                     Some(StateJob::Retained { topic, message, number, commit: None })
                 }
-                StateJob::Read(read) => {
+                // What comes before it in its queue may still wait.
+                StateJob::Read(read) if !kept.iter().any(|kept: &StateJob| kept.queue() == queue) => {
                     self.reads.push(read);
                     continue;
                 }
-                StateJob::Queue(_) | StateJob::Session(_) => {
+                StateJob::Read(_) | StateJob::Queue(_) | StateJob::Session(_) => {
                     kept.push_back(job);
                     continue;
                 }

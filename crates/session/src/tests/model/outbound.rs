@@ -249,8 +249,7 @@ impl World {
             append_reply(&mut self.outbound, reply);
             self.steps.pop_front();
         }
-        let trimmed = std::mem::take(&mut self.disk.0.lock().trimmed);
-        for message in trimmed {
+        for message in self.disk.take_trimmed() {
             self.messages[number(&message.payload)].promised = false;
         }
     }
@@ -281,7 +280,7 @@ impl World {
     }
 
     fn disconnected(&mut self) {
-        self.disk.cancel_loads();
+        self.disk.cancel_load();
         self.loading = false;
         self.answers.clear();
         self.open.clear();
@@ -334,7 +333,7 @@ impl World {
         if !self.loading
             && let BacklogLoad::From(from, _) = self.with(|outbound, env| outbound.begin_load(env))
         {
-            self.disk.load(from);
+            self.disk.load(QUEUE, from);
             self.loading = true;
         }
     }
@@ -348,15 +347,14 @@ impl World {
 
     fn fail_load(&mut self) {
         if std::mem::take(&mut self.loading) {
-            self.disk.cancel_loads();
+            self.disk.cancel_load();
             self.with(|outbound, env| outbound.load_failed(env));
         }
     }
 
     fn expire(&mut self) {
-        let keeps = |place, qos| self.outbound.may_have_sent(place, qos);
-        let (messages, bytes) = self.disk.expire(QUEUE, self.now, keeps);
-        if messages > 0 {
+        let keeps = |_, place, qos| self.outbound.may_have_sent(place, qos);
+        for (_, messages, bytes) in self.disk.expire(self.now, keeps) {
             self.outbound.note_expired(messages, bytes, self.now);
         }
     }
@@ -382,7 +380,9 @@ impl World {
         self.staying.clear();
         self.disconnected();
         for (number, promised, place) in self.moved.drain(..) {
-            if place.is_some_and(|place| self.disk.0.lock().entries.contains_key(&(QUEUE, place))) {
+            if place
+                .is_some_and(|place| self.disk.contents(|disk| disk.entries.contains_key(&(QUEUE, place))))
+            {
                 self.messages[number].promised = promised;
                 self.messages[number].received -= 1;
             }
@@ -427,7 +427,8 @@ impl World {
         let (inflight, pending, bytes, _) = self.outbound.sizes();
         assert_eq!((inflight, pending, bytes), (0, 0, 0), "everything is delivered in the end");
         assert_eq!(self.budget.held.get(), 0, "budget not given back");
-        let left: Vec<u64> = self.disk.0.lock().entries.keys().map(|(_, place)| *place).collect();
+        let left: Vec<u64> =
+            self.disk.contents(|disk| disk.entries.keys().map(|(_, place)| *place).collect());
         assert!(left.is_empty(), "left on disk: {left:?}");
         assert!(self.held.is_empty(), "the client waits for PUBREL of {:?}", self.held);
         for (number, sent) in self.messages.iter().enumerate() {
