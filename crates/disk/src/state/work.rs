@@ -79,6 +79,9 @@ impl Inbox for StateInbox {
     }
 }
 
+/// The work of a part, and its two inboxes, which are empty.
+pub(super) type WithInboxes<W> = (W, [<W as EnvironmentWriter>::Inbox; 2]);
+
 /// See the module.
 pub(super) struct StateWork {
     queues: Part<QueueWork>,
@@ -125,17 +128,11 @@ impl<W: EnvironmentWriter> Part<W> {
 }
 
 impl StateWork {
-    /// All parts, each with its two inboxes.
+    /// All parts.
     pub(super) fn new(
-        (queues, [queue_inbox, queue_spare]): (QueueWork, [QueueInbox; 2]),
-        (sessions, [session_inbox, session_spare]): (
-            WaitingWork<SessionChanges>,
-            [WaitingChanges<SessionChanges>; 2],
-        ),
-        (retained, [retained_inbox, retained_spare]): (
-            WaitingWork<RetainedChanges>,
-            [WaitingChanges<RetainedChanges>; 2],
-        ),
+        (queues, [queue_inbox, queue_spare]): WithInboxes<QueueWork>,
+        (sessions, [session_inbox, session_spare]): WithInboxes<WaitingWork<SessionChanges>>,
+        (retained, [retained_inbox, retained_spare]): WithInboxes<WaitingWork<RetainedChanges>>,
     ) -> (Self, [StateInbox; 2]) {
         let work =
             Self { queues: Part::new(queues), sessions: Part::new(sessions), retained: Part::new(retained) };

@@ -13,6 +13,7 @@ use std::sync::Arc;
 
 use gateway_core::{SharedMessage, clock};
 
+use super::work::WithInboxes;
 use crate::{
     environment::Environment,
     waiting::{WaitingChanges, WaitingWork},
@@ -23,11 +24,8 @@ pub(crate) use changes::{RetainedChanges, RetainedOp};
 pub(crate) use load::RetainedReader;
 pub(crate) use tables::RetainedTables;
 
-/// The work of the writer and its two inboxes; more than `limit` bytes do not wait.
-pub(super) fn work(
-    tables: RetainedTables,
-    limit: usize,
-) -> (WaitingWork<RetainedChanges>, [WaitingChanges<RetainedChanges>; 2]) {
+/// The work of the writer; more than `limit` bytes do not wait.
+pub(super) fn work(tables: RetainedTables, limit: usize) -> WithInboxes<WaitingWork<RetainedChanges>> {
     let (batch, inboxes) = WaitingChanges::three(limit);
     (WaitingWork::new(tables, batch), inboxes)
 }

@@ -14,7 +14,7 @@ use std::sync::{Arc, atomic::AtomicU64};
 
 use gateway_core::QueueId;
 
-use super::queues::QueueTables;
+use super::{queues::QueueTables, work::WithInboxes};
 use crate::{
     environment::Environment,
     waiting::{WaitingChanges, WaitingWork},
@@ -28,13 +28,13 @@ pub(crate) use tables::SessionTables;
 #[cfg(test)]
 pub(crate) use tables::key;
 
-/// The work of the writer and its two inboxes. `stored` is kept at the number of sessions; more than `limit` bytes do not wait.
+/// The work of the writer. `stored` is kept at the number of sessions; more than `limit` bytes do not wait.
 pub(super) fn work(
     tables: SessionTables,
     queues: QueueTables,
     stored: &Arc<AtomicU64>,
     limit: usize,
-) -> (WaitingWork<SessionChanges>, [WaitingChanges<SessionChanges>; 2]) {
+) -> WithInboxes<WaitingWork<SessionChanges>> {
     let (batch, inboxes) = WaitingChanges::three(limit);
     (WaitingWork::new(CountedTables::new(tables, queues, Arc::clone(stored)), batch), inboxes)
 }
