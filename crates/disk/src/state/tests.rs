@@ -3,14 +3,11 @@
 use std::{
     io,
     path::Path,
-    sync::{
-        Condvar,
-        atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
-    },
+    sync::atomic::{AtomicBool, AtomicU32, Ordering::SeqCst},
 };
 
 use gateway_core::{CommitRefused, QoS, QueueEntry};
-use parking_lot::Mutex;
+use parking_lot::{Condvar, Mutex};
 use proptest::prelude::*;
 
 use super::*;
@@ -98,7 +95,7 @@ async fn contents_of(store: &dyn StateStore, commit: impl Fn()) -> Contents {
 /// Stands in for the disk: stops or fails commits.
 #[derive(Default)]
 struct Disk {
-    stopped: std::sync::Mutex<bool>,
+    stopped: Mutex<bool>,
     changed: Condvar,
     fails: AtomicBool,
     commits: AtomicU32,
@@ -114,14 +111,13 @@ impl Disk {
 
     fn commit(&self) -> io::Result<()> {
         self.commits.fetch_add(1, SeqCst);
-        let stopped = self.stopped.lock().unwrap();
-        drop(self.changed.wait_while(stopped, |stopped| *stopped).unwrap());
+        self.changed.wait_while(&mut self.stopped.lock(), |stopped| *stopped);
         if self.fails.load(SeqCst) { Err(io::Error::other("a test says so")) } else { Ok(()) }
     }
 
     /// From now on commits wait for [`Self::go_on`]. One has begun when this returns.
     fn stop(&self, store: &EmbeddedState) {
-        *self.stopped.lock().unwrap() = true;
+        *self.stopped.lock() = true;
         let begun = self.commits.load(SeqCst);
         store.clear_retained(Arc::from("nothing"), None);
         store.hurry();
@@ -131,7 +127,7 @@ impl Disk {
     }
 
     fn go_on(&self) {
-        *self.stopped.lock().unwrap() = false;
+        *self.stopped.lock() = false;
         self.changed.notify_all();
     }
 }
