@@ -147,7 +147,7 @@ async fn passes_the_suite() {
 /// Entry, packet identifier and retained message came with one PUBLISH: after a crash a repeated one is known with all of it there, or
 /// new with none of it.
 #[tokio::test]
-async fn a_retained_qos_2_message_to_a_persistent_subscriber_is_one_transaction() {
+async fn a_retained_qos_2_message_for_a_session_is_one_transaction() {
     for fails in [false, true] {
         let dir = tempfile::tempdir().unwrap();
         let (disk, options) = Disk::new();
