@@ -83,7 +83,7 @@ fn no_flipped_byte_keeps_a_gateway_from_starting_and_serving() {
             fs::write(data.join(role).join("data.mdb"), bytes).expect("mend a store");
         }
     }
-    assert!(set_aside > SEEDS, "{set_aside} files were set aside");
+    assert!(set_aside > SEEDS / 2, "{set_aside} of {} files were set aside", 2 * SEEDS);
 }
 
 #[test]
