@@ -210,7 +210,7 @@ pub enum QueueOp {
     },
     /// The client may have begun to receive what is below this place: the next process sends it again, with DUP. Entries that
     /// are not written yet [say so themselves](QueueEntry::note_sent), so this need not wait for those before it: it is written
-    /// before the record of its session that is submitted next, or with it.
+    /// before the record of its session that is submitted next, or with it, and before the queue is read again.
     NoteSent {
         /// The queue.
         queue: QueueId,

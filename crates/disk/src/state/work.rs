@@ -28,10 +28,7 @@ pub(super) enum StateOp {
 
 impl From<QueueOp> for StateOp {
     fn from(op: QueueOp) -> Self {
-        match op {
-            QueueOp::NoteSent { queue, below } => Self::Session(SessionChange::NoteSent(queue, below)),
-            op => Self::Queue(QueueJob::Op(op)),
-        }
+        Self::Queue(QueueJob::Op(op))
     }
 }
 
@@ -68,7 +65,14 @@ impl Inbox for StateInbox {
 
     fn push(&mut self, op: StateOp) {
         match op {
-            StateOp::Queue(job) => self.queues.push(job),
+            StateOp::Queue(job) => {
+                // In the order of its queue, since reads must see it, and with the record that comes next, which does not wait
+                // for the queue.
+                if let &QueueJob::Op(QueueOp::NoteSent { queue, below }) = &job {
+                    self.sessions.push(SessionChange::NoteSent(queue, below));
+                }
+                self.queues.push(job);
+            }
             StateOp::Session(op) => self.sessions.push(op),
             StateOp::Retained(op) => self.retained.push(op),
         }

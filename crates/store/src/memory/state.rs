@@ -264,6 +264,11 @@ impl StateJob {
         self.commit().filter(|commit| commit.is_unit()).map(Arc::as_ptr)
     }
 
+    /// Returns whether it is written with the sessions, whatever waits for its queue.
+    fn overtakes(&self) -> bool {
+        matches!(self, Self::Queue(QueueOp::NoteSent { .. }))
+    }
+
     fn closes_unit(&self) -> bool {
         matches!(self, Self::Queue(QueueOp::Receive { .. } | QueueOp::Remove { .. }))
     }
@@ -277,14 +282,12 @@ impl StateJob {
                 | QueueOp::Release { queue, .. }
                 | QueueOp::Receive { queue, .. }
                 | QueueOp::Forget { queue, .. }
+                | QueueOp::NoteSent { queue, .. }
                 | QueueOp::Trim { queue, .. }
                 | QueueOp::Purge { queue },
             )
             | Self::Read(StateRead::Queue { queue, .. }) => *queue,
-            Self::Queue(QueueOp::NoteSent { .. })
-            | Self::Session(_)
-            | Self::Retained { .. }
-            | Self::Read(StateRead::Topics { .. }) => return None,
+            Self::Session(_) | Self::Retained { .. } | Self::Read(StateRead::Topics { .. }) => return None,
         };
         (queue != QueueId::NONE).then_some(queue)
     }
@@ -314,7 +317,7 @@ impl Inner {
             for (job, held) in self.waiting.iter().zip(&mut held) {
                 let (unit, queue) = (job.unit(), job.queue());
                 *held = unit.is_some_and(|unit| open.contains(&unit))
-                    || queue.is_some_and(|queue| queues.contains(&queue));
+                    || queue.is_some_and(|queue| queues.contains(&queue) && !job.overtakes());
                 if *held {
                     open.extend(unit);
                     queues.extend(queue);
@@ -326,7 +329,8 @@ impl Inner {
         }
         let (mut taken, mut left) = (Vec::new(), VecDeque::new());
         for (index, (job, held)) in self.waiting.drain(..).zip(held).enumerate() {
-            let is_late = index >= length && (job.queue().is_some() || job.unit().is_some());
+            let of_queues = (job.queue().is_some() && !job.overtakes()) || job.unit().is_some();
+            let is_late = index >= length && of_queues;
             if held || is_late { left.push_back(job) } else { taken.push(job) }
         }
         self.waiting = left;

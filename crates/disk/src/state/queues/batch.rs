@@ -40,6 +40,7 @@ pub(super) enum EntryAction {
 pub(super) enum QueueCut {
     Trim { queue: QueueId, from: u64, count: usize },
     Purge { queue: QueueId },
+    NoteSent { queue: QueueId, below: u64 },
 }
 
 /// Changes of single entries and packet identifiers, as ranges of the batch's lists, then perhaps one of a stretch.
@@ -133,8 +134,10 @@ impl QueueBatch {
                     cut = Some(QueueCut::Trim { queue, from, count })
                 }
                 &QueueJob::Op(QueueOp::Purge { queue }) => cut = Some(QueueCut::Purge { queue }),
-                // Written with the sessions.
-                QueueJob::Op(QueueOp::NoteSent { .. }) | QueueJob::Load(_) => {}
+                &QueueJob::Op(QueueOp::NoteSent { queue, below }) => {
+                    cut = Some(QueueCut::NoteSent { queue, below });
+                }
+                QueueJob::Load(_) => {}
             }
             self.jobs.push(job);
             if cut.is_some() {

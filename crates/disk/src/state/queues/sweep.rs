@@ -30,6 +30,7 @@ impl Sweep {
         let (queue, from, count) = match cut {
             QueueCut::Trim { queue, from, count } => (queue, from, count),
             QueueCut::Purge { queue } => (queue, 0, usize::MAX),
+            QueueCut::NoteSent { .. } => return Ok(None),
         };
         let (Some(next), Some(end)) = (tables::entry_key(queue, from), tables::last_key(queue)) else {
             return Ok(None);

@@ -184,8 +184,10 @@ impl QueueWork {
                 self.tables.set_received(txn, queue, packet_id, received)?;
             }
             let Some(cut) = then else { continue };
-            if let QueueCut::Purge { queue } = cut {
-                self.tables.forget_received(txn, queue)?;
+            match cut {
+                QueueCut::Purge { queue } => self.tables.forget_received(txn, queue)?,
+                QueueCut::NoteSent { queue, below } => self.tables.note_all_sent(txn, queue, below)?,
+                QueueCut::Trim { .. } => {}
             }
             if let Some(mut sweep) = Sweep::new(&self.tables, txn, cut)? {
                 let limit = if uses.reads_or_adds(sweep.queue) { usize::MAX } else { *room };

@@ -7,7 +7,9 @@ use std::{
 
 use gateway_core::{Journal, JournalPage, QueueId, QueueOp, Timestamp};
 use parking_lot::Mutex;
-use store::{BoxFuture, Loaded, MemoryState, QueueSummary, StateStore as _, StoreError};
+use store::{
+    BoxFuture, Loaded, MemoryState, QueueSummary, SessionOp, StateStore as _, StoreError, StoredSession,
+};
 
 use crate::StoredQueue;
 
@@ -33,6 +35,11 @@ impl Journal for Disk {
 }
 
 impl Disk {
+    /// Submits a session's record.
+    pub(super) fn put_session(&self, session: StoredSession) {
+        self.state.submit_session(SessionOp::Put(Box::new(session), None));
+    }
+
     /// Begins a read, whose answer comes after all that was submitted before.
     pub(super) fn load(&self, queue: QueueId, from: u64) {
         self.fault(|faults| faults.holding = true);

@@ -16,6 +16,8 @@ use gateway_core::{
     units::ByteSize,
 };
 
+use store::{StoredSession, suite::state::session};
+
 use super::disk::Disk;
 use crate::{
     BacklogLoad, Env, LinkParams, Outbound, Reply, StoredQueue,
@@ -72,6 +74,10 @@ struct World {
     receipts: Vec<Arc<Receipt>>,
     /// A load was begun on this connection and is not answered yet.
     loading: bool,
+    /// Number of connections that have ended: the session's record says it in the place of the time.
+    connections: u64,
+    /// Attempts of QoS 1 that the client has had.
+    had: BTreeSet<u32>,
     /// The client: what it holds of QoS 2, by identifier; what is open on this connection; its answers.
     held: BTreeMap<u16, u32>,
     open: BTreeMap<u16, u32>,
@@ -107,6 +113,8 @@ impl World {
             limits,
             budget: TestBudget::new(usize::MAX),
             now: Timestamp(1_000),
+            connections: 0,
+            had: BTreeSet::new(),
             protocol: Protocol::V5,
             crashes: kind & 8 != 0,
             messages: Vec::new(),
@@ -276,6 +284,10 @@ impl World {
         self.with(|outbound, env| outbound.detach(env));
         let yielded = self.with(|outbound, env| outbound.yield_shared(env));
         self.yielded(yielded);
+        self.with(|outbound, env| outbound.note_sent(env));
+        self.connections += 1;
+        let since = Some(Timestamp(self.connections));
+        self.disk.put_session(StoredSession { since, ..session(QUEUE, "subscriber") });
         self.disconnected();
     }
 
@@ -326,6 +338,7 @@ impl World {
             topic_alias_maximum: u16::from(argument & 2),
         };
         self.window = usize::from(link.receive_maximum);
+        self.disk.put_session(session(QUEUE, "subscriber"));
         self.with(|outbound, env| outbound.attach(link, &[], env));
     }
 
@@ -373,6 +386,7 @@ impl World {
 
     fn crash(&mut self) {
         self.go_on();
+        let was_online = self.outbound.is_online();
         self.disk.crash();
         self.outbound = Outbound::new();
         self.budget = TestBudget::new(usize::MAX);
@@ -387,7 +401,13 @@ impl World {
                 self.messages[number].received -= 1;
             }
         }
-        let (left, received) = self.disk.summary(QUEUE);
+        let (mut left, received) = self.disk.summary(QUEUE);
+        // As the start does: if a record says that there is no connection, the entries say what was sent. The record of a connection
+        // that goes on with a session may be late.
+        let recorded = self.disk.contents(|disk| disk.sessions.get(&QUEUE)?.since);
+        if !was_online && recorded == Some(Timestamp(self.connections)) {
+            left.begun = 0;
+        }
         self.outbound.restore(&StoredQueue { received: &received, ..left });
         self.break_weak_promises();
         for sent in &mut self.messages {
