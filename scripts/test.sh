@@ -15,7 +15,8 @@
 # MQTT_SERVER_TEST_FAULT_SECONDS (5) is how long Cassandra stands still in them.
 # Runs may go on beside each other, from checkouts of their own.
 # Tests mostly wait, for a database, for a process, for a time to pass: three parts of them run at once, and what each has
-# said is shown on its own. The summary of the test runner is the last thing printed.
+# said is shown on its own. Documentation, its tests, a second set of features and the dependencies are checked beside them, at a
+# lower priority. The summary of the test runner is the last thing printed.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -216,6 +217,8 @@ beside() {
   cargo test --locked "${features[@]}" --no-fail-fast "$@" >"$parts/$name" 2>&1 </dev/null &
   running[$name]=$!
   set +m
+  # Until then it may wait for the lock of another cargo, which would take it for as long as a build.
+  until grep -q Running "$parts/$name" || ! kill -0 "${running[$name]}" 2>/dev/null; do sleep 0.5; done
 }
 
 # show NAME: waits for that part and shows what it said.
@@ -285,20 +288,13 @@ start_deny_install
 step fmt cargo fmt --all --check
 step clippy cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
 step protos proto_check
-RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked "${features[@]}" --no-deps
-step "documentation tests" cargo test --locked "${features[@]}" --doc
 # The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and
 # features as the tests, so they share everything.
 step "building the examples" cargo build --locked "${features[@]}" --examples
 # With the load generators: of the whole workspace they share every dependency, by themselves they would have 90 built again.
 step "building the tests" cargo test --locked "${features[@]}" --workspace --lib --bins --tests --no-run
 
-# The README's first command has another set of features: whether it compiles.
-step "without default features" cargo check --locked --no-default-features
-# Last before the tests, so that its installation had the time of all builds.
-check_dependencies
-
-# Without documentation tests, which ran above and would come last with a summary of their own.
+# Without documentation tests, which run by themselves and would come last with a summary of their own.
 # Those of the gateway mostly wait for clients and for times to pass, so more of them than there are cores run at once; those
 # of the database wait for it, and for each other. Both leave room for the rest.
 threads=$(($(getconf _NPROCESSORS_ONLN) * 2))
@@ -315,8 +311,16 @@ for main in tests/*/main.rs; do
   name=$(basename "$(dirname "$main")")
   case $name in database | gateway) ;; *) rest+=(--test "$name") ;; esac
 done
-say "tests, all others: cargo test --workspace ${rest[*]} $*"
-cargo test --locked "${features[@]}" --workspace --no-fail-fast "${rest[@]}" "$@" || code=$?
+beside others --workspace "${rest[@]}" "$@"
+
+RUSTDOCFLAGS="-D warnings" step doc nice cargo doc --locked "${features[@]}" --no-deps
+step "documentation tests" nice cargo test --locked "${features[@]}" --doc
+# The README's first command has another set of features: whether it compiles.
+step "without default features" nice cargo check --locked --no-default-features
+# Last, so that its installation had the time of all builds.
+check_dependencies
+
+show others
 show database
 report_skipped
 if [ "$code" != 0 ]; then say "tests have failed, see above"; fi

@@ -48,7 +48,7 @@ def offline(bench, broker):
     clients, messages = bench.scaled(1000), 1000
     args = ("-P", clients, "-S", clients, "--pair", "-n", messages, "-w", 100)
     report = bench.load.mqload(broker, "offline", *args, timed=False)
-    queues = broker.directory / "data" / "queues" / "data.mdb"
+    queues = broker.directory / "data" / "state" / "data.mdb"
     return {
         "append": report["acked_per_sec"],
         "append cpu": report["publish_cpu_us_per_message"],

@@ -164,6 +164,12 @@ pub(super) enum StoreCommand {
         /// Where to; empty, or not there yet
         target: PathBuf,
     },
+    /// Makes a data directory of an earlier version one of this version; no gateway may be running. Says first how much disk it
+    /// needs. Ended at any moment it goes on when it is called again
+    Convert {
+        /// The data directory
+        dir: PathBuf,
+    },
     /// Writes everything into one file of lines in JSON; no gateway may be running, but a backup does as well
     Export {
         /// The data directory

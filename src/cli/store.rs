@@ -3,10 +3,11 @@
 use std::{
     error::Error,
     io::{IsTerminal as _, Write as _, stderr, stdout},
+    path::Path,
     process::ExitCode,
 };
 
-use disk::tool::{self, StoreReport, ToolProgress};
+use disk::tool::{self, ConversionRoom, StoreReport, ToolProgress};
 
 use super::commands::StoreCommand;
 
@@ -16,6 +17,7 @@ pub(crate) fn run(command: &StoreCommand) -> Result<ExitCode, Box<dyn Error>> {
         StoreCommand::Check { dir } => tool::check(dir, &mut show),
         StoreCommand::Compact { dir } => tool::compact(dir, &mut show),
         StoreCommand::Backup { dir, target } => tool::backup(dir, target, &mut show),
+        StoreCommand::Convert { dir } => return convert(dir),
         StoreCommand::Export { dir, file } => tool::export(dir, file, &mut show),
         StoreCommand::Import { file, dir } => tool::import(file, dir, &mut show),
     };
@@ -27,6 +29,34 @@ pub(crate) fn run(command: &StoreCommand) -> Result<ExitCode, Box<dyn Error>> {
     }
     let sound = reports.iter().all(|report| report.damaged == 0 && report.problem.is_none());
     Ok(if sound { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Converts a directory, if there is room for it.
+fn convert(dir: &Path) -> Result<ExitCode, Box<dyn Error>> {
+    const MIB: u64 = 1 << 20;
+    let mut out = stdout();
+    let Some(ConversionRoom { needed, free }) = tool::conversion_room(dir)? else {
+        writeln!(out, "{} is of this version: nothing to convert", dir.display())?;
+        return Ok(ExitCode::SUCCESS);
+    };
+    writeln!(out, "needs about {} MiB of disk, {} MiB are free", needed.div_ceil(MIB), free / MIB)?;
+    if free < needed {
+        return Err(
+            format!("too little room on the disk of {}: make room and call it again", dir.display()).into()
+        );
+    }
+    let reports = tool::convert(dir, &mut show);
+    clear();
+    for StoreReport { store, bytes, .. } in reports? {
+        writeln!(out, "{store:<10} {bytes} bytes")?;
+    }
+    let before = dir.join("before-conversion");
+    writeln!(
+        out,
+        "converted; the stores as they were are in {}: remove it once all is well",
+        before.display()
+    )?;
+    Ok(ExitCode::SUCCESS)
 }
 
 fn line(report: &StoreReport, command: &StoreCommand) -> String {

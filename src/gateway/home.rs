@@ -1,5 +1,5 @@
-//! Everything that belongs to one data directory: sessions, queues and retained messages, small records (the Publisher's memory,
-//! stored commands, consumer groups, shadows), and the log of consumer groups.
+//! Everything that belongs to one data directory: the state of sessions, small records (the Publisher's memory, stored commands,
+//! consumer groups, shadows), and the log of consumer groups.
 //!
 //! [`Home::open`] takes the directory and reads nothing yet. [`Home::restore`] and [`Home::serve`] bring back what earlier
 //! processes left, the one before anything can be published and the other before anybody connects. [`Home::close`] gives the
@@ -175,7 +175,7 @@ impl Home {
 
     /// The health of its stores, by name.
     pub(super) fn health(&self) -> impl Iterator<Item = (&'static str, StoreHealth)> {
-        let stores = self.stores.as_ref().map(stores::OpenedStores::health).into_iter().flatten();
+        let stores = self.stores.as_ref().map(stores::OpenedStores::health).into_iter();
         let records = self.records.as_ref().map(|records| ("records", records.health()));
         stores.chain(records).chain(self.log.as_ref().map(groups::OpenedGroups::health))
     }

@@ -1,19 +1,15 @@
-//! Sessions, queues, retained messages and small records, on disk: opened before anything else, read before any listener
-//! opens.
+//! The state of sessions and small records, on disk: opened before anything else, read before any listener opens.
 
 use std::{path::PathBuf, sync::Arc, time::Instant};
 
 use broker::{Broker, DurabilityRules, Restored, Stores};
 use config::Config;
-use disk::{
-    DurableOptions, EmbeddedQueues, EmbeddedRecords, EmbeddedRetained, EmbeddedSessions, QueueOptions,
-    RecordOptions,
-};
+use disk::{DurableOptions, EmbeddedRecords, EmbeddedState, RecordOptions, StateOptions};
 use gateway_core::{
     clock,
     metrics::{Row, figures},
 };
-use store::{DataDir, QueueStore as _, RetainedStore as _, SessionStore as _, StoreHealth};
+use store::{DataDir, StateStore as _, StoreHealth};
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
@@ -23,9 +19,7 @@ use net::{self, NetShared};
 /// The stores, not yet read.
 pub(super) struct OpenedStores {
     pub(super) stores: Stores,
-    sessions: Arc<EmbeddedSessions>,
-    queues: Arc<EmbeddedQueues>,
-    retained: Arc<EmbeddedRetained>,
+    state: Arc<EmbeddedState>,
 }
 
 /// The most messages of a queue that wait in memory or are being read, besides those in flight.
@@ -34,26 +28,19 @@ const AT_HAND: usize = 1024;
 /// Opens the stores in the data directory. Called in the runtime that the broker gives its reading to.
 pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedStores, StartError> {
     let waiting = config.limits.waiting_for_disk().0;
-    let durable = DurableOptions { max_waiting_bytes: waiting / 6, ..DurableOptions::default() };
-    let queues = Arc::new(EmbeddedQueues::open(
+    let state = Arc::new(EmbeddedState::open(
         directory,
-        &QueueOptions {
+        &StateOptions {
             max_waiting_bytes: config.store.max_waiting_bytes.0.min(waiting / 12 * 7),
+            max_waiting_changes: waiting / 6,
             lazy_interval: config.store.interval.0,
             clock: clock::now,
             begun: usize::from(config.limits.max_inflight) + AT_HAND,
-            ..QueueOptions::default()
+            ..StateOptions::default()
         },
     )?);
-    let sessions = Arc::new(EmbeddedSessions::open(directory, &durable)?);
-    let retained = Arc::new(EmbeddedRetained::open(directory, &durable)?);
-    let stores = Stores {
-        sessions: Arc::clone(&sessions) as _,
-        queues: Arc::clone(&queues) as _,
-        retained: Arc::clone(&retained) as _,
-        runtime: Handle::current(),
-    };
-    Ok(OpenedStores { stores, sessions, queues, retained })
+    let stores = Stores { state: Arc::clone(&state) as _, runtime: Handle::current() };
+    Ok(OpenedStores { stores, state })
 }
 
 /// Opens the store of small records: idempotency keys, scheduled messages, commands, consumer groups, and shadows unless a
@@ -87,42 +74,35 @@ pub(super) fn rules(config: &Config) -> DurabilityRules {
 
 impl OpenedStores {
     /// Their health, by name.
-    pub(super) fn health(&self) -> [(&'static str, StoreHealth); 3] {
-        [
-            ("sessions", self.sessions.health()),
-            ("queues", self.queues.health()),
-            ("retained", self.retained.health()),
-        ]
+    pub(super) fn health(&self) -> (&'static str, StoreHealth) {
+        ("state", self.state.health())
     }
 
     /// Nothing more is written.
     pub(super) fn note_closed(&self) {
-        self.sessions.note_closed();
-        self.queues.note_closed();
-        self.retained.note_closed();
+        self.state.note_closed();
     }
 
     /// What `/metrics` shows of them.
     pub(super) fn figures(&self) -> [Row; 3] {
-        let queues = self.queues.gauges();
+        let queues = self.state.gauges();
         [
             figures::STORE_WAITING_BYTES.is(queues.waiting_bytes as f64),
             figures::STORE_QUEUED.is(queues.depth as f64),
-            figures::STORE_SESSIONS.is(self.sessions.stored() as f64),
+            figures::STORE_SESSIONS.is(self.state.stored() as f64),
         ]
     }
 
     /// Returns the places to which damaged files were moved.
     pub(super) fn set_aside(&self) -> impl Iterator<Item = PathBuf> {
-        let aside = [self.sessions.set_aside(), self.queues.set_aside(), self.retained.set_aside()];
-        aside.into_iter().flatten().cloned().collect::<Vec<_>>().into_iter()
+        self.state.set_aside().into_iter().cloned()
     }
 
     /// Brings back what earlier processes left. Blocks on the disk.
     #[expect(clippy::disallowed_methods, reason = "the time it took is logged")]
     pub(super) fn restore(&self, broker: &Broker, shared: &Arc<NetShared>) -> Result<(), StartError> {
         let begin = Instant::now();
-        let moved = self.queues.regroup()?;
+        let moved = self.state.regroup()?;
         let Restored {
             sessions,
             expired,
@@ -132,14 +112,14 @@ impl OpenedStores {
             retained,
             refused_retained,
             left_retained,
-        } = broker.restore(shared.session_maker(), self.sessions.is_lost(), clock::now())?;
+        } = broker.restore(shared.session_maker(), self.state.has_lost_sessions(), clock::now())?;
         if left_retained > 0 {
             warn!(
                 left_retained,
                 "retained messages beyond limits.retained_messages or retained_bytes are not served"
             );
         }
-        self.queues.begin_expiry(broker.queue_expiry());
+        self.state.begin_expiry(broker.queue_expiry());
         info!(
             sessions,
             expired,

@@ -219,7 +219,7 @@ fn a_full_disk_refuses_new_messages_loses_no_old_one_and_recovers() {
     let mut old = Client::connect(port, Protocol::V4, "old");
     old.publish("away/1", b"refused", QoS::AtLeastOnce, false);
     assert_eq!(old.next(), Got::Closed);
-    until(|| broker.readiness().contains("store: failing: queues"));
+    until(|| broker.readiness().contains("store: failing: state"));
     // A client that needs no disk is served.
     publisher.publish_acked("clean/1", b"x", false);
     assert_eq!(clean.next(), Got::Publish("clean/1".to_owned(), b"x".to_vec()));
@@ -237,7 +237,7 @@ fn a_full_disk_refuses_new_messages_loses_no_old_one_and_recovers() {
         }
         true
     });
-    until(|| !broker.readiness().contains("failing: queues"));
+    until(|| !broker.readiness().contains("failing: state"));
 
     broker.kill();
     broker.start();

@@ -1,4 +1,4 @@
-//! A data directory that an earlier build has left: this one opens it, and whatever it keeps is there.
+//! A data directory that an earlier build has left: this one converts it, and whatever it keeps is there.
 //!
 //! `earlier_build/data.tar.gz` is the directory, and `earlier_build/told.txt` the list that `ctl` gave of it before it was left.
 //! Neither is made anew by a build that changes the format: [`make_the_directory`] is for what is to be kept besides.
@@ -154,6 +154,12 @@ fn unpack(into: &Path) {
     assert!(success, "{output}");
 }
 
+/// What a command of the gateway's binary says, and whether it succeeds.
+fn gateway(args: &[&str], dir: &Path) -> (bool, String) {
+    let mut command = crate::support::command(env!("CARGO_BIN_EXE_mqtt-server"));
+    run(command.args(args).arg(dir), LIMIT)
+}
+
 /// By hand: `cargo test --test gateway make_the_directory -- --ignored`.
 #[test]
 #[ignore = "writes the files that the other test reads"]
@@ -191,6 +197,35 @@ fn make_the_directory() {
 fn all_that_an_earlier_build_kept_is_there() {
     let dir = tempfile::tempdir().expect("a directory");
     unpack(dir.path());
+    let data = dir.path().join("data");
+    // Left out of the archive, and there in any directory.
+    fs::write(data.join("lock"), "").expect("write the lock");
+    for command in [
+        &[
+            "--non-tls",
+            "--addr",
+            "127.0.0.1:0",
+            "--grpc-addr",
+            "127.0.0.1:0",
+            "--http-addr",
+            "127.0.0.1:0",
+            "--data-dir",
+        ][..],
+        &["store", "check"],
+    ] {
+        let (success, refused) = gateway(command, &data);
+        let remedy = format!("mqtt-server store convert {}", data.display());
+        assert!(!success && refused.contains(&remedy), "{command:?}: {refused}");
+    }
+    let (success, converted) = gateway(&["store", "convert"], &data);
+    assert!(
+        success && converted.contains("MiB are free") && converted.contains("before-conversion"),
+        "{converted}"
+    );
+    let (success, checked) = gateway(&["store", "check"], &data);
+    assert!(success && checked.contains("state"), "{checked}");
+    let (success, again) = gateway(&["store", "convert"], &data);
+    assert!(success && again.contains("nothing to convert"), "{again}");
     let server = Server::start_in_environment(dir, &[], CONFIG, &[]);
     let before = fs::read_to_string(root().join(FILES).join("told.txt")).expect("read the list");
     let now = told(&server);

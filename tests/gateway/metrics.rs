@@ -92,10 +92,8 @@ fn every_figure_that_operators_are_promised_is_there_from_the_start() {
         "gateway_latest_write_seconds_sum",
         "gateway_latest_write_seconds_count",
         // sessions, queues and retained messages on disk
-        "gateway_store_healthy{store=\"sessions\"}",
-        "gateway_store_healthy{store=\"queues\"}",
-        "gateway_store_healthy{store=\"retained\"}",
-        "gateway_store_healthy{store=\"publisher\"}",
+        "gateway_store_healthy{store=\"state\"}",
+        "gateway_store_healthy{store=\"records\"}",
         "gateway_store_set_aside",
         "gateway_store_waiting_bytes",
         "gateway_store_queued",

@@ -4,9 +4,9 @@ use std::{fs, path::Path, time::SystemTime};
 
 use crate::client::{Client, Got, hello, will};
 use codec::{Connect, Packet};
-use disk::{DurableOptions, EmbeddedSessions};
+use disk::{EmbeddedState, StateOptions};
 use gateway_core::{Protocol, QoS, QueueId, Timestamp};
-use store::{DataDir, Restore, SessionOp, SessionStore, StoredSession, StoredSubscription};
+use store::{DataDir, Restore, SessionOp, StateStore, StoredSession, StoredSubscription};
 
 use crate::support::{Server, until};
 use mqtt_server::proto::gateway::v1::{GetLatestRequest, state_client::StateClient};
@@ -122,12 +122,12 @@ fn leave_behind(data: &Path, since: Timestamp) {
         fn group(&mut self, _queue: QueueId, _full_name: &str) {}
     }
     let directory = DataDir::open(data).expect("open the data directory");
-    let store = EmbeddedSessions::open(&directory, &DurableOptions::default()).expect("open the sessions");
+    let store = EmbeddedState::open(&directory, &StateOptions::default()).expect("open the sessions");
     let mut found = Found(Vec::new());
-    store.restore(&mut found).expect("read the sessions");
+    store.restore_sessions(&mut found).expect("read the sessions");
     assert!(!found.0.is_empty());
     for session in found.0 {
-        store.submit(SessionOp::Put(Box::new(StoredSession { since: Some(since), ..session }), None));
+        store.submit_session(SessionOp::Put(Box::new(StoredSession { since: Some(since), ..session }), None));
     }
     drop(store);
     fs::write(data.join("clock"), format!("{0} {0}\n", since.0)).expect("write the clock");

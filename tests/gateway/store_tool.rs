@@ -111,7 +111,7 @@ fn a_backup_of_a_running_gateway_has_all_acknowledged_before() {
     let (success, said) = store(&["backup"], &[&data, &copy]);
     assert!(success, "{said}");
     let (success, said) = store(&["check"], &[&copy]);
-    assert!(success && said.contains("queues"), "{said}");
+    assert!(success && said.contains("state"), "{said}");
     let (success, said) = store(&["backup"], &[&data, &copy]);
     assert!(!success && said.contains("not empty"), "{said}");
     let server = restart_on(server, &copy);
@@ -131,7 +131,7 @@ fn check_finds_one_flipped_byte_and_compact_loses_nothing() {
     let (success, said) = store(&["check"], &[&data]);
     assert!(success, "{said}");
 
-    let file = data.join("queues/data.mdb");
+    let file = data.join("state/data.mdb");
     let sound = fs::read(&file).expect("read the queues");
     let mut bytes = sound.clone();
     let body = payload(17);
@@ -151,14 +151,14 @@ fn check_finds_one_flipped_byte_and_compact_loses_nothing() {
 fn a_damaged_store_is_set_aside_and_shown_and_the_rest_starts() {
     let mut server = filled();
     assert!(server.stop());
-    fs::write(server.dir().join("data/queues/data.mdb"), [0x5A; 8192]).expect("damage the queues");
+    fs::write(server.dir().join("data/latest/data.mdb"), [0x5A; 8192]).expect("damage the latest values");
     let server = server.kill_and_restart(&[], "");
     let answer = server.http_get("/readyz").expect("ask for readiness");
     assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    assert!(answer.contains("store: set aside: data/queues/data.mdb.damaged-"), "{answer}");
+    assert!(answer.contains("store: set aside: data/latest/data.mdb.damaged-"), "{answer}");
     assert_eq!(server.metric("gateway_store_set_aside"), 1);
     let page = server.http_get("/metrics").expect("read the metrics");
-    for store in ["sessions", "queues", "retained", "records"] {
+    for store in ["state", "records"] {
         assert!(page.contains(&format!("gateway_store_healthy{{store=\"{store}\"}} 1\n")), "{store}: {page}");
     }
     assert_eq!(retained(&server).len(), 3);
@@ -178,7 +178,7 @@ fn an_imported_export_has_the_same_messages_sessions_and_values() {
     let path = |name: &str| server.dir().join(name);
     let (data, file, new) = (path("data"), path("export.jsonl"), path("new"));
     let (success, said) = store(&["export"], &[&data, &file]);
-    assert!(success && said.contains("queues"), "{said}");
+    assert!(success && said.contains("state"), "{said}");
     let count = |kind| lines(&file, kind);
     assert_eq!((count("session"), count("subscription"), count("retained")), (3, 2, 3));
     // One that is not released. A message is there twice if a commit fell between its two entries.

@@ -411,7 +411,7 @@ async fn a_durable_message_is_on_disk_when_the_call_returns() {
         };
         let answer = setup.publish(durable).await.unwrap();
         assert_eq!((answer.outcome(), answer.queued), (v1::Outcome::Queued, 1));
-        let on_disk = broker.stores().unwrap().queues.summaries().unwrap();
+        let on_disk = broker.stores().unwrap().state.summaries().unwrap();
         assert_eq!(on_disk.iter().map(|queue| queue.messages).sum::<usize>(), number);
     }
 }

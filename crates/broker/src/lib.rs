@@ -41,7 +41,7 @@ mod shared;
 mod slab;
 mod subscriber;
 
-pub use store::{QueueStore, QueueSummary};
+pub use store::{QueueSummary, StateStore};
 
 pub use durable::{DurabilityRules, Stores};
 pub use events::{Event, EventKind, EventOrGap, EventPlace, EventReader};

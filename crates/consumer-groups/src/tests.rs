@@ -106,11 +106,6 @@ impl Fixture {
         Self { log, state, groups }
     }
 
-    /// The records of groups.
-    fn group_state(&self) -> GroupState {
-        GroupState::new(Arc::clone(&self.state) as _)
-    }
-
     async fn create(&self, name: &str) -> GroupId {
         let (info, _) = self.groups.create(definition(name), &GroupStart::Latest).await.expect("a group");
         info.id

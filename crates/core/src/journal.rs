@@ -1,16 +1,28 @@
 //! Changes that sessions ask to be kept on disk. The store writes the changes of each queue in order, and many at once.
 
-use std::sync::Arc;
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering::Relaxed},
+};
 
 use super::{Commit, Feeder, QoS, SharedMessage, Timestamp, commit::Unwritten};
 
-/// A durable queue: that of one session or of one shared group. Never used twice in a data directory.
+/// A durable queue: that of one session or of one shared group. Never used twice in a data directory. The upper 16 bits are the
+/// number of its home, so that queues of several homes never have the same name.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QueueId(pub u64);
 
 impl QueueId {
     /// No queue.
     pub const NONE: Self = Self(0);
+
+    /// The number of the one home that there is.
+    pub const HOME: u16 = 0;
+
+    /// The queue with this number, which has 48 bits, in this home.
+    pub const fn of(home: u16, number: u64) -> Self {
+        Self((home as u64) << 48 | number)
+    }
 }
 
 /// One delivery on its way to the disk, shared by the store and by the session, whose client may acknowledge it first.
@@ -24,8 +36,6 @@ pub struct QueueEntry {
     pub qos: QoS,
     /// RETAIN flag of the delivery.
     pub retain: bool,
-    /// True if the entry may be sent before it is read back, which then sets DUP [MQTT-3.3.1-1].
-    pub sent: bool,
     /// The queue of the shared group that chose this session, or none.
     pub group: QueueId,
     /// Subscription identifiers.
@@ -39,6 +49,7 @@ pub struct QueueEntry {
     cost: u32,
     /// Sender of its message, kept for the same reason.
     feeder: Feeder,
+    sent: AtomicBool,
     message: Unwritten<Arc<SharedMessage>>,
 }
 
@@ -59,13 +70,13 @@ impl QueueEntry {
             seq,
             qos,
             retain: false,
-            sent: false,
             group: QueueId::NONE,
             ids: None,
             expires: message.expires,
             commit,
             cost: u32::try_from(message.cost()).unwrap_or(u32::MAX),
             feeder: Feeder::from(&*message),
+            sent: AtomicBool::new(false),
             message: Unwritten::new(message),
         }
     }
@@ -78,6 +89,17 @@ impl QueueEntry {
     /// The sender of its message.
     pub fn feeder(&self) -> Feeder {
         self.feeder
+    }
+
+    /// Notes that it may be sent before it is read back, which then sets DUP [MQTT-3.3.1-1]. An entry that was written before
+    /// is for [`QueueOp::NoteSent`].
+    pub fn note_sent(&self) {
+        self.sent.store(true, Relaxed);
+    }
+
+    /// Returns whether it may be sent before it is read back.
+    pub fn may_be_sent(&self) -> bool {
+        self.sent.load(Relaxed)
     }
 
     /// The store begins to write it. Returns its message, or `None` if it no longer needs to be written.
@@ -186,14 +208,14 @@ pub enum QueueOp {
         /// The commit that waits.
         commit: Arc<Commit>,
     },
-    /// The client may have begun to receive what is below this place: the next process sends it again, with DUP.
+    /// The client may have begun to receive what is below this place: the next process sends it again, with DUP. Entries that
+    /// are not written yet [say so themselves](QueueEntry::note_sent), so this need not wait for those before it: it is written
+    /// before the record of its session that is submitted next, or with it, and before the queue is read again.
     NoteSent {
         /// The queue.
         queue: QueueId,
         /// One more than the last such place.
         below: u64,
-        /// The commit that waits.
-        commit: Arc<Commit>,
     },
     /// Removes the `count` oldest entries whose place is `from` or later.
     Trim {

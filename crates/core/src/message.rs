@@ -160,8 +160,13 @@ impl<'a> Message<'a> {
         Some(self.commit.get_or_init(|| if self.unit { Commit::of_unit() } else { Commit::new() }))
     }
 
-    /// The part of the commit for a store that knows no units (retained messages, the log of consumer groups), if the
-    /// acknowledgement must wait for it. A unit has a commit of its own for these, which must be done before it is closed.
+    /// The part of the commit for the store that writes units, if the acknowledgement must wait for it.
+    pub fn part(&self) -> Option<Arc<Commit>> {
+        self.commit().map(Commit::part)
+    }
+
+    /// The same for one that knows no units (the log of consumer groups, stored commands, shadows). A unit has a commit of its own
+    /// for these, which must be done before it is closed.
     pub fn plain_part(&self) -> Option<Arc<Commit>> {
         let commit = self.commit()?;
         Some(if self.unit { commit.make_before().part() } else { commit.part() })

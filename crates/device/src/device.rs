@@ -49,7 +49,7 @@ impl DeviceContext {
     /// Returns the environment of a session at `now`; `queue` is its durable queue, if it has one.
     pub(super) fn env(&self, queue: QueueId, now: Timestamp) -> Env<'_> {
         let stores = self.broker.stores().filter(|_| queue != QueueId::NONE);
-        let disk = stores.map(|stores| Disk { journal: &*stores.queues, queue });
+        let disk = stores.map(|stores| Disk { journal: &*stores.state, queue });
         Env { limits: self.broker.limits(), now, budget: &**self.broker.account(), disk }
     }
 }
@@ -386,12 +386,14 @@ impl Session for Device {
         self.slot.lock().out.restore(&left);
     }
 
-    fn note_sent(&self) -> Option<Arc<Commit>> {
+    fn note_sent(&self) {
         if !self.is_durable() {
-            return None;
+            return;
         }
         let mut slot = self.slot.lock();
-        if slot.link.is_some() { None } else { slot.out.note_sent(&self.env(clock::now())) }
+        if slot.link.is_none() {
+            slot.out.note_sent(&self.env(clock::now()));
+        }
     }
 
     fn may_have_sent(&self, place: u64, qos: QoS) -> bool {

@@ -5,12 +5,12 @@ mod support;
 
 use std::{collections::VecDeque, fs, sync::Arc, time::Instant};
 
-use disk::{EmbeddedQueues, QueueOptions};
+use disk::{EmbeddedState, StateOptions};
 use gateway_core::{
     ClientId, Commit, Journal as _, Message, Origin, OriginKind, QoS, QueueEntry, QueueId, QueueOp,
     SharedMessage, Timestamp,
 };
-use store::{DataDir, QueueStore as _};
+use store::{DataDir, StateStore as _};
 use support::Watch;
 
 const QUEUES: u64 = 1000;
@@ -26,7 +26,7 @@ fn message(n: u64) -> Arc<SharedMessage> {
 
 fn main() {
     let dir = tempfile::tempdir_in(".").unwrap();
-    let store = EmbeddedQueues::open(&DataDir::open(dir.path()).unwrap(), &QueueOptions::default()).unwrap();
+    let store = EmbeddedState::open(&DataDir::open(dir.path()).unwrap(), &StateOptions::default()).unwrap();
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     // Number of messages that a publisher may have unacknowledged.
     for window in [20_000, 1_000] {
@@ -85,7 +85,7 @@ fn main() {
     }
 }
 
-async fn drain(store: &EmbeddedQueues, queue: QueueId) -> u64 {
+async fn drain(store: &EmbeddedState, queue: QueueId) -> u64 {
     let (mut from, mut read) = (0, 0);
     loop {
         let loaded = store.load(queue, from, 100, 1 << 20).await.unwrap();

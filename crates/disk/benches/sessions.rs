@@ -5,9 +5,9 @@ mod support;
 
 use std::{fs, path::Path, sync::Arc};
 
-use disk::{DurableOptions, EmbeddedSessions};
+use disk::{EmbeddedState, StateOptions};
 use gateway_core::{ClientId, Commit, Protocol, QoS, QueueId, Timestamp};
-use store::{DataDir, Restore, SessionOp, SessionStore as _, StoredSession, StoredSubscription};
+use store::{DataDir, Restore, SessionOp, StateStore as _, StoredSession, StoredSubscription};
 use support::Watch;
 
 const SESSIONS: u64 = 1_000_000;
@@ -27,8 +27,8 @@ impl Restore for Restored {
     fn group(&mut self, _: QueueId, _: &str) {}
 }
 
-fn open(dir: &Path) -> EmbeddedSessions {
-    EmbeddedSessions::open(&DataDir::open(dir).unwrap(), &DurableOptions::default()).unwrap()
+fn open(dir: &Path) -> EmbeddedState {
+    EmbeddedState::open(&DataDir::open(dir).unwrap(), &StateOptions::default()).unwrap()
 }
 
 fn session(number: u64) -> StoredSession {
@@ -51,7 +51,7 @@ fn main() {
     let store = open(dir.path());
     let watch = Watch::start();
     for number in 1..=SESSIONS {
-        store.submit(SessionOp::Put(Box::new(session(number)), None));
+        store.submit_session(SessionOp::Put(Box::new(session(number)), None));
         let subscription = StoredSubscription {
             filter: format!("devices/{number}/commands/#"),
             qos: QoS::AtLeastOnce,
@@ -60,7 +60,7 @@ fn main() {
             id: Some(2000),
         };
         let commit = Commit::new();
-        store.submit(SessionOp::Subscribe(QueueId(number), subscription, Arc::clone(&commit)));
+        store.submit_session(SessionOp::Subscribe(QueueId(number), subscription, Arc::clone(&commit)));
         // As many at once as a thousand connections send.
         if number % 1000 == 0 {
             while commit.result().is_none() {
@@ -75,7 +75,7 @@ fn main() {
     let watch = Watch::start();
     let store = open(dir.path());
     let mut restored = Restored::default();
-    store.restore(&mut restored).unwrap();
+    store.restore_sessions(&mut restored).unwrap();
     watch.report("restored", SESSIONS);
     assert_eq!((restored.sessions, restored.subscriptions), (SESSIONS, SESSIONS));
 }

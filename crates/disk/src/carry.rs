@@ -19,8 +19,8 @@ use super::{
 };
 use store::sync_directory;
 
-/// Creates an environment in a folder, of this size and with room for so many tables.
-pub(super) type MakeEnvironment = fn(&Path, usize, u32) -> Result<Env<WithoutTls>, heed::Error>;
+/// Creates an environment in a folder, for about so many bytes and so many tables.
+pub(super) type MakeEnvironment = fn(&Path, u64, u32) -> Result<Env<WithoutTls>, heed::Error>;
 
 type Table = Database<Bytes, Bytes>;
 
@@ -135,8 +135,7 @@ fn write(
     let unfinished = unfinished(folder);
     let _ = fs::remove_dir_all(&unfinished);
     fs::create_dir_all(&unfinished)?;
-    let size = fs::metadata(folder.join("data.mdb"))?.len().saturating_mul(2);
-    let size = usize::try_from(size).unwrap_or(usize::MAX).max(1 << 20).next_multiple_of(1 << 16);
+    let size = fs::metadata(folder.join("data.mdb"))?.len();
     let env = make(&unfinished, size, tables.len() as u32 + 1)?;
     if let Some(format) = format {
         let mut txn = env.write_txn()?;

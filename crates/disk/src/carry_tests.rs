@@ -2,7 +2,10 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
-use super::environment::{Environment, EnvironmentOptions, Table};
+use super::{
+    environment::{Environment, EnvironmentOptions},
+    table::Table,
+};
 use store::DataDir;
 
 const PAGE: usize = 4096;
@@ -22,7 +25,7 @@ fn open(dir: &Path) -> (Environment, [Table; 3]) {
     };
     let environment = Environment::open(&DataDir::open(dir).unwrap(), options).unwrap();
     let tables = environment.open_tables(|txn| {
-        let mut table = |name| environment.env.create_database(txn, Some(name));
+        let mut table = |name| environment.table(txn, name);
         Ok([table(TABLES[0])?, table(TABLES[1])?, table(TABLES[2])?])
     });
     (environment, tables.unwrap())

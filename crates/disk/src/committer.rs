@@ -9,11 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use heed::RwTxn;
 use parking_lot::{Condvar, Mutex};
 
 use super::environment::Environment;
-use crate::counters::count;
+use crate::{counters::count, table::WriteTxn};
 use store::{StoreError, StoreHealth};
 
 /// First pause after a failed commit; it doubles up to [`LONGEST_PAUSE`].
@@ -45,7 +44,7 @@ pub(super) trait EnvironmentWriter: Send + 'static {
     /// Chooses what goes into the next transaction. False if there is nothing to write now.
     fn plan(&mut self) -> bool;
     /// Writes what was chosen. Called again, on the state before, if the map had to grow.
-    fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error>;
+    fn apply(&mut self, txn: &mut WriteTxn<'_>) -> Result<(), heed::Error>;
     /// Returns whether the chosen operations add to the stored records, so that they must not use the room kept for removals.
     fn adds(&self) -> bool;
     /// Hears that the chosen operations are durable.
@@ -238,7 +237,11 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
             self.look();
             self.work.accept(&mut self.spare);
             if self.work.plan() {
-                self.commit();
+                let added = self.work.adds();
+                // A full disk refuses what adds. What is left removes, and must not wait for the next that adds.
+                if !self.commit() && added && self.environment.is_low() && self.work.plan() {
+                    self.commit();
+                }
             }
             if closing && (self.pause.is_some() || !self.work.more()) {
                 return self.work.close();
@@ -279,7 +282,8 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
         state.closing
     }
 
-    fn commit(&mut self) {
+    /// Writes what was chosen; returns whether that is durable.
+    fn commit(&mut self) -> bool {
         let begun = now();
         let (environment, work) = (&self.environment, &mut self.work);
         let result = match work.adds() {
@@ -299,6 +303,7 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                     self.recovered();
                 }
                 self.work.committed();
+                true
             }
             Err(error) => {
                 count(|c| c.store_commit_errors.add(1));
@@ -308,6 +313,7 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                 let pause = self.pause.map_or(FIRST_PAUSE, |(pause, _)| (pause * 2).min(LONGEST_PAUSE));
                 self.pause = Some((pause, now() + pause));
                 self.work.failed();
+                false
             }
         }
     }

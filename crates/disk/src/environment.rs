@@ -14,21 +14,20 @@ use std::{
     time::{Duration, Instant},
 };
 
-use heed::{Database, Env, MdbError, RoTxn, RwTxn, WithoutTls, types::Bytes};
+use heed::{Env, MdbError, RoTxn, WithoutTls};
 use parking_lot::{Mutex, RwLock};
 
 use super::{
-    marker,
+    format, marker,
     open::{self, FoundDamage},
     reserve::{RESERVE, Reserve},
+    table::{Redo, Table, WriteTxn},
 };
 use store::{DataDir, StoreError};
 
-/// A table of an environment.
-pub(super) type Table = Database<Bytes, Bytes>;
-
-/// Called in the writing thread before every commit; an error fails that commit. For tests of failing and slow disks.
-pub type CommitHook = Arc<dyn Fn() -> io::Result<()> + Send + Sync>;
+/// Called in the writing thread before every commit, with its changes; an error fails that commit. For tests of failing and slow
+/// disks.
+pub type CommitHook = Arc<dyn Fn(&Redo) -> io::Result<()> + Send + Sync>;
 
 /// Between two looks for readers that were killed: their snapshots would keep pages from being used again.
 const STALE_READERS: Duration = Duration::from_secs(60);
@@ -123,6 +122,13 @@ impl Environment {
         self.name
     }
 
+    /// Opens a table, and makes it if it is not there.
+    pub(super) fn table(&self, txn: &mut WriteTxn<'_>, name: &str) -> Result<Table, heed::Error> {
+        let place = format::tables(self.name).position(|table| table == name);
+        let number = place.and_then(|place| u8::try_from(place).ok()).unwrap_or(u8::MAX);
+        Table::create(&self.env, txn, name, number)
+    }
+
     /// Runs `read` in a read transaction, with no growth of the map meanwhile. Keep it under 100 ms.
     pub(super) fn reading<T>(
         &self,
@@ -138,7 +144,7 @@ impl Environment {
     /// to grow. It may use what is kept for removals.
     pub(super) fn writing<T>(
         &self,
-        write: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
+        write: impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
         self.commit(&mut self.writing.lock(), self.max_map_size, write)
     }
@@ -146,7 +152,7 @@ impl Environment {
     /// As [`Self::writing`], for what adds: fails when only the room for removals is left.
     pub(super) fn adding<T>(
         &self,
-        write: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
+        write: impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
         self.usable()?;
         let mut upkeep = self.writing.lock();
@@ -278,7 +284,7 @@ impl Environment {
         &self,
         upkeep: &mut Upkeep,
         max: usize,
-        mut write: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
+        mut write: impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
         self.usable()?;
         self.tend(upkeep);
@@ -337,12 +343,12 @@ impl Environment {
 
     fn attempt<T>(
         &self,
-        write: &mut impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
+        write: &mut impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
-        let mut txn = self.env.write_txn()?;
+        let mut txn = WriteTxn::new(&self.env, self.hook.is_some())?;
         let value = write(&mut txn)?;
-        if let Some(hook) = &self.hook {
-            hook().map_err(heed::Error::Io)?;
+        if let (Some(hook), Some(redo)) = (&self.hook, txn.redo()) {
+            hook(redo).map_err(heed::Error::Io)?;
         }
         txn.commit()?;
         Ok(value)
@@ -461,8 +467,7 @@ mod tests {
             file.set_len(8192).unwrap();
         };
         let environment = environment(dir.path());
-        let table: Table =
-            environment.writing(|txn| environment.env.create_database(txn, Some("table"))).unwrap();
+        let table: Table = environment.writing(|txn| environment.table(txn, "table")).unwrap();
         environment.writing(|txn| (0..100).try_for_each(|n| table.put(txn, &[n], &[1; 2000]))).unwrap();
         cut();
         let read = environment.reading(|txn| Ok(table.iter(txn)?.count()));
@@ -481,8 +486,7 @@ mod tests {
     fn what_is_read_bit_by_bit_does_not_stay_in_memory() {
         let dir = tempfile::tempdir().unwrap();
         let environment = environment(dir.path());
-        let table: Table =
-            environment.writing(|txn| environment.env.create_database(txn, Some("table"))).unwrap();
+        let table: Table = environment.writing(|txn| environment.table(txn, "table")).unwrap();
         let value = vec![1; 1 << 20];
         environment.writing(|txn| (0..100_u8).try_for_each(|key| table.put(txn, &[key], &value))).unwrap();
         let path = dir.path().join("test/data.mdb");
@@ -507,8 +511,7 @@ mod tests {
     fn a_file_that_is_mostly_free_does_not_stay_in_memory() {
         let dir = tempfile::tempdir().unwrap();
         let environment = environment(dir.path());
-        let table: Table =
-            environment.writing(|txn| environment.env.create_database(txn, Some("table"))).unwrap();
+        let table: Table = environment.writing(|txn| environment.table(txn, "table")).unwrap();
         let value = vec![1; 1 << 20];
         let keys = || (0..80_u8).map(|n| [n]);
         let fill = |keys: Vec<[u8; 1]>| {

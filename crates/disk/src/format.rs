@@ -10,14 +10,31 @@ const FORMAT: &[u8] = b"format";
 /// Key of the CRC-32 of these records: damage must not pass for a newer format, which would be refused.
 pub(super) const SUM: &[u8] = b"sum";
 
+/// Key of the [position](NO_POSITION).
+pub(super) const POSITION: &[u8] = b"position";
+
+/// The environment's place in the ledger of a cluster: epoch and number of the last record that is in it, and that record's checksum.
+/// Outside a cluster there is none.
+const NO_POSITION: [u8; 20] = [0; 20];
+
 /// No format is so high; without a sum, as older versions left it, this is damage.
 const IMPOSSIBLE: u32 = 1000;
 
 /// Rewrites what is there from one format to the next.
 pub(super) type FormatUpgrade = fn(&Env<WithoutTls>, &mut RwTxn<'_>) -> Result<(), heed::Error>;
 
-/// The tables of the store of queues, in the order of `QueueTables`.
+/// The tables of queues, in the order of `QueueTables`.
 pub(super) const QUEUE_TABLES: [&str; 5] = ["bodies", "refs", "entries", "received", "expiry"];
+/// The tables of sessions, in the order of `SessionTables`.
+pub(super) const SESSION_TABLES: [&str; 3] = ["sessions", "subscriptions", "shared_groups"];
+/// The table of retained messages.
+pub(super) const RETAINED_TABLE: &str = "retained";
+
+/// The tables of the state of sessions.
+pub(super) const STATE_TABLES: [&str; 9] = {
+    let ([a, b, c, d, e], [f, g, h]) = (QUEUE_TABLES, SESSION_TABLES);
+    [a, b, c, d, e, f, g, h, RETAINED_TABLE]
+};
 
 /// Tables that mean nothing without each other.
 type Part = &'static [&'static str];
@@ -27,9 +44,17 @@ type StoreFormat = (&'static str, &'static [Part], &'static [FormatUpgrade]);
 
 const STORES: &[StoreFormat] = &[
     ("latest", &[&["latest", "newest"]], &[]),
-    ("sessions", &[&["sessions", "subscriptions"], &["groups"]], &[]),
-    ("queues", &[&["bodies", "refs", "entries", "expiry"], &["received"]], &[]),
-    ("retained", &[&["retained"]], &[]),
+    (
+        "state",
+        &[
+            &["bodies", "refs", "entries", "expiry"],
+            &["received"],
+            &["sessions", "subscriptions"],
+            &["shared_groups"],
+            &["retained"],
+        ],
+        &[],
+    ),
     ("records", &[&["answers"], &["scheduled"], &["commands"], &["groups"], &["shadows"]], &[]),
 ];
 
@@ -43,9 +68,14 @@ pub(super) fn parts(store: &str) -> &'static [Part] {
     STORES.iter().find(|(name, ..)| *name == store).map_or(&[], |(_, parts, _)| *parts)
 }
 
+/// The tables of all parts.
+pub(super) fn tables(store: &str) -> impl Iterator<Item = &'static str> {
+    parts(store).iter().copied().flatten().copied()
+}
+
 /// Facts that the file of a store is expected to have.
 pub(super) fn layout(store: &str) -> Layout<'static> {
-    Layout { tables: parts(store).concat(), note: META, is_sound }
+    Layout { tables: tables(store).collect(), note: META, is_sound }
 }
 
 /// Returns whether the records of the format are as they were written.
@@ -58,10 +88,11 @@ fn is_sound(records: &[Entry]) -> bool {
     }
 }
 
-/// The records of the format.
-pub(super) fn note(format: u32) -> [(&'static [u8], [u8; 4]); 2] {
+/// The records of the format, and a position for an environment that has none.
+pub(super) fn note(format: u32) -> [(&'static [u8], Vec<u8>); 3] {
     let format = format.to_le_bytes();
-    [(FORMAT, format), (SUM, crc32fast::hash(&format).to_le_bytes())]
+    let sum = crc32fast::hash(&format).to_le_bytes();
+    [(FORMAT, format.into()), (SUM, sum.into()), (POSITION, NO_POSITION.into())]
 }
 
 /// The format after all upgrades.

@@ -8,8 +8,9 @@
 //! committer waiting pending        one writer thread per environment, group commit
 //! readers                          reads on the blocking pool
 //! fields keys message record       records and their keys
-//! latest sessions queues retained records   tables and writers; `queues` has readers of its own
+//! state records latest             tables and writers; `state` has readers of its own
 //! log                              log of consumer groups in segment files
+//! earlier                          directories of earlier versions
 //! tool                             check, compact, back up, export, import
 //! ```
 
@@ -18,6 +19,9 @@ mod carry;
 mod carry_tests;
 mod committer;
 pub mod counters;
+#[cfg(test)]
+mod damage_tests;
+mod earlier;
 mod environment;
 mod fields;
 mod format;
@@ -29,13 +33,12 @@ mod message;
 mod open;
 mod options;
 mod pending;
-mod queues;
 mod readers;
 mod record;
 mod records;
 mod reserve;
-mod retained;
-mod sessions;
+mod state;
+mod table;
 pub mod tool;
 mod upgrades;
 #[cfg(test)]
@@ -50,10 +53,9 @@ pub use log::{EmbeddedLog, LogHook, LogMemory, LogOptions, LogStep};
 #[cfg(any(test, feature = "fuzz"))]
 pub use log::{fuzz_log, fuzz_log_frame};
 pub use options::DurableOptions;
-pub use queues::{EmbeddedQueues, QueueGauges, QueueOptions};
 pub use records::{EmbeddedRecords, RecordOptions};
-pub use retained::EmbeddedRetained;
-pub use sessions::EmbeddedSessions;
+pub use state::{EmbeddedState, QueueGauges, StateOptions};
+pub use table::Redo;
 
 fn closed() -> StoreError {
     StoreError::Unavailable("the store is closed".to_owned())

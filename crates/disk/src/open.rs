@@ -93,7 +93,7 @@ fn set_aside(folder: &Path, name: &str, reason: &str) -> io::Result<FoundDamage>
             tracing::info!(store = name, done, total, "reading what is whole of a damaged store");
         }
     };
-    let found = carry::carry_over(folder, name, map, &mut progress).map_err(|error| {
+    let found = carry::carry_over(folder, name, create, &mut progress).map_err(|error| {
         let text = format!(
             "it is damaged ({reason}), and what is whole of it cannot be written to a new file: {error}; \
              make room, or move its file data.mdb away to begin with an empty store"
@@ -159,6 +159,12 @@ fn now() -> Instant {
 pub(super) fn is_damage(error: &heed::Error) -> bool {
     use MdbError::{Corrupted, Invalid, PageNotFound, VersionMismatch};
     matches!(error, heed::Error::Mdb(Corrupted | Invalid | PageNotFound | VersionMismatch))
+}
+
+/// Creates an environment in `path` for about so many bytes, or opens it.
+pub(super) fn create(path: &Path, bytes: u64, databases: u32) -> Result<Env<WithoutTls>, heed::Error> {
+    let size = usize::try_from(bytes.saturating_mul(2)).unwrap_or(usize::MAX).max(1 << 20);
+    map(path, size.next_multiple_of(1 << 16), databases)
 }
 
 fn map(path: &Path, map_size: usize, databases: u32) -> Result<Env<WithoutTls>, heed::Error> {

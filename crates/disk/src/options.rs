@@ -1,4 +1,4 @@
-//! Setup of the stores of sessions and of retained messages.
+//! Setup of a small store.
 
 use std::fmt;
 

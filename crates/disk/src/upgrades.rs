@@ -1,12 +1,13 @@
 //! Upgrades of an environment to the newest format. All steps that are missing, and the note of the new format, are one
 //! transaction: a crash leaves the old format or the new one.
 
-use heed::{Env, RwTxn, WithoutTls, types::Bytes};
+use heed::{Env, WithoutTls, types::Bytes};
 
 use super::{
-    environment::{Environment, Table},
-    format::{FormatUpgrade, META, SUM, found, newest, note, refusal, upgrades},
+    environment::Environment,
+    format::{FormatUpgrade, META, POSITION, SUM, found, newest, note, refusal, upgrades},
     marker,
+    table::WriteTxn,
 };
 use store::StoreError;
 
@@ -17,7 +18,7 @@ impl Environment {
     /// [`StoreError::Format`] if it has a newer one; nothing is changed then, nor if a step fails.
     pub(super) fn open_tables<T>(
         &self,
-        create: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
+        create: impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, StoreError> {
         self.upgrade(upgrades(self.name()), create)
     }
@@ -25,7 +26,7 @@ impl Environment {
     fn upgrade<T>(
         &self,
         upgrades: &[FormatUpgrade],
-        mut create: impl FnMut(&mut RwTxn<'_>) -> Result<T, heed::Error>,
+        mut create: impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, StoreError> {
         let newest = newest(upgrades);
         let found = self.reading(|txn| found(&self.env, txn))?;
@@ -35,9 +36,9 @@ impl Environment {
         let missing = found.map_or(&[][..], |found| &upgrades[(found.max(1) - 1) as usize..]);
         let opened = self.writing(|txn| {
             for upgrade in missing {
-                upgrade(&self.env, txn)?;
+                upgrade(&self.env, txn.bare())?;
             }
-            if found != Some(newest) || !has_sum(&self.env, txn)? {
+            if found != Some(newest) || !is_complete(&self.env, txn)? {
                 self.set_format(txn, newest)?;
             }
             create(txn)
@@ -50,27 +51,32 @@ impl Environment {
         Ok(opened)
     }
 
-    /// Records the format.
-    pub(super) fn set_format(&self, txn: &mut RwTxn<'_>, format: u32) -> Result<(), heed::Error> {
-        let meta: Table = self.env.create_database(txn, Some(META))?;
-        note(format).iter().try_for_each(|(key, value)| meta.put(txn, key, value))
+    /// Records the format, and a position if there is none.
+    pub(super) fn set_format(&self, txn: &mut WriteTxn<'_>, format: u32) -> Result<(), heed::Error> {
+        let meta = self.table(txn, META)?;
+        for (key, value) in note(format) {
+            if key != POSITION || meta.get(txn, key)?.is_none() {
+                meta.put(txn, key, &value)?;
+            }
+        }
+        Ok(())
     }
 }
 
-/// Returns whether the format has its sum: versions before the first release wrote none.
-fn has_sum(env: &Env<WithoutTls>, txn: &RwTxn<'_>) -> Result<bool, heed::Error> {
+/// Returns whether the note has all its records: versions before the first release wrote no sum, and later ones no position.
+fn is_complete(env: &Env<WithoutTls>, txn: &WriteTxn<'_>) -> Result<bool, heed::Error> {
     let Some(meta) = env.open_database::<Bytes, Bytes>(txn, Some(META))? else { return Ok(false) };
-    Ok(meta.get(txn, SUM)?.is_some())
+    Ok(meta.get(txn, SUM)?.is_some() && meta.get(txn, POSITION)?.is_some())
 }
 
 #[cfg(test)]
 mod tests {
     use std::path::Path;
 
-    use heed::RoTxn;
+    use heed::{Database, RoTxn, RwTxn};
 
     use super::*;
-    use crate::environment::EnvironmentOptions;
+    use crate::{environment::EnvironmentOptions, table::Table};
     use store::DataDir;
 
     fn environment(dir: &Path) -> Environment {
@@ -86,10 +92,10 @@ mod tests {
 
     /// The table as this process has it; one is made in an empty environment.
     fn open(environment: &Environment, upgrades: &[FormatUpgrade]) -> Result<Table, StoreError> {
-        environment.upgrade(upgrades, |txn| environment.env.create_database(txn, Some("t")))
+        environment.upgrade(upgrades, |txn| environment.table(txn, "t"))
     }
 
-    fn table(env: &Env<WithoutTls>, txn: &RwTxn<'_>) -> Table {
+    fn table(env: &Env<WithoutTls>, txn: &RwTxn<'_>) -> Database<Bytes, Bytes> {
         env.open_database(txn, Some("t")).unwrap().unwrap()
     }
 
@@ -127,7 +133,7 @@ mod tests {
         {
             let environment = environment(dir.path());
             let table = open(&environment, &[]).unwrap();
-            let fill = |txn: &mut RwTxn<'_>| (0..20_u8).try_for_each(|n| table.put(txn, &[n], &[n; 1500]));
+            let fill = |txn: &mut WriteTxn<'_>| (0..20_u8).try_for_each(|n| table.put(txn, &[n], &[n; 1500]));
             environment.writing(fill).unwrap();
             assert_eq!(contents(&environment, table), (Some(1), 20, 1500));
         }

@@ -1,18 +1,18 @@
 //! Damaged files: whatever bytes are flipped, what passes is safe for LMDB to read and to write, and what LMDB wrote
 //! always passes.
 
-use std::{fs, path::Path};
+use std::{fs, ops::Bound, path::Path};
 
-use heed::types::Bytes;
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 
 use lmdb_0_9_pages::{Look, Terms, look, verify};
 
 use super::{
-    environment::{Environment, EnvironmentOptions, Table},
+    environment::{Environment, EnvironmentOptions},
     format,
     marker::{self, ShutdownState},
+    table::Table,
 };
 use store::{DataDir, StoreError, Verify};
 
@@ -43,8 +43,8 @@ fn open_as(dir: &Path, verify: Verify) -> Result<(Environment, Table, Table), St
     };
     let environment = Environment::open(&DataDir::open_with(dir, verify)?, options)?;
     let (one, other) = environment.open_tables(|txn| {
-        let one = environment.env.create_database(txn, Some("latest"))?;
-        Ok((one, environment.env.create_database(txn, Some("newest"))?))
+        let one = environment.table(txn, "latest")?;
+        Ok((one, environment.table(txn, "newest")?))
     })?;
     Ok((environment, one, other))
 }
@@ -99,7 +99,9 @@ fn whatever_lmdb_wrote_is_sound() {
                 assert_eq!(verified(&file), Look::Sound, "seed {seed}");
             }
             if below(&mut rng, 2) == 0 {
-                environment.writing(|txn| one.clear(txn)).unwrap();
+                environment
+                    .writing(|txn| one.delete_range(txn, &(Bound::Unbounded, Bound::Unbounded)))
+                    .unwrap();
                 assert_eq!(verified(&file), Look::Sound, "seed {seed}, one table is empty");
             }
         }
@@ -187,7 +189,7 @@ fn a_changed_table_name_is_damage_and_a_table_more_or_less_is_not() {
     assert!(matches!(verified(&file), Look::Damaged(reason) if reason.contains("name")));
     let (environment, ..) = open(dir.path()).unwrap();
     assert!(environment.set_aside().is_some());
-    environment.writing(|txn| environment.env.create_database::<Bytes, Bytes>(txn, Some("t")).map(drop)).ok();
+    environment.writing(|txn| environment.table(txn, "t").map(drop)).ok();
 }
 
 #[test]

@@ -5,14 +5,14 @@ use std::{
     mem,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::Relaxed},
+        atomic::{AtomicU64, AtomicUsize, Ordering::Relaxed},
     },
 };
 
 use gateway_core::{Commit, Feeder, SharedMessage, Shares};
-use heed::RwTxn;
 
 use super::committer::{EnvironmentWriter, Inbox};
+use crate::table::WriteTxn;
 
 /// The last change of each key, in the order of keys.
 pub(super) trait Changes: Default + Send + 'static {
@@ -42,12 +42,22 @@ pub(super) trait Changes: Default + Send + 'static {
     fn apply(
         &self,
         tables: &mut Self::Tables,
-        txn: &mut RwTxn<'_>,
+        txn: &mut WriteTxn<'_>,
         buffer: &mut Vec<u8>,
     ) -> Result<(), heed::Error>;
 
     /// The transaction of the last `apply` is durable.
     fn committed(_tables: &Self::Tables) {}
+
+    /// Drops what was written. Commits that wait for it without being in the tally are added to `done`.
+    fn clear(&mut self, _done: &mut Vec<Arc<Commit>>) {
+        *self = Self::default();
+    }
+
+    /// Takes commits out that wait for what could not be written, without being in the tally; with `all`, for anything.
+    fn refused(&mut self, _all: bool) -> Vec<Arc<Commit>> {
+        Vec::new()
+    }
 }
 
 /// Weight of the changes, and the commits that wait for them.
@@ -56,6 +66,8 @@ pub(super) struct Tally {
     /// Bytes that the values here count for.
     pub(super) bytes: usize,
     operations: usize,
+    /// Number of the next change that asks for one.
+    next_number: Arc<AtomicU64>,
     /// Bytes of values that the writer has taken.
     in_hand: Arc<AtomicUsize>,
     limit: usize,
@@ -80,6 +92,11 @@ impl Tally {
         }
     }
 
+    /// A number for a change, larger than those of earlier ones.
+    pub(super) fn number(&self) -> u64 {
+        self.next_number.fetch_add(1, Relaxed)
+    }
+
     pub(super) fn is_full(&self) -> bool {
         self.bytes + self.in_hand.load(Relaxed) > self.limit
     }
@@ -95,11 +112,12 @@ impl<C: Changes> WaitingChanges<C> {
     /// The writer's and its two inboxes, all empty. They are full with more than `limit` bytes in an inbox and in the
     /// writer's together.
     pub(super) fn three(limit: usize) -> (Self, [Self; 2]) {
-        let in_hand = Arc::default();
+        let (in_hand, next_number) = (Arc::default(), Arc::new(AtomicU64::new(1)));
         let tally = || Tally {
             commits: Vec::new(),
             bytes: 0,
             operations: 0,
+            next_number: Arc::clone(&next_number),
             in_hand: Arc::clone(&in_hand),
             limit,
             shares: Shares::new(limit),
@@ -135,6 +153,11 @@ impl<C: Changes> WaitingWork<C> {
         Self { tables, batch, buffer: Vec::new() }
     }
 
+    /// The changes with the writer.
+    pub(super) fn changes(&mut self) -> &mut C {
+        &mut self.batch.changes
+    }
+
     fn note_bytes(&self) {
         self.batch.tally.in_hand.store(self.batch.changes.bytes(), Relaxed);
     }
@@ -155,7 +178,7 @@ impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
         self.more()
     }
 
-    fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error> {
+    fn apply(&mut self, txn: &mut WriteTxn<'_>) -> Result<(), heed::Error> {
         self.batch.changes.apply(&mut self.tables, txn, &mut self.buffer)
     }
 
@@ -165,16 +188,19 @@ impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
     }
 
     fn committed(&mut self) {
+        let WaitingChanges { changes, tally } = &mut self.batch;
         C::committed(&self.tables);
-        self.batch.changes = C::default();
-        self.batch.tally.in_hand.store(0, Relaxed);
+        changes.clear(&mut tally.commits);
+        self.note_bytes();
         for commit in self.batch.tally.commits.drain(..) {
             commit.done();
         }
     }
 
     fn failed(&mut self) {
-        self.batch.changes.fail();
+        let WaitingChanges { changes, tally } = &mut self.batch;
+        changes.fail();
+        tally.commits.extend(changes.refused(false));
         self.note_bytes();
         for commit in self.batch.tally.commits.drain(..) {
             commit.refuse();
@@ -186,6 +212,8 @@ impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
     }
 
     fn close(&mut self) {
+        let WaitingChanges { changes, tally } = &mut self.batch;
+        tally.commits.extend(changes.refused(true));
         self.failed();
     }
 }

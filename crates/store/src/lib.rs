@@ -4,7 +4,7 @@
 //! Latest values and history reach theirs through the write-behind of `values`. Nothing here knows the protocol.
 //!
 //! ```text
-//! sessions queues retained       traits: who there is, what waits for whom, what topics keep
+//! state sessions queues          trait: who there is, what waits for whom, what topics keep
 //! latest history page            traits: latest values, every message of some topics; pages of both
 //! records                        trait: small records with conditions, of idempotency keys, commands, consumer groups, shadows
 //! shadows shadow_records         trait: documents of device shadows; over a store of records
@@ -27,11 +27,11 @@ mod memory;
 mod page;
 mod queues;
 mod records;
-mod retained;
 mod server_id;
 mod sessions;
 mod shadow_records;
 mod shadows;
+mod state;
 #[cfg(any(test, feature = "test-util"))]
 pub mod suite;
 mod versions;
@@ -54,18 +54,21 @@ pub use log::{
 };
 pub use memory::NoRecords;
 #[cfg(any(test, feature = "test-util"))]
-pub use memory::{MemoryHistory, MemoryLatest, MemoryLog, MemoryLogOptions, MemoryRecords};
+pub use memory::{
+    MemoryHistory, MemoryLatest, MemoryLog, MemoryLogOptions, MemoryRecords, MemoryState, StateContents,
+    StateFaults,
+};
 pub use page::{PAGE_BYTES, PageBuilder, PageToken, Selection};
-pub use queues::{Expiry, Loaded, QueueStore, QueueSummary, StoreHealth};
+pub use queues::{Expiry, Loaded, QueueSummary};
 pub use records::{
     DAMAGED_VERSION, Expect, MAX_RECORD_KEY, Record, RecordChange, RecordFence, RecordKind, RecordOutcome,
     RecordRange, RecordStore, RecordWaiter, RecordWrite,
 };
-pub use retained::{LoadedRetained, RetainedStore};
 pub use server_id::server_id;
-pub use sessions::{Restore, SessionOp, SessionStore, StoredSession, StoredSubscription, StoredWill};
+pub use sessions::{Restore, SessionOp, StoredSession, StoredSubscription, StoredWill};
 pub use shadow_records::{RecordShadows, is_deleted_shadow, shadow_change, shadow_record};
 pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};
+pub use state::{LoadedRetained, StateStore, StoreHealth};
 pub use versions::{VersionClock, VersionMark, version_offset};
 
 /// A boxed future, as store traits return.

@@ -1,8 +1,6 @@
 //! Durable queues: what waits for sessions and shared groups, and which QoS 2 messages came in.
 
-use gateway_core::{Journal, Message, NoRoom, QoS, QueueId, StoredEntry};
-
-use super::{BoxFuture, StoreError};
+use gateway_core::{QoS, QueueId, StoredEntry};
 
 /// Facts known of one queue without reading its messages.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -39,18 +37,6 @@ pub struct Loaded {
     pub damaged: usize,
 }
 
-/// The health of a store.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum StoreHealth {
-    /// Takes and keeps what it is given.
-    #[default]
-    Sound,
-    /// The last commit failed (disk full, I/O error); it tries again with every commit.
-    Failing,
-    /// Its file is damaged: it takes and gives nothing until the next start, which sets the file aside.
-    Damaged,
-}
-
 /// Decides about entries that expire, and hears of those that are gone. Called on a thread of the store, so it must not
 /// wait for the store.
 pub trait Expiry: Send + Sync {
@@ -60,32 +46,4 @@ pub trait Expiry: Send + Sync {
 
     /// This many entries and bytes of a queue expired and were removed.
     fn expired(&self, queue: QueueId, messages: usize, bytes: u64);
-}
-
-/// Keeps queues.
-pub trait QueueStore: Journal {
-    /// Reads entries from place `from` on, after everything submitted before this call: at most `messages` and, beyond
-    /// the first entry, `bytes`. Cancel safe.
-    fn load(
-        &self,
-        queue: QueueId,
-        from: u64,
-        messages: usize,
-        bytes: usize,
-    ) -> BoxFuture<'static, Result<Loaded, StoreError>>;
-
-    /// All queues with entries or received identifiers, in order. For the start: blocks on the disk, reads no message.
-    fn summaries(&self) -> Result<Vec<QueueSummary>, StoreError>;
-
-    /// Returns whether there is room for another message, in memory and, as far as known, on disk.
-    fn accepts(&self) -> bool;
-
-    /// As [`Self::accepts`], for this message: while room is short, its sender may hold no more than its share.
-    ///
-    /// # Errors
-    /// The reason why not.
-    fn admit(&self, message: &Message<'_>) -> Result<(), NoRoom>;
-
-    /// Its health.
-    fn health(&self) -> StoreHealth;
 }

@@ -4,8 +4,6 @@ use std::sync::Arc;
 
 use gateway_core::{ClientId, Commit, Protocol, QoS, QueueId, SharedMessage, Timestamp};
 
-use super::{StoreError, StoreHealth};
-
 /// A session without its subscriptions.
 #[derive(Debug, Clone)]
 pub struct StoredSession {
@@ -83,22 +81,4 @@ pub trait Restore {
     fn session(&mut self, session: StoredSession, subscriptions: Vec<StoredSubscription>);
     /// A shared group's queue.
     fn group(&mut self, queue: QueueId, full_name: &str);
-}
-
-/// Keeps sessions.
-pub trait SessionStore: Send + Sync {
-    /// Submits a change without blocking. Changes are written in the order of the calls.
-    fn submit(&self, op: SessionOp);
-
-    /// Reads everything, in order of number. For the start: blocks on the disk. If two records have one client id, the
-    /// one with the lower number is removed and not given, unless it has a will, which may not be published yet: then
-    /// it is given without its subscriptions.
-    fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError>;
-
-    /// Returns whether the store takes another session, as far as is known. While it does not, beginning a session and refusing
-    /// it would leave behind a removal that waits for the disk.
-    fn accepts(&self) -> bool;
-
-    /// Its health.
-    fn health(&self) -> StoreHealth;
 }

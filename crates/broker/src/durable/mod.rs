@@ -17,7 +17,7 @@ use gateway_core::{
 };
 use hashbrown::HashMap;
 use parking_lot::Mutex;
-use store::{Loaded, QueueStore, RetainedStore, SessionOp, SessionStore, StoreError, StoredSession};
+use store::{Loaded, SessionOp, StateStore, StoreError, StoredSession};
 use tokio::runtime::Handle;
 
 use self::owners::Owners;
@@ -28,15 +28,11 @@ pub(crate) use moves::Stalled;
 /// Messages read from one queue at once.
 const READ_MESSAGES: usize = 512;
 
-/// The stores of what outlives the process.
+/// The store of what outlives the process.
 #[derive(Clone)]
 pub struct Stores {
-    /// Sessions and subscriptions.
-    pub sessions: Arc<dyn SessionStore>,
-    /// Messages that wait.
-    pub queues: Arc<dyn QueueStore>,
-    /// Retained messages.
-    pub retained: Arc<dyn RetainedStore>,
+    /// Sessions, messages that wait, and retained messages.
+    pub state: Arc<dyn StateStore>,
     /// Runs what is read for no task in particular; nothing once it has ended.
     pub runtime: Handle,
 }
@@ -103,25 +99,23 @@ impl<'a> Storage<'a> {
 impl Stores {
     /// Waits until everything submitted before is on disk, or was refused. Cancel safe.
     pub async fn flush(&self) {
-        // Sessions come last: a will leaves its session's record only once it is safe elsewhere.
         self.flush_queues().await;
-        let sessions = Commit::new();
-        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(Arc::clone(&sessions))));
+        // A will leaves its session's record only once it is safe elsewhere, which may have been just now.
         let _ = self.flush_retained().await;
-        let _ = sessions.wait().await;
     }
 
     /// Waits until all changes of queues are on disk, or were refused. Cancel safe.
     pub async fn flush_queues(&self) {
         // A read is answered after everything submitted before it, even of a queue that does not exist.
-        let _ = self.queues.load(QueueId::NONE, 0, 1, 1).await;
+        let _ = self.state.load(QueueId::NONE, 0, 1, 1).await;
     }
 
-    /// Waits until all changes of retained messages are on disk. Cancel safe.
+    /// Waits until all changes of sessions and retained messages are on disk. Cancel safe.
     pub async fn flush_retained(&self) -> Result<(), CommitRefused> {
         let commit = Commit::new();
         // No topic is empty [MQTT-4.7.3-1], so this clears nothing.
-        self.retained.clear(Arc::from(""), Some(Arc::clone(&commit)));
+        self.state.clear_retained(Arc::from(""), Some(Arc::clone(&commit)));
+        self.state.hurry();
         commit.wait().await
     }
 }
@@ -130,7 +124,7 @@ impl Durable {
     pub(crate) fn new(stores: Stores, non_broker: bool, answers: Weak<dyn StoreAnswers>) -> Self {
         Self {
             stores,
-            last: AtomicU64::new(0),
+            last: AtomicU64::new(QueueId::of(QueueId::HOME, 0).0),
             owners: Mutex::default(),
             groups: Mutex::default(),
             stalled: Mutex::default(),
@@ -139,23 +133,15 @@ impl Durable {
         }
     }
 
-    pub(crate) fn queues(&self) -> &dyn QueueStore {
-        &*self.stores.queues
-    }
-
-    pub(crate) fn sessions(&self) -> &dyn SessionStore {
-        &*self.stores.sessions
-    }
-
-    pub(crate) fn retained(&self) -> &Arc<dyn RetainedStore> {
-        &self.stores.retained
+    pub(crate) fn state(&self) -> &dyn StateStore {
+        &*self.stores.state
     }
 
     /// Asks the store to hurry now that a message is routed, if its sender waits for the disk. A unit hurries when it
     /// is closed.
     pub(crate) fn hurry(&self, message: &Message<'_>) {
         if message.issued().is_some_and(|commit| !commit.is_unit()) {
-            self.queues().hurry();
+            self.state().hurry();
         }
     }
 
@@ -197,19 +183,19 @@ impl Durable {
     /// A shared group is gone, and so is its queue.
     pub(crate) fn forget_group(&self, queue: QueueId) {
         self.groups.lock().remove(&queue);
-        self.sessions().submit(SessionOp::RemoveGroup(queue));
-        self.queues().submit(QueueOp::Purge { queue });
+        self.state().submit_session(SessionOp::RemoveGroup(queue));
+        self.state().submit(QueueOp::Purge { queue });
     }
 
     /// Writes a session's record.
     pub(crate) fn put_session(&self, session: StoredSession, commit: Option<&Arc<Commit>>) {
-        self.sessions().submit(SessionOp::Put(Box::new(session), commit.map(Commit::part)));
+        self.state().submit_session(SessionOp::Put(Box::new(session), commit.map(Commit::part)));
     }
 
     /// Removes an ended session's record and queue from disk.
     pub(crate) fn remove_session(&self, queue: QueueId, slot: u32, commit: Option<&Arc<Commit>>) {
         self.owners.lock().remove(queue, slot);
-        self.sessions().submit(SessionOp::Remove(queue, commit.map(Commit::part)));
-        self.queues().submit(QueueOp::Purge { queue });
+        self.state().submit_session(SessionOp::Remove(queue, commit.map(Commit::part)));
+        self.state().submit(QueueOp::Purge { queue });
     }
 }

@@ -40,7 +40,7 @@ impl Durable {
 
     /// Returns whether the store is sure to refuse a message now. While it fails, one attempt a second is let through.
     pub(crate) fn is_stalled(&self) -> bool {
-        self.queues().health() != StoreHealth::Sound && !self.queues().accepts()
+        self.state().health() != StoreHealth::Sound && !self.state().accepts()
     }
 
     /// Has the group's members told at the next tick that messages are waiting for them.

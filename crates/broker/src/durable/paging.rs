@@ -17,7 +17,7 @@ impl Durable {
 
     /// Reads a group's queue from place `from` on, and has the group given what was read.
     pub(crate) fn read_group(&self, group: u32, queue: QueueId, from: u64) {
-        let answer = self.queues().load(queue, from, READ_MESSAGES, JournalPage::BYTES);
+        let answer = self.state().load(queue, from, READ_MESSAGES, JournalPage::BYTES);
         let answers = Weak::clone(&self.answers);
         self.run(async move {
             let result = answer.await;
@@ -36,7 +36,7 @@ impl Durable {
         bytes: usize,
     ) -> Result<JournalPage, StoreError> {
         let Loaded { entries, next, end, damaged } =
-            self.queues().load(queue, from, READ_MESSAGES, bytes).await?;
+            self.state().load(queue, from, READ_MESSAGES, bytes).await?;
         if damaged > 0 {
             tracing::error!(%client_id, queue = queue.0, damaged, "messages of this session are damaged and were skipped");
         }
@@ -54,7 +54,7 @@ impl Durable {
                     entry.message.as_ref().is_some_and(|message| message.kind == OriginKind::Device);
                 if blocked {
                     count(|c| c.non_broker_blocked.add(1));
-                    self.queues().submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
+                    self.state().submit(QueueOp::Remove { queue, seq: entry.seq, unit: None });
                 }
                 !blocked
             });

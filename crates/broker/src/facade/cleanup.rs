@@ -215,12 +215,6 @@ fn conclude_will(broker: &Broker, session: &Arc<dyn Session>, commit: Option<Arc
     commit.then(move |_| session.core().will_is_safe(broker.inner.storage()));
 }
 
-/// Once the commit is done, writes the session's record in its state of that moment.
-pub(super) fn keep_after(broker: &Broker, session: &Arc<dyn Session>, commit: &Arc<Commit>) {
-    let (broker, session) = (broker.clone(), Arc::clone(session));
-    commit.then(move |_| session.core().keep_now(broker.inner.storage()));
-}
-
 impl Drop for SessionCleanup {
     fn drop(&mut self) {
         if !self.steps.is_empty() {

@@ -36,7 +36,6 @@ use crate::{
 };
 
 use answers::QueueExpiry;
-use cleanup::keep_after;
 
 pub use api::{BrokerConfig, Gauges, OpenedSession, WillAuthorizer};
 pub use cleanup::SessionCleanup;
@@ -242,7 +241,7 @@ impl Broker {
         }
         let admit = || {
             let durable = durable.as_ref().filter(|_| session.is_durable());
-            durable.map_or(Ok(()), |durable| durable.queues().admit(message))
+            durable.map_or(Ok(()), |durable| durable.state().admit(message))
         };
         if message.qos != QoS::AtMostOnce
             && let Some(refusal) = refusal(message, account, admit)
@@ -355,7 +354,7 @@ impl Broker {
     /// store accepts another one.
     pub fn can_keep(&self, client_id: &str) -> bool {
         let Some(durable) = &self.inner.durable else { return true };
-        self.inner.sessions.is_kept(client_id) || durable.sessions().accepts()
+        self.inner.sessions.is_kept(client_id) || durable.state().accepts_sessions()
     }
 
     /// Opens the session of a client id: discards, resumes or creates it, and asks the old connection to end.
@@ -446,13 +445,9 @@ impl Broker {
     ) -> Option<Box<SessionCleanup>> {
         let BrokerInner { sessions, events, .. } = &*self.inner;
         let _change = sessions.change();
-        // The record may say that there is no connection only once the queue says what was sent.
-        let noted = session.note_sent();
-        let (will, ended) =
-            sessions.close(session, epoch, closed, now, noted.is_none(), self.inner.storage())?;
-        if let Some(noted) = noted {
-            keep_after(self, session, &noted);
-        }
+        // Before the record, which says that there is no connection.
+        session.note_sent();
+        let (will, ended) = sessions.close(session, epoch, closed, now, self.inner.storage())?;
         events.emit_with(now, session.core(), || EventKind::Disconnected { reason: closed.reason });
         let mut cleanup = SessionCleanup::new(self, now);
         match ended {

@@ -64,7 +64,7 @@ impl BrokerInner {
         let namespace = non_broker.then_some(namespace);
         let rules =
             SubscriptionRules::new(Arc::clone(&limits), namespace, listener_strategies, hasher.clone());
-        let store = stores.as_ref().map(|stores| Arc::clone(&stores.retained));
+        let store = stores.as_ref().map(|stores| Arc::clone(&stores.state));
         let account = account(&limits, stores.is_some(), latest.is_some(), history.is_some());
         let retained = RetainedMessages::new(
             limits.retained_messages,

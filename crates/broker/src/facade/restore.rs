@@ -43,7 +43,7 @@ pub(super) fn restore(
     now: Timestamp,
 ) -> Result<Restored, StoreError> {
     let Some(durable) = &broker.inner.durable else { return Ok(Restored::default()) };
-    let queues = durable.queues().summaries()?;
+    let queues = durable.state().summaries()?;
     let mut restoring = Restoring {
         broker,
         durable,
@@ -55,7 +55,7 @@ pub(super) fn restore(
         last: queues.last().map_or(0, |summary| summary.queue.0),
         restored: Restored::default(),
     };
-    durable.sessions().restore(&mut restoring)?;
+    durable.state().restore_sessions(&mut restoring)?;
     restoring.orphans.extend(restoring.queues.clone().map(|summary| summary.queue));
     let Restoring { orphans, groups, last, mut restored, .. } = restoring;
     durable.set_last_queue(last);
@@ -63,7 +63,7 @@ pub(super) fn restore(
     // If the sessions are lost, their queues are kept in case somebody puts the file back.
     let orphans = if sessions_lost { Vec::new() } else { orphans };
     for queue in orphans.into_iter().filter(|queue| durable.group_of(*queue).is_none()) {
-        durable.queues().submit(QueueOp::Purge { queue });
+        durable.state().submit(QueueOp::Purge { queue });
     }
     restore_retained(&broker.inner, durable, now, &mut restored)?;
     Ok(restored)
@@ -93,8 +93,8 @@ fn restore_groups(
             durable.note_group(queue, group.id());
             group.restore(queue, summary);
         } else {
-            durable.sessions().submit(SessionOp::RemoveGroup(queue));
-            durable.queues().submit(QueueOp::Purge { queue });
+            durable.state().submit_session(SessionOp::RemoveGroup(queue));
+            durable.state().submit(QueueOp::Purge { queue });
         }
     }
     // Every restored member is persistent, so its group needs a queue; only an earlier version left groups without
@@ -111,7 +111,7 @@ fn restore_retained(
     restored: &mut Restored,
 ) -> Result<(), StoreError> {
     let mut gone = Vec::new();
-    durable.retained().restore(&mut |message| {
+    durable.state().restore_retained(&mut |message| {
         if inner.non_broker && message.kind == OriginKind::Device {
             restored.refused_retained += 1;
             gone.push(Arc::clone(&message.topic));
@@ -125,7 +125,7 @@ fn restore_retained(
         }
     })?;
     for topic in gone {
-        durable.retained().clear(topic, None);
+        durable.state().clear_retained(topic, None);
     }
     Ok(())
 }
@@ -203,8 +203,8 @@ impl<M: Fn(SessionCore) -> Arc<dyn Session>> Restore for Restoring<'_, M> {
         if is_over(&stored, now) && stored.will.is_none() {
             self.restored.expired += 1;
             count(|c| c.sessions_expired.add(1));
-            self.durable.sessions().submit(SessionOp::Remove(queue, None));
-            self.durable.queues().submit(QueueOp::Purge { queue });
+            self.durable.state().submit_session(SessionOp::Remove(queue, None));
+            self.durable.state().submit(QueueOp::Purge { queue });
             return;
         }
         let client_id = stored.client_id.clone();

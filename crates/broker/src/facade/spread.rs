@@ -62,7 +62,7 @@ impl Spread {
         (message.durability, message.unit) = (self.durability, self.unit);
         let broker = &self.broker;
         let stores = broker.stores().filter(|_| self.unit);
-        let unit = stores.map(|stores| Unit::new(&message, &*stores.queues));
+        let unit = stores.map(|stores| Unit::new(&message, &*stores.state));
         let Turn { dirty, effort, .. } = turn;
         broker.inner.deliverer().hand_out_some(&self.list, &message, &mut self.progress, dirty, effort);
         if let Some(unit) = unit {
@@ -100,7 +100,7 @@ impl Drop for Spread {
         if let Some(stores) = self.broker.stores().filter(|_| self.unit) {
             let mut message = self.message.borrow().with_commit(Some(Arc::clone(&commit)));
             message.unit = true;
-            drop(Unit::new(&message, &*stores.queues));
+            drop(Unit::new(&message, &*stores.state));
         }
         commit.done();
     }

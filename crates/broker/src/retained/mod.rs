@@ -20,7 +20,7 @@ use std::{
 use ahash::RandomState;
 use gateway_core::{Message, OriginKind, SharedMessage, Timestamp, has_wildcard, matches, warn_limited};
 use parking_lot::{Mutex, RwLock};
-use store::{LoadedRetained, RetainedStore, StoreError};
+use store::{LoadedRetained, StateStore, StoreError};
 use tracing::field::display;
 
 use crate::{
@@ -69,7 +69,7 @@ pub(crate) struct RetainedMessages {
     /// The topic where the next sweep begins.
     swept: Mutex<Option<Arc<str>>>,
     account: Arc<Account>,
-    store: Option<Arc<dyn RetainedStore>>,
+    store: Option<Arc<dyn StateStore>>,
     /// Time of the last message that was refused for a limit, and the key of that limit.
     refused: Mutex<Option<(Timestamp, &'static str)>>,
 }
@@ -192,7 +192,7 @@ impl RetainedMessages {
         max_bytes: usize,
         available: bool,
         account: &Arc<Account>,
-        store: Option<Arc<dyn RetainedStore>>,
+        store: Option<Arc<dyn StateStore>>,
     ) -> Self {
         let account = Arc::clone(account);
         let len = AtomicUsize::new(0);
@@ -261,7 +261,7 @@ impl RetainedMessages {
             let existed = self.change(&mut table, |table| table.remove(message.topic));
             if let Some(store) = self.store.as_ref().filter(|_| existed) {
                 // Submitted under the lock, so that the store sees changes in their order.
-                store.clear(Arc::from(message.topic), message.plain_part());
+                store.clear_retained(Arc::from(message.topic), message.part());
             }
             return Ok(existed);
         }
@@ -287,7 +287,7 @@ impl RetainedMessages {
         self.own(&mut table, &message, quota_holders)?;
         let mut may_leave = false;
         if let Some(store) = self.store.as_ref().filter(|_| message.kind != OriginKind::Server) {
-            store.set(message.without_receipt(), published.plain_part());
+            store.set_retained(message.without_receipt(), published.part());
             may_leave = turn == 0 && message.payload.len() > SMALL;
         }
         let topic = Arc::clone(&message.topic);
@@ -353,7 +353,7 @@ impl RetainedMessages {
         &self,
         topics: Vec<Arc<str>>,
     ) -> impl Future<Output = Result<LoadedRetained, StoreError>> + Send + use<> {
-        let answer = self.store.as_ref().map(|store| store.load(topics));
+        let answer = self.store.as_ref().map(|store| store.load_retained(topics));
         async move {
             match answer {
                 Some(answer) => answer.await,
@@ -498,7 +498,7 @@ impl RetainedMessages {
                 if table.messages.get(&**topic).is_some_and(|kept| kept.is_expired(now)) {
                     self.change(&mut table, |table| table.remove(topic));
                     if let Some(store) = &self.store {
-                        store.clear(Arc::clone(topic), None);
+                        store.clear_retained(Arc::clone(topic), None);
                     }
                 }
             }

@@ -32,8 +32,8 @@ pub(crate) fn admit_to_store(
     slots: &Slots,
     turn: &mut Turn,
 ) -> Result<(), NoRoom> {
-    let queues = durable.queues();
-    if queues.health() == StoreHealth::Sound && queues.admit(message).is_ok() {
+    let store = durable.state();
+    if store.health() == StoreHealth::Sound && store.admit(message).is_ok() {
         return Ok(());
     }
     let Turn { matches, effort, .. } = turn;
@@ -42,5 +42,5 @@ pub(crate) fn admit_to_store(
         || list.groups.iter().any(|group| group.is_durable());
     // Asked last: while the disk fails only a few messages are let through to try it, and those must really be
     // written.
-    if concerned { queues.admit(message) } else { Ok(()) }
+    if concerned { store.admit(message) } else { Ok(()) }
 }

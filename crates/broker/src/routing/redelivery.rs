@@ -48,7 +48,7 @@ impl Redelivery<'_> {
         let moved = place.zip(durable);
         let mut borrowed = message.borrow_at(self.now);
         borrowed.unit = moved.is_some();
-        let unit = moved.map(|(_, durable)| Unit::new(&borrowed, durable.queues()));
+        let unit = moved.map(|(_, durable)| Unit::new(&borrowed, durable.state()));
         let mut context = DeliveryContext::new(self.storage, dirty, self.now);
         let outcome = group.deliver(&borrowed, &mut context);
         let seq = place.unwrap_or_default();
@@ -72,7 +72,7 @@ impl Redelivery<'_> {
     /// Removes a message from the durable queue that it was in, if it was in one.
     fn remove(self, yielded: &Yielded, queue: QueueId) {
         if let Some((seq, durable)) = yielded.place.zip(self.storage.durable) {
-            durable.queues().submit(QueueOp::Remove { queue, seq, unit: None });
+            durable.state().submit(QueueOp::Remove { queue, seq, unit: None });
         }
     }
 

@@ -262,7 +262,7 @@ impl SubscriptionRules {
         let left = if is_shared { index.groups_of(&[reference]) } else { Vec::new() };
         if let (Some(durable), Some(commit)) = (storage.durable_for(core.queue()), commit) {
             let op = SessionOp::Unsubscribe(core.queue(), filter.to_owned(), commit.part());
-            durable.sessions().submit(op);
+            durable.state().submit_session(op);
         }
         Some(LeftGroups { empty: gone, remaining: left })
     }
@@ -401,6 +401,6 @@ impl SubscribeRequest<'_> {
             retain_as_published: self.retain_as_published,
             id: self.id,
         };
-        durable.sessions().submit(SessionOp::Subscribe(core.queue(), subscription, commit.part()));
+        durable.state().submit_session(SessionOp::Subscribe(core.queue(), subscription, commit.part()));
     }
 }

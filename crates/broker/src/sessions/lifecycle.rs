@@ -251,15 +251,13 @@ impl Sessions {
     }
 
     /// The connection of `epoch` has ended: the session goes on with a will that is due, or it ends. `None` if there is a later
-    /// connection. `is_noted` says that the queue on disk says already which messages were sent; else the record waits for
-    /// that.
+    /// connection. The queue has been told which messages were sent.
     pub(crate) fn close(
         &self,
         session: &Arc<dyn Session>,
         epoch: u32,
         closed: Closed,
         now: Timestamp,
-        is_noted: bool,
         storage: Storage<'_>,
     ) -> Option<(Option<Will>, Option<EndedSession>)> {
         let core = session.core();
@@ -292,9 +290,7 @@ impl Sessions {
                 None,
             ));
         }
-        if is_noted {
-            state.keep(core, storage, None);
-        }
+        state.keep(core, storage, None);
         Some((None, None))
     }
 

@@ -2,7 +2,7 @@
 
 use std::{any::Any, sync::Arc};
 
-use gateway_core::{Commit, Message, Offer, Outcome, QoS, SharedMessage, Yielded};
+use gateway_core::{Message, Offer, Outcome, QoS, SharedMessage, Yielded};
 use store::QueueSummary;
 
 use super::SessionCore;
@@ -69,11 +69,9 @@ pub trait Session: Target {
     /// Restores what an earlier process left on disk. Called once, before anybody else has the session.
     fn restore(&self, stored: &QueueSummary);
 
-    /// The connection has ended: notes in the queue on disk what the client may have begun to receive. The commit is
-    /// done when that is written; `None` if it is already, or if a new connection has come.
-    fn note_sent(&self) -> Option<Arc<Commit>> {
-        None
-    }
+    /// The connection has ended: notes in the queue on disk what the client may have begun to receive, unless a new connection
+    /// has come.
+    fn note_sent(&self) {}
 
     /// Returns whether the entry in this place must stay on disk although it has expired, because the client may have begun to
     /// receive it.

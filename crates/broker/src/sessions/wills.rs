@@ -46,14 +46,6 @@ impl SessionState {
 }
 
 impl SessionCore {
-    /// Writes the session's record in its state of this moment, unless it has ended.
-    pub(crate) fn keep_now(&self, storage: Storage<'_>) {
-        let mut state = self.state.lock();
-        if !state.ended {
-            state.keep(self, storage, None);
-        }
-    }
-
     /// A will is safe, or what had to precede the session's removal is done. After the last of these the session is
     /// written as it is now, or removed.
     pub(crate) fn will_is_safe(&self, storage: Storage<'_>) {

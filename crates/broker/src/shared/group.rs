@@ -127,7 +127,7 @@ impl SharedGroup {
         let queue = durable.next_queue();
         self.stored.store(queue.0, Ordering::Release);
         durable.note_group(queue, self.id);
-        durable.sessions().submit(SessionOp::Group(queue, self.full_name.to_string()));
+        durable.state().submit_session(SessionOp::Group(queue, self.full_name.to_string()));
         queue
     }
 

@@ -246,7 +246,7 @@ impl SharedGroup {
             let mut entry = QueueEntry::new(stored, place, Arc::clone(message.share()), qos, commit);
             entry.expires = self.most.until(message.received, message.expires);
             // Submitted under the lock, so that the store sees entries in the order of their places.
-            durable.queues().submit(QueueOp::Append(Arc::new(entry)));
+            durable.state().submit(QueueOp::Append(Arc::new(entry)));
             Ok(())
         })
     }
@@ -286,7 +286,7 @@ impl SharedGroup {
             // From this queue to the member's in one step. Otherwise a crash or a refusal could leave it in neither, or
             // QoS 2 in both.
             borrowed.unit = queued.durable.is_some();
-            let unit = queued.durable.map(|durable| Unit::new(&borrowed, durable.queues()));
+            let unit = queued.durable.map(|durable| Unit::new(&borrowed, durable.state()));
             let outcome = match (slot, only) {
                 (Some(_), None) => None,
                 (Some(_), Some(member)) => match self.hand(member, &borrowed, false, &mut queued) {
@@ -340,7 +340,7 @@ impl SharedGroup {
     fn remove(&self, place: u64, context: &DeliveryContext<'_>) {
         let queue = self.stored_queue();
         if let Some(durable) = context.durable.filter(|_| queue != QueueId::NONE) {
-            durable.queues().submit(QueueOp::Remove { queue, seq: place, unit: None });
+            durable.state().submit(QueueOp::Remove { queue, seq: place, unit: None });
         }
     }
 

@@ -149,7 +149,7 @@ fn sessions_that_are_due_at_once_and_wills_at_a_stop_take_turns() {
 /// The failure: the client of a new session is answered while the old session is still on disk.
 #[test]
 fn who_starts_clean_is_answered_when_the_old_session_is_gone_from_disk() {
-    let disk = Arc::new(wills::Disk::default());
+    let disk = disk::Disk::prompt();
     let mut bench = wills::bench(&disk);
     let old = bench.device("d");
     for number in 0..3_000 {
@@ -169,7 +169,7 @@ fn who_starts_clean_is_answered_when_the_old_session_is_gone_from_disk() {
     let opened = ready(bench.broker.open(request, make, &mut bench.turn)).unwrap();
     let commit = opened.commit.expect("something is on disk");
     let is_done = || commit.poll(std::task::Waker::noop()).is_some();
-    assert!(!is_done() && disk.count() == 1);
+    assert!(!is_done() && disk.sessions() == 1);
     drop(opened.cleanup);
-    assert!(is_done() && disk.count() == 0);
+    assert!(is_done() && disk.sessions() == 0);
 }

@@ -4,7 +4,7 @@
 mod random;
 
 use gateway_core::{Commit, CommitRefused, QueueId, QueueOp, Unit, Yielded};
-use store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth};
+use store::{SessionOp, StateStore as _, StoreHealth};
 
 use super::{disk::Disk, *};
 use crate::shared::SharedGroup;
@@ -14,7 +14,7 @@ const FILTER: &str = "$share/g/t";
 /// A group with persistent members on a disk.
 struct Scene {
     bench: Bench,
-    disk: Arc<Disk>,
+    disk: Disk,
     members: Vec<Device>,
     /// Number of nudges of each member when the test last asked.
     nudged: Vec<usize>,
@@ -25,7 +25,7 @@ struct Scene {
 
 impl Scene {
     fn new(members: usize) -> Self {
-        let disk = Arc::new(Disk::default());
+        let disk = Disk::default();
         let mut bench = Bench::with_stores(Limits::default(), false, Some(disk.stores()));
         let members: Vec<Device> = (0..members).map(|number| bench.device(&format!("m{number}"))).collect();
         for member in &members {
@@ -41,8 +41,8 @@ impl Scene {
         let payload = self.published.len().to_string();
         let mut message = Message::new("t", payload.as_bytes(), self.bench.now, Origin::BACKEND);
         (message.qos, message.unit) = (qos, qos == QoS::ExactlyOnce);
-        let disk = Arc::clone(&self.disk);
-        let unit = message.unit.then(|| Unit::new(&message, &*disk));
+        let disk = self.disk.clone();
+        let unit = message.unit.then(|| Unit::new(&message, &*disk.0));
         let published = self.bench.broker.publish(&message, &mut self.bench.turn);
         if let Some(unit) = unit {
             unit.close(|commit| QueueOp::Receive { queue: QueueId(999), packet_id: 1, commit });
@@ -291,39 +291,21 @@ fn a_member_that_joins_while_a_page_is_given_up_is_told_to_ask_again() {
     assert_eq!(joining.payloads(), numbers(0..1));
 }
 
-/// Changes of sessions, in order.
-#[derive(Default)]
-struct Diary(Mutex<Vec<&'static str>>);
-
-impl SessionStore for Diary {
-    fn submit(&self, op: SessionOp) {
-        let (name, commit) = match op {
-            SessionOp::Put(_, commit) => ("session", commit),
-            SessionOp::Subscribe(_, _, commit) => ("subscription", Some(commit)),
-            SessionOp::Group(..) => ("group", None),
-            _ => ("other", None),
-        };
-        self.0.lock().push(name);
-        commit.into_iter().for_each(|commit| commit.done());
-    }
-    fn restore(&self, _into: &mut dyn Restore) -> Result<(), StoreError> {
-        Ok(())
-    }
-    fn accepts(&self) -> bool {
-        true
-    }
-    fn health(&self) -> StoreHealth {
-        StoreHealth::Sound
-    }
-}
-
 /// The failure: a start removes queues without an owner, and the first messages of a group were acknowledged when its
 /// queue was on disk but its name was not.
 #[test]
 fn a_groups_queue_has_its_name_before_a_member_has_subscribed() {
-    let (disk, diary) = (Arc::new(Disk::default()), Arc::new(Diary::default()));
-    let stores = Stores { sessions: Arc::clone(&diary) as _, ..disk.stores() };
-    let mut bench = Bench::with_stores(Limits::default(), false, Some(stores));
+    let (disk, diary) = (Disk::prompt(), Arc::new(Mutex::new(Vec::new())));
+    let written = Arc::clone(&diary);
+    disk.watch_sessions(move |op| {
+        written.lock().push(match op {
+            SessionOp::Put(..) => "session",
+            SessionOp::Subscribe(..) => "subscription",
+            SessionOp::Group(..) => "group",
+            _ => "other",
+        });
+    });
+    let mut bench = Bench::with_stores(Limits::default(), false, Some(disk.stores()));
     for (name, expected) in
         [("a", vec!["session", "group", "subscription"]), ("b", vec!["session", "subscription"])]
     {
@@ -331,7 +313,7 @@ fn a_groups_queue_has_its_name_before_a_member_has_subscribed() {
         let commit = Commit::new();
         let request = SubscribeRequest { commit: Some(&commit), ..request(FILTER) };
         bench.try_subscribe(&member, &request).unwrap();
-        assert_eq!(std::mem::take(&mut *diary.0.lock()), expected);
+        assert_eq!(std::mem::take(&mut *diary.lock()), expected);
     }
 }
 
@@ -413,7 +395,7 @@ fn a_queue_that_cannot_be_read_is_tried_again_with_the_next_tick() {
 
 #[test]
 fn what_expires_on_disk_makes_room_in_the_queue() {
-    let disk = Arc::new(Disk::default());
+    let disk = Disk::default();
     let limits = Limits { group_queue_messages: 2, ..Limits::default() };
     let mut bench = Bench::with_stores(limits, false, Some(disk.stores()));
     let member = bench.device("m");
@@ -436,7 +418,7 @@ fn what_expires_on_disk_makes_room_in_the_queue() {
 
 #[test]
 fn in_non_broker_mode_what_devices_sent_before_is_not_read_back() {
-    let disk = Arc::new(Disk::default());
+    let disk = Disk::default();
     let mut bench = Bench::with_stores(Limits::default(), true, Some(disk.stores()));
     let filter = "$share/g/devices/m/#";
     let mut member = bench.device("m");

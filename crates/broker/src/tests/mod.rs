@@ -56,7 +56,7 @@ struct Receiver {
     denied: AtomicBool,
     got: Mutex<Vec<Got>>,
     /// Disk for the deliveries of a persistent session, and the place of the next one.
-    disk: Mutex<Option<(Arc<disk::Disk>, u64)>>,
+    disk: Mutex<Option<(disk::Disk, u64)>>,
     /// Shared messages not yet sent.
     held: Mutex<Vec<(u32, Arc<SharedMessage>)>>,
     /// Parts of commits of what it got, if it keeps that on a disk.
@@ -458,8 +458,8 @@ impl Device {
     }
 
     /// Has what it takes go to disk, as a persistent session does.
-    fn use_disk(&self, disk: &Arc<disk::Disk>) {
-        *self.test.receiver.disk.lock() = Some((Arc::clone(disk), 0));
+    fn use_disk(&self, disk: &disk::Disk) {
+        *self.test.receiver.disk.lock() = Some((disk.clone(), 0));
         self.set_durable();
     }
 

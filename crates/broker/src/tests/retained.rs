@@ -2,7 +2,7 @@ use std::task::{Context, Poll, Waker};
 
 use gateway_core::units::ByteSize;
 
-use super::{disk::Shelf, *};
+use super::{disk::Disk, *};
 
 fn retain(bench: &mut Bench, topic: &str, payload: &str) -> Published {
     bench.publish_with(topic, payload, |message| message.retain = true)
@@ -155,8 +155,8 @@ fn long(text: &str) -> String {
     text.repeat(300)
 }
 
-fn on_shelf() -> (Bench, Arc<Shelf>) {
-    let shelf = Arc::new(Shelf::default());
+fn on_shelf() -> (Bench, Disk) {
+    let shelf = Disk::prompt();
     let bench = Bench::with_stores(Limits::default(), false, Some(shelf.stores()));
     (bench, shelf)
 }
@@ -227,13 +227,13 @@ fn a_message_that_the_disk_does_not_have_stays_in_memory() {
     let (mut bench, shelf) = on_shelf();
     retain(&mut bench, "a", &long("old"));
     forget(&mut bench);
-    shelf.set_refusing(true);
+    shelf.set_failing(true);
     retain(&mut bench, "a", &long("new"));
     for _ in 0..3 {
         forget(&mut bench);
         assert_eq!(get(&bench, "a").unwrap().payload, long("new"));
     }
-    shelf.set_refusing(false);
+    shelf.set_failing(false);
     retain(&mut bench, "a", &long("newer"));
     forget(&mut bench);
     assert_eq!(shelf.references("a"), 1);

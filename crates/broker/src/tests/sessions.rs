@@ -398,12 +398,12 @@ fn a_connected_session_outlives_its_expiry_and_ends_without_a_will() {
 /// Otherwise each refused CONNECT would leave behind a session's removal that waits for the disk.
 #[test]
 fn while_the_disk_is_full_only_stored_sessions_may_be_persistent() {
-    let disk = Arc::new(wills::Disk::default());
+    let disk = disk::Disk::prompt();
     let mut bench = wills::bench(&disk);
     bench.device("stored");
     bench.connect("clean", Connect::default());
-    disk.full.store(true, SeqCst);
+    disk.fault(|faults| faults.full = true);
     assert_eq!(["stored", "clean", "new"].map(|id| bench.broker.can_keep(id)), [true, false, false]);
-    disk.full.store(false, SeqCst);
+    disk.fault(|faults| faults.full = false);
     assert!(bench.broker.can_keep("new"));
 }

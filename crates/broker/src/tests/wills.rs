@@ -1,73 +1,17 @@
 //! Time at which wills leave their sessions on disk.
 
-use std::collections::BTreeMap;
+use gateway_core::CommitRefused;
 
-use gateway_core::{CommitRefused, QueueId};
-use store::{Restore, SessionOp, SessionStore, StoreError, StoreHealth, StoredSession};
+use super::{disk::Disk, *};
 
-use super::*;
-
-/// A disk that writes at once: sessions as a crash would leave them. It keeps no messages.
-#[derive(Default)]
-pub(super) struct Disk {
-    sessions: Mutex<BTreeMap<QueueId, StoredSession>>,
-    pub(super) full: AtomicBool,
-}
-
-impl Disk {
-    pub(super) fn count(&self) -> usize {
-        self.sessions.lock().len()
-    }
-
-    fn wills(&self) -> Vec<String> {
-        let payload = |session: &StoredSession| {
-            let will = session.will.as_ref()?;
-            Some(String::from_utf8_lossy(&will.message.payload).into_owned())
-        };
-        self.sessions.lock().values().filter_map(payload).collect()
-    }
-}
-
-impl SessionStore for Disk {
-    fn submit(&self, op: SessionOp) {
-        let commit = match op {
-            SessionOp::Put(session, commit) => {
-                self.sessions.lock().insert(session.queue, *session);
-                commit
-            }
-            SessionOp::Remove(queue, commit) => {
-                self.sessions.lock().remove(&queue);
-                commit
-            }
-            SessionOp::Subscribe(.., commit) | SessionOp::Unsubscribe(.., commit) => Some(commit),
-            SessionOp::Group(..) | SessionOp::RemoveGroup(_) => None,
-        };
-        if let Some(commit) = commit {
-            commit.done();
-        }
-    }
-    fn restore(&self, into: &mut dyn Restore) -> Result<(), StoreError> {
-        for session in self.sessions.lock().values() {
-            into.session(session.clone(), Vec::new());
-        }
-        Ok(())
-    }
-    fn accepts(&self) -> bool {
-        !self.full.load(SeqCst)
-    }
-    fn health(&self) -> StoreHealth {
-        StoreHealth::Sound
-    }
-}
-
-pub(super) fn bench(disk: &Arc<Disk>) -> Bench {
+pub(super) fn bench(disk: &Disk) -> Bench {
     authorized(disk, None)
 }
 
-fn authorized(disk: &Arc<Disk>, authorize_will: Option<Arc<WillAuthorizer>>) -> Bench {
+fn authorized(disk: &Disk, authorize_will: Option<Arc<WillAuthorizer>>) -> Bench {
     let broker = Broker::new(BrokerConfig {
         namespace: "devices/{client_id}/#".to_owned(),
-        stores: Some(Stores { sessions: Arc::clone(disk) as _, ..Arc::new(disk::Disk::default()).stores() }),
+        stores: Some(disk.stores()),
         authorize_will,
         ..BrokerConfig::default()
     });
@@ -108,7 +52,7 @@ fn open(bench: &mut Bench, connect: Connect) -> (Device, Arc<Commit>) {
 fn a_takeover_does_not_lose_the_old_will_in_a_crash() {
     // (old expiry, delay, Clean Start)
     for (delay, clean) in [(0, false), (0, true), (30, true)] {
-        let disk = Arc::new(Disk::default());
+        let disk = Disk::prompt();
         let mut bench = bench(&disk);
         let watcher = watcher(&mut bench);
         bench.connect("d", connect(100, false, "first", delay));
@@ -126,7 +70,7 @@ fn a_takeover_does_not_lose_the_old_will_in_a_crash() {
 #[test]
 fn no_will_is_lost_when_its_session_resumes_or_ends_before_the_commit() {
     for clean in [false, true] {
-        let disk = Arc::new(Disk::default());
+        let disk = Disk::prompt();
         let mut bench = bench(&disk);
         let watcher = watcher(&mut bench);
         let first = bench.connect("d", connect(100, false, "first", 0));
@@ -144,7 +88,7 @@ fn no_will_is_lost_when_its_session_resumes_or_ends_before_the_commit() {
 
 #[test]
 fn of_two_takeovers_the_first_is_refused_and_no_answered_will_is_lost() {
-    let disk = Arc::new(Disk::default());
+    let disk = Disk::prompt();
     let mut bench = bench(&disk);
     let watcher = watcher(&mut bench);
     bench.connect("d", connect(100, false, "first", 0));
@@ -160,7 +104,7 @@ fn of_two_takeovers_the_first_is_refused_and_no_answered_will_is_lost() {
 #[test]
 fn a_session_that_ends_with_its_will_leaves_the_disk_after_it() {
     for (expiry, changed) in [(100, Some(0)), (10, None)] {
-        let disk = Arc::new(Disk::default());
+        let disk = Disk::prompt();
         let mut bench = bench(&disk);
         let watcher = watcher(&mut bench);
         let device = bench.connect("d", connect(expiry, false, "gone", 3600));
@@ -171,20 +115,20 @@ fn a_session_that_ends_with_its_will_leaves_the_disk_after_it() {
         assert_eq!(watcher.payloads(), ["gone"]);
         assert_eq!(disk.wills(), ["gone"], "removed although a crash would lose the will");
         commit(&watcher);
-        assert_eq!(disk.sessions.lock().len(), 1, "only the watcher's");
+        assert_eq!(disk.sessions(), 1, "only the watcher's");
     }
 }
 
 /// The new session was written, and the process ended before the will of the old one was.
 #[test]
 fn a_replaced_sessions_will_is_published_after_a_crash() {
-    let disk = Arc::new(Disk::default());
+    let disk = Disk::prompt();
     {
         let mut bench = bench(&disk);
         let watcher = watcher(&mut bench);
         bench.connect("d", connect(100, false, "first", 30));
         open(&mut bench, connect(100, true, "second", 30));
-        assert_eq!((watcher.payloads(), disk.sessions.lock().len()), (vec!["first".to_owned()], 3));
+        assert_eq!((watcher.payloads(), disk.sessions()), (vec!["first".to_owned()], 3));
     }
     let mut bench = bench(&disk);
     let make = |core| -> Arc<dyn Session> { Arc::new(TestSession { core, receiver: Receiver::default() }) };
@@ -196,14 +140,14 @@ fn a_replaced_sessions_will_is_published_after_a_crash() {
     assert!(back.present, "the later session");
     bench.pass(0);
     assert_eq!(watcher.payloads(), ["first"], "the will of the later was cancelled");
-    assert_eq!((bench.broker.gauges().sessions, disk.sessions.lock().len()), (2, 2));
+    assert_eq!((bench.broker.gauges().sessions, disk.sessions()), (2, 2));
 }
 
 /// The failure: the client is back before the first tick and leaves its next will, which overtakes that of the session
 /// it had replaced before the crash.
 #[test]
 fn a_replaced_sessions_will_precedes_the_next_one_after_a_crash() {
-    let disk = Arc::new(Disk::default());
+    let disk = Disk::prompt();
     {
         let mut bench = bench(&disk);
         let _watcher = watcher(&mut bench);
@@ -227,7 +171,7 @@ fn a_replaced_sessions_will_precedes_the_next_one_after_a_crash() {
 /// connection than the one that left it.
 #[test]
 fn a_will_is_judged_by_who_left_it_when_it_is_published() {
-    let disk = Arc::new(Disk::default());
+    let disk = Disk::prompt();
     let asked = Arc::new(Mutex::new(Vec::new()));
     let authorizer = || -> Option<Arc<WillAuthorizer>> {
         let asked = Arc::clone(&asked);

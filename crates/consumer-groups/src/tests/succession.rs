@@ -3,6 +3,11 @@
 use super::*;
 
 impl Fixture {
+    /// The records of groups.
+    pub(super) fn group_state(&self) -> GroupState {
+        GroupState::new(Arc::clone(&self.state) as _)
+    }
+
     /// Puts another group in the place of the one there is, and returns its number.
     async fn succeed(&self, topic: &str) -> GroupId {
         self.groups.succeed(with_filter(topic)).await.expect("a successor").id

@@ -106,7 +106,7 @@ fn of_too_many_tasks_each_is_woken_to_ask_again() {
 }
 
 #[test]
-fn a_unit_is_closed_when_the_retained_message_is_safe() {
+fn a_unit_is_closed_when_what_must_come_before_is_safe() {
     #[derive(Default)]
     struct Kept(Mutex<Vec<(u16, bool)>>);
 

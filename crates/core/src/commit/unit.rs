@@ -65,8 +65,8 @@ impl Drop for Unit<'_, '_> {
 }
 
 impl Received {
-    /// Closes a unit that was handed over, when what must come before is done: a retained message must be safe first, for
-    /// the unit's end makes a repeated PUBLISH a duplicate that sets nothing. If that was refused the unit is too.
+    /// Closes a unit that was handed over, when what must come before is done: what the message leaves in other stores must be
+    /// safe first, for the unit's end makes a repeated PUBLISH a duplicate that goes nowhere. If that was refused the unit is too.
     pub fn close(self, unit: Arc<Commit>, journal: Arc<dyn Journal>) {
         let Some(before) = unit.before().cloned() else { return self.submit(unit, &*journal) };
         let own = Arc::clone(&before);

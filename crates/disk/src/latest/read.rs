@@ -10,7 +10,7 @@ use heed::RoTxn;
 
 use super::tables::LatestTables;
 use crate::counters::count;
-use crate::{environment::Table, keys, record};
+use crate::{keys, record, table::Table};
 use store::{LatestPage, LatestValue, PageBuilder, PageToken, Selection};
 
 /// A page ends after this time, so that no read transaction keeps old pages from being reused.

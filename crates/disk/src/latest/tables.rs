@@ -3,7 +3,7 @@
 
 use store::StoreError;
 
-use crate::environment::{Environment, Table};
+use crate::{environment::Environment, table::Table};
 
 #[derive(Clone, Copy)]
 pub(super) struct LatestTables {
@@ -15,8 +15,8 @@ impl LatestTables {
     /// Opens or creates them, in the newest format.
     pub(super) fn open(environment: &Environment) -> Result<Self, StoreError> {
         environment.open_tables(|txn| {
-            let latest = environment.env.create_database(txn, Some("latest"))?;
-            Ok(Self { latest, newest: environment.env.create_database(txn, Some("newest"))? })
+            let latest = environment.table(txn, "latest")?;
+            Ok(Self { latest, newest: environment.table(txn, "newest")? })
         })
     }
 }

@@ -290,7 +290,7 @@ async fn a_damaged_record_is_skipped_and_can_be_written_again() {
     store.upsert(values.clone().into()).await.unwrap();
     {
         let tables = store.tables;
-        let mut txn = store.environment.env.write_txn().unwrap();
+        let mut txn = crate::table::WriteTxn::new(&store.environment.env, false).unwrap();
         for (n, topic) in ["b", "c", "d", &long].into_iter().enumerate() {
             let key = keys::key(&keys::name("dev", topic), 0);
             let mut record = tables.latest.get(&txn, &key).unwrap().unwrap().to_vec();

@@ -4,7 +4,6 @@ use std::{collections::VecDeque, mem, sync::Arc};
 
 use gateway_core::ClientId;
 use hashbrown::HashMap;
-use heed::RwTxn;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{read, tables::LatestTables};
@@ -12,6 +11,7 @@ use crate::{
     closed,
     committer::{EnvironmentWriter, Inbox},
     keys, record,
+    table::WriteTxn,
 };
 use store::{LatestValue, StoreError};
 
@@ -89,7 +89,7 @@ impl LatestWork {
         }
     }
 
-    fn write(&mut self, txn: &mut RwTxn<'_>, jobs: &[LatestJob]) -> Result<(), heed::Error> {
+    fn write(&mut self, txn: &mut WriteTxn<'_>, jobs: &[LatestJob]) -> Result<(), heed::Error> {
         let mut values: Vec<&LatestValue> = jobs.iter().flat_map(|job| job.batch.iter()).collect();
         values.sort_by(|a, b| (&a.device, &a.topic).cmp(&(&b.device, &b.topic)));
         for value in values {
@@ -98,14 +98,14 @@ impl LatestWork {
         Ok(())
     }
 
-    fn remove(&mut self, txn: &mut RwTxn<'_>, jobs: &[LatestJob]) -> Result<(), heed::Error> {
+    fn remove(&mut self, txn: &mut WriteTxn<'_>, jobs: &[LatestJob]) -> Result<(), heed::Error> {
         // Counted anew when needed.
         self.topics.clear();
         jobs.iter().flat_map(|job| job.batch.iter()).try_for_each(|value| self.drop_value(txn, value))
     }
 
     /// Removes one value, unless a newer one is there.
-    fn drop_value(&self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
+    fn drop_value(&self, txn: &mut WriteTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
         let (device, topic) = (value.device.as_str(), &*value.topic);
         let old = |record: Option<&[u8]>| {
             let head = record.and_then(record::decode_head);
@@ -127,7 +127,7 @@ impl LatestWork {
     }
 
     /// Writes one value, unless a newer one is there. False if the device has too many topics.
-    fn put(&mut self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<bool, heed::Error> {
+    fn put(&mut self, txn: &mut WriteTxn<'_>, value: &LatestValue) -> Result<bool, heed::Error> {
         let (device, topic) = (value.device.as_str(), &*value.topic);
         let name = keys::name(device, topic);
         let owns = |head: &record::RecordHead<'_>| head.device == device && head.topic == topic;
@@ -148,7 +148,7 @@ impl LatestWork {
         Ok(true)
     }
 
-    fn put_newest(&mut self, txn: &mut RwTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
+    fn put_newest(&mut self, txn: &mut WriteTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
         let topic = &*value.topic;
         let place = read::locate(self.tables.newest, txn, topic.as_bytes(), |head| head.topic == topic)?;
         let Some(place) = place else { return Ok(()) };
@@ -162,7 +162,7 @@ impl LatestWork {
     }
 
     /// Counts a new topic of `device`, if it may have one more.
-    fn admit(&mut self, txn: &RwTxn<'_>, device: &ClientId) -> Result<bool, heed::Error> {
+    fn admit(&mut self, txn: &WriteTxn<'_>, device: &ClientId) -> Result<bool, heed::Error> {
         if self.topics.len() > MAX_COUNTED {
             self.topics.clear();
         }
@@ -207,7 +207,7 @@ impl EnvironmentWriter for LatestWork {
         !self.chosen.is_empty()
     }
 
-    fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error> {
+    fn apply(&mut self, txn: &mut WriteTxn<'_>) -> Result<(), heed::Error> {
         // Counts of a transaction that was rolled back are void.
         if mem::replace(&mut self.begun, true) {
             self.topics.clear();

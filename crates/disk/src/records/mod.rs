@@ -33,9 +33,10 @@ use super::{
     DurableOptions, closed,
     committer::{Committer, Lazy},
     counters::count,
-    environment::{Environment, Table},
+    environment::Environment,
     fields,
     readers::ReadPermits,
+    table::Table,
 };
 use room::ShadowRoom;
 use store::{
@@ -89,7 +90,7 @@ impl RecordTables {
     /// Opens or creates them, in the newest format.
     fn open(environment: &Environment) -> Result<Self, StoreError> {
         environment.open_tables(|txn| {
-            let mut create = |kind: RecordKind| environment.env.create_database(txn, Some(kind.name()));
+            let mut create = |kind: RecordKind| environment.table(txn, kind.name());
             let [answers, scheduled, commands, groups, shadows] = RecordKind::ALL;
             Ok(Self([
                 create(answers)?,

@@ -12,12 +12,9 @@ use std::{
     },
 };
 
-use heed::{RoTxn, RwTxn};
+use heed::RoTxn;
 
-use crate::{
-    environment::{PAGE, Table},
-    fields,
-};
+use crate::{environment::PAGE, fields, table::Table, table::WriteTxn};
 
 /// Records that are looked at for one change in search of remains of deleted shadows.
 const LOOK: usize = 256;
@@ -77,7 +74,7 @@ impl ShadowRoom {
     pub(super) fn admits(
         &mut self,
         table: Table,
-        txn: &mut RwTxn<'_>,
+        txn: &mut WriteTxn<'_>,
         key: &[u8],
         growth: u64,
     ) -> Result<bool, heed::Error> {
@@ -99,7 +96,12 @@ impl ShadowRoom {
 
     /// Removes what remains of some deleted shadows, but not of that under `key`. A shadow that is made again begins at version
     /// 1 then.
-    fn forget_deleted(&mut self, table: Table, txn: &mut RwTxn<'_>, key: &[u8]) -> Result<(), heed::Error> {
+    fn forget_deleted(
+        &mut self,
+        table: Table,
+        txn: &mut WriteTxn<'_>,
+        key: &[u8],
+    ) -> Result<(), heed::Error> {
         let mut deleted = Vec::new();
         let mut last = None;
         let begin = if self.looked.is_empty() { Bound::Unbounded } else { Bound::Excluded(&self.looked[..]) };

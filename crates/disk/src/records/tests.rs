@@ -48,7 +48,8 @@ fn shadows(store: &Arc<EmbeddedRecords>) -> RecordShadows {
 fn failing_disk() -> (Arc<AtomicBool>, RecordOptions) {
     let fails = Arc::new(AtomicBool::new(false));
     let disk = Arc::clone(&fails);
-    let hook = move || if disk.load(SeqCst) { Err(io::ErrorKind::Other.into()) } else { Ok(()) };
+    let hook =
+        move |_: &crate::Redo| if disk.load(SeqCst) { Err(io::ErrorKind::Other.into()) } else { Ok(()) };
     (fails, with_hook(Arc::new(hook)))
 }
 
@@ -63,7 +64,7 @@ impl SlowDisk {
     fn new() -> (Arc<Self>, RecordOptions) {
         let slow = Arc::<Self>::default();
         let disk = Arc::clone(&slow);
-        let options = with_hook(Arc::new(move || {
+        let options = with_hook(Arc::new(move |_| {
             disk.commits.fetch_add(1, SeqCst);
             drop(disk.gate.read());
             Ok(())
@@ -92,7 +93,8 @@ fn at_once<T>(future: impl Future<Output = T>) -> Option<T> {
 }
 
 fn damage(store: &EmbeddedRecords, kind: RecordKind, key: &str) {
-    let damage = |txn: &mut heed::RwTxn<'_>| store.tables.of(kind).put(txn, key.as_bytes(), b"damaged");
+    let damage =
+        |txn: &mut crate::table::WriteTxn<'_>| store.tables.of(kind).put(txn, key.as_bytes(), b"damaged");
     store.environment.writing(damage).unwrap();
 }
 

@@ -1,14 +1,12 @@
 //! Makes writes: checks each against what those before it leave, and writes it. One whose conditions are not met changes nothing
 //! and holds up no other.
 
-use heed::RwTxn;
-
 use super::{
     RecordTables, report_damage,
     room::{self, ShadowRoom},
     turns::{Turns, TurnsInbox},
 };
-use crate::{committer::EnvironmentWriter, fields};
+use crate::{committer::EnvironmentWriter, fields, table::WriteTxn};
 use store::{Expect, RecordChange, RecordFence, RecordKind, RecordOutcome, RecordWrite};
 
 /// The writer's.
@@ -24,7 +22,7 @@ impl RecordWork {
     fn make(
         tables: RecordTables,
         room: &mut ShadowRoom,
-        txn: &mut RwTxn<'_>,
+        txn: &mut WriteTxn<'_>,
         write: &RecordWrite,
         buffer: &mut Vec<u8>,
     ) -> Result<RecordOutcome, heed::Error> {
@@ -91,7 +89,7 @@ impl EnvironmentWriter for RecordWork {
         self.turns.plan()
     }
 
-    fn apply(&mut self, txn: &mut RwTxn<'_>) -> Result<(), heed::Error> {
+    fn apply(&mut self, txn: &mut WriteTxn<'_>) -> Result<(), heed::Error> {
         let Self { tables, room, turns, outcomes, buffer } = self;
         outcomes.clear();
         room.begun();

@@ -12,11 +12,14 @@ use super::{
 use crate::{
     format, message,
     open::{Existing, existing},
-    queues::{
-        audit,
-        transfer::{self, ExportError},
+    record, records,
+    state::{
+        queues::{
+            audit,
+            transfer::{self, ExportError},
+        },
+        sessions,
     },
-    record, records, sessions,
 };
 use store::StoreError;
 
@@ -90,7 +93,7 @@ impl Export<'_> {
     fn store(mut self) -> ExportResult {
         let txn = self.env.read_txn()?;
         match self.report.store {
-            "sessions" => {
+            "state" => {
                 self.table(&txn, "sessions", |key, value| {
                     Some(ExportLine::Session(SessionLine::of(&sessions::session(key, value)?)))
                 })?;
@@ -98,15 +101,15 @@ impl Export<'_> {
                     let (session, subscription) = sessions::subscription(key, value)?;
                     Some(ExportLine::Subscription(SubscriptionLine::of(session, subscription)))
                 })?;
-                self.table(&txn, "groups", |key, value| {
+                self.table(&txn, "shared_groups", |key, value| {
                     let (queue, name) = sessions::group(key, value)?;
                     Some(ExportLine::Group { number: queue.0, filter: name.to_owned() })
+                })?;
+                self.queues(&txn)?;
+                self.table(&txn, "retained", |_, value| {
+                    Some(ExportLine::Retained(MessageLine::of(&message::decode(value)?)))
                 })
             }
-            "queues" => self.queues(&txn),
-            "retained" => self.table(&txn, "retained", |_, value| {
-                Some(ExportLine::Retained(MessageLine::of(&message::decode(value)?)))
-            }),
             // Of the records only shadows: answers are remembered for minutes, messages that wait for their time belong to this
             // gateway's clock, and groups to its log.
             "records" => self.table(&txn, "shadows", |key, value| {
@@ -139,8 +142,8 @@ impl Export<'_> {
 
     fn queues(&mut self, txn: &RoTxn<'_, WithoutTls>) -> ExportResult {
         let Some(tables) = audit::tables(self.env, txn)? else { return Ok(()) };
-        self.total = audit::records(&tables, txn)?;
-        self.report.damaged =
+        self.total += audit::records(&tables, txn)?;
+        self.report.damaged +=
             transfer::export(&tables, txn, &mut |record| self.give(&ExportLine::of_queue(record)))?;
         Ok(())
     }

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use gateway_core::{ClientId, OriginKind, Properties, Protocol, QoS, QueueId, SharedMessage, Timestamp};
 use serde::{Deserialize, Serialize};
 
-use crate::queues::transfer::{EntryHead, QueueRecord};
+use crate::state::queues::transfer::{EntryHead, QueueRecord};
 use store::{LatestValue, ShadowRecord, StoredSession, StoredSubscription, StoredWill};
 
 /// The newest version that this program reads, and the one it writes.

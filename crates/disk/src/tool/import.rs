@@ -13,13 +13,12 @@ use super::{
     file::{ExportLine, ExportReader},
 };
 use crate::{
-    DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRecords, EmbeddedRetained, EmbeddedSessions,
-    RecordOptions,
-    queues::transfer::{Import as Queues, QueueRecord},
+    EmbeddedLatest, EmbeddedOptions, EmbeddedRecords, EmbeddedState, RecordOptions, StateOptions,
+    state::queues::transfer::QueueRecord,
 };
 use store::{
-    DataDir, LatestStore as _, LatestValue, RecordOutcome, RecordStore as _, RecordWrite, RetainedStore as _,
-    SessionOp, SessionStore as _, ShadowRecord, StoreError, shadow_change, sync_directory,
+    DataDir, LatestStore as _, LatestValue, RecordOutcome, RecordStore as _, RecordWrite, SessionOp,
+    ShadowRecord, StateStore as _, StoreError, shadow_change, sync_directory,
 };
 
 /// Lines, and bytes of lines, that are written at once at most.
@@ -92,7 +91,7 @@ fn fill(
             break;
         }
     }
-    if !stores.queues.is_whole()? {
+    if !stores.state.is_whole()? {
         return Err(bad(file, &"its queues do not fit together"));
     }
     Ok(stores.reports)
@@ -100,9 +99,7 @@ fn fill(
 
 struct ImportedStores {
     path: PathBuf,
-    sessions: EmbeddedSessions,
-    queues: Queues,
-    retained: EmbeddedRetained,
+    state: EmbeddedState,
     latest: EmbeddedLatest,
     records: EmbeddedRecords,
     /// Operations taken and not yet written.
@@ -119,14 +116,11 @@ struct ImportedStores {
 impl ImportedStores {
     fn open(path: &Path) -> Result<Self, StoreError> {
         let directory = DataDir::open(path)?;
-        let durable = DurableOptions::default();
         let latest = EmbeddedOptions { topics_per_device: usize::MAX, ..EmbeddedOptions::default() };
         let report = |store| StoreReport { store, records: 0, damaged: 0, bytes: 0, problem: None };
         Ok(Self {
             path: path.to_owned(),
-            sessions: EmbeddedSessions::open(&directory, &durable)?,
-            queues: Queues::open(&directory)?,
-            retained: EmbeddedRetained::open(&directory, &durable)?,
+            state: EmbeddedState::open(&directory, &StateOptions::default())?,
             latest: EmbeddedLatest::open(&directory, &latest)?,
             records: EmbeddedRecords::open(&directory, &RecordOptions::default())?,
             session_ops: Vec::new(),
@@ -136,7 +130,7 @@ impl ImportedStores {
             documents: Vec::new(),
             waiting: 0,
             commit: Commit::new(),
-            reports: ["latest", "sessions", "queues", "retained", "records"].map(report).into(),
+            reports: ["latest", "state", "records"].map(report).into(),
         })
     }
 
@@ -144,10 +138,14 @@ impl ImportedStores {
         self.waiting += 1;
         let report = match &line {
             ExportLine::Latest(_) => 0,
-            ExportLine::Session(_) | ExportLine::Subscription(_) | ExportLine::Group { .. } => 1,
-            ExportLine::Message { .. } | ExportLine::Entry(_) | ExportLine::Received { .. } => 2,
-            ExportLine::Retained(_) => 3,
-            ExportLine::Shadow(_) => 4,
+            ExportLine::Session(_)
+            | ExportLine::Subscription(_)
+            | ExportLine::Group { .. }
+            | ExportLine::Message { .. }
+            | ExportLine::Entry(_)
+            | ExportLine::Received { .. }
+            | ExportLine::Retained(_) => 1,
+            ExportLine::Shadow(_) => 2,
             ExportLine::Versions { ceiling } => {
                 return fs::write(self.path.join("versions"), format!("{ceiling}\n"))
                     .map_err(|e| e.to_string());
@@ -189,16 +187,16 @@ impl ImportedStores {
     async fn write(&mut self) -> Result<(), StoreError> {
         let commit = std::mem::replace(&mut self.commit, Commit::new());
         for op in self.session_ops.drain(..) {
-            self.sessions.submit(op);
+            self.state.submit_session(op);
         }
         for message in self.messages.drain(..) {
-            self.retained.set(message, Some(commit.part()));
+            self.state.set_retained(message, Some(commit.part()));
         }
         // Operations that nobody waits for are written with this one at the latest.
-        self.sessions.submit(SessionOp::Remove(QueueId::NONE, Some(commit.part())));
+        self.state.submit_session(SessionOp::Remove(QueueId::NONE, Some(commit.part())));
         commit.done();
         if !self.queue_records.is_empty() {
-            self.queues.write(&self.queue_records)?;
+            self.state.import(&self.queue_records)?;
             self.queue_records.clear();
         }
         if !self.values.is_empty() {

@@ -1,23 +1,27 @@
 //! Tools of an operator for a data directory: check every record, compact, back up.
 
+mod convert;
+#[cfg(test)]
+mod convert_tests;
 mod export;
 mod file;
 mod import;
 #[cfg(test)]
 mod tests;
 
-use std::{fs, io, path::Path, thread, time::Duration};
+use std::{fs, io, path::Path, sync::Arc, thread, time::Duration};
 
 use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
 use super::{
-    format, log, message,
+    earlier, format, log, message,
     open::{Existing, existing, in_use},
-    queues::audit,
-    record, records, sessions,
+    record, records,
+    state::{queues::audit, sessions},
 };
 use store::{DataDir, StoreError, sync_directory};
 
+pub use convert::{ConversionRoom, conversion_room, convert};
 pub use export::export;
 pub use import::import;
 
@@ -37,16 +41,15 @@ const STORES: &[(&str, &[Checked])] = &[
         ],
     ),
     (
-        "sessions",
+        // Also whether the tables of queues fit each other: see `audit`.
+        "state",
         &[
             ("sessions", true, |key, value| sessions::session(key, value).is_some()),
             ("subscriptions", true, |key, value| sessions::subscription(key, value).is_some()),
-            ("groups", true, |key, value| sessions::group(key, value).is_some()),
+            ("shared_groups", true, |key, value| sessions::group(key, value).is_some()),
+            ("retained", true, |_, value| message::decode(value).is_some()),
         ],
     ),
-    // Also whether its tables fit each other: see `audit`.
-    ("queues", &[]),
-    ("retained", &[("retained", true, |_, value| message::decode(value).is_some())]),
     (
         "records",
         &[
@@ -139,7 +142,7 @@ fn check_tables(
             found.push((table, records, sound));
         }
     }
-    let queues = if report.store == "queues" { audit::tables(env, &txn)? } else { None };
+    let queues = if report.store == "state" { audit::tables(env, &txn)? } else { None };
     if let Some(queues) = &queues {
         total += audit::records(queues, &txn)?;
     }
@@ -215,6 +218,7 @@ pub fn backup(
         StoreError::Unavailable(format!("cannot use {} for a backup: {e}", target.display()))
     };
     exists(path)?;
+    earlier::check(path)?;
     fs::create_dir_all(target).map_err(|e| unusable(&e))?;
     // While nobody else has it, the files can be looked at before they are mapped.
     let owned = DataDir::open(path).ok();
@@ -321,8 +325,15 @@ fn newer(store: &str, env: &Env<WithoutTls>) -> Result<Option<String>, heed::Err
     format::newer(store, env, &env.read_txn()?)
 }
 
-/// Locks an existing data directory.
-fn own(path: &Path) -> Result<std::sync::Arc<DataDir>, StoreError> {
+/// Locks an existing data directory of this version.
+fn own(path: &Path) -> Result<Arc<DataDir>, StoreError> {
+    let directory = own_any(path)?;
+    earlier::check(path)?;
+    Ok(directory)
+}
+
+/// Locks an existing data directory of any version.
+fn own_any(path: &Path) -> Result<Arc<DataDir>, StoreError> {
     exists(path)?;
     DataDir::open(path)
 }

@@ -6,35 +6,36 @@ use gateway_core::{Commit, Journal, Message, Origin, QoS, QueueEntry, QueueId, Q
 
 use super::*;
 use crate::{
-    DurableOptions, EmbeddedLatest, EmbeddedLog, EmbeddedOptions, EmbeddedQueues, EmbeddedRecords,
-    EmbeddedRetained, EmbeddedSessions, LogOptions, QueueOptions, RecordOptions,
+    DurableOptions, EmbeddedLatest, EmbeddedLog, EmbeddedOptions, EmbeddedRecords, EmbeddedState, LogOptions,
+    RecordOptions, StateOptions,
 };
 use store::{
-    LatestStore, RecordStore, RetainedStore, SessionOp, SessionStore, ShadowRecord, shadow_change,
+    LatestStore, RecordStore, SessionOp, ShadowRecord, StateStore, shadow_change,
     suite::{latest::value, shadows::record},
 };
 
-fn retained(path: &Path) -> EmbeddedRetained {
-    EmbeddedRetained::open(&DataDir::open(path).unwrap(), &DurableOptions::default()).unwrap()
+fn state(path: &Path) -> EmbeddedState {
+    EmbeddedState::open(&DataDir::open(path).unwrap(), &StateOptions::default()).unwrap()
 }
 
-fn fill(store: &EmbeddedRetained, topics: std::ops::Range<u32>) {
+fn fill(store: &EmbeddedState, topics: std::ops::Range<u32>) {
     for n in topics {
         let topic = format!("t/{n}");
-        store.set(Arc::clone(Message::new(&topic, &[7; 500], Timestamp(0), Origin::SERVER).share()), None);
+        let message = Arc::clone(Message::new(&topic, &[7; 500], Timestamp(0), Origin::SERVER).share());
+        store.set_retained(message, None);
     }
 }
 
-fn count(store: &EmbeddedRetained) -> usize {
+fn count(store: &EmbeddedState) -> usize {
     let mut found = 0;
-    store.restore(&mut |_| found += 1).unwrap();
+    store.restore_retained(&mut |_| found += 1).unwrap();
     found
 }
 
 #[tokio::test]
 async fn a_check_finds_what_is_damaged_and_changes_nothing() {
     let dir = tempfile::tempdir().unwrap();
-    let store = retained(dir.path());
+    let store = state(dir.path());
     fill(&store, 0..100);
     drop(store);
     let latest =
@@ -48,9 +49,9 @@ async fn a_check_finds_what_is_damaged_and_changes_nothing() {
     let found = |reports: &[StoreReport]| {
         reports.iter().map(|r| (r.store, r.records, r.damaged, r.problem.is_some())).collect::<Vec<_>>()
     };
-    assert_eq!(found(&sound), [("latest", 1, 0, false), ("retained", 100, 0, false)]);
+    assert_eq!(found(&sound), [("latest", 1, 0, false), ("state", 100, 0, false)]);
 
-    let file = dir.path().join("retained/data.mdb");
+    let file = dir.path().join("state/data.mdb");
     let mut bytes = fs::read(&file).unwrap();
     // A payload byte of one record, also where an older page still has it.
     let topic = b"\x04t/42\x07";
@@ -60,11 +61,11 @@ async fn a_check_finds_what_is_damaged_and_changes_nothing() {
     }
     fs::write(&file, &bytes).unwrap();
     let damaged = check(dir.path(), &mut |_| {}).unwrap();
-    assert_eq!(found(&damaged), [("latest", 1, 0, false), ("retained", 100, 1, false)]);
+    assert_eq!(found(&damaged), [("latest", 1, 0, false), ("state", 100, 1, false)]);
 
     fs::write(&file, &bytes[..8192]).unwrap();
     let cut = check(dir.path(), &mut |_| {}).unwrap();
-    assert_eq!(found(&cut), [("latest", 1, 0, false), ("retained", 0, 0, true)]);
+    assert_eq!(found(&cut), [("latest", 1, 0, false), ("state", 0, 0, true)]);
     assert_eq!(fs::metadata(&file).unwrap().len(), 8192);
 }
 
@@ -73,15 +74,14 @@ async fn a_check_finds_what_is_damaged_and_changes_nothing() {
 #[test]
 fn a_check_an_export_and_an_import_count_the_same_records() {
     let dir = tempfile::tempdir().unwrap();
-    fill(&retained(dir.path()), 0..100);
+    fill(&state(dir.path()), 0..100);
     let data = DataDir::open(dir.path()).unwrap();
     let latest = EmbeddedLatest::open(&data, &EmbeddedOptions::default()).unwrap();
     let written = latest.upsert((0..50).map(|n| value("d", &format!("t/{n}"), 1)).collect());
     tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(written).unwrap();
-    let sessions = EmbeddedSessions::open(&data, &DurableOptions::default()).unwrap();
-    sessions.submit(SessionOp::Group(QueueId(1 << 63 | 1), "$share/g/t".to_owned()));
+    let state = EmbeddedState::open(&data, &StateOptions::default()).unwrap();
+    state.submit_session(SessionOp::Group(QueueId(1 << 63 | 1), "$share/g/t".to_owned()));
     // Three queues with a message of all and one of their own, each with a time at which it expires.
-    let queues = EmbeddedQueues::open(&data, &QueueOptions::default()).unwrap();
     let message = |payload: &[u8]| {
         let mut message = Message::new("t", payload, Timestamp(0), Origin::SERVER);
         message.expires = Some(Timestamp(4_000_000_000_000));
@@ -91,7 +91,7 @@ fn a_check_an_export_and_an_import_count_the_same_records() {
     for queue in 1..4 {
         for (seq, message) in [Arc::clone(&shared), message(b"own")].into_iter().enumerate() {
             let entry = QueueEntry::new(QueueId(queue), seq as u64, message, QoS::AtLeastOnce, None);
-            queues.submit(QueueOp::Append(Arc::new(entry)));
+            state.submit(QueueOp::Append(Arc::new(entry)));
         }
     }
     let records = EmbeddedRecords::open(&data, &RecordOptions::default()).unwrap();
@@ -99,16 +99,14 @@ fn a_check_an_export_and_an_import_count_the_same_records() {
     for shadow in [record("d", "", 3), deleted] {
         records.submit(vec![shadow_change(&shadow, 0).unwrap()], Some(Commit::new()));
     }
-    drop((latest, sessions, queues, records, data));
+    drop((latest, state, records, data));
 
     let counted = |reports: Vec<StoreReport>| {
         reports.iter().map(|report| (report.store, report.records, report.damaged)).collect::<Vec<_>>()
     };
     let (file, new) = (dir.path().join("all.export"), dir.path().join("new"));
     let checked = counted(check(dir.path(), &mut |_| {}).unwrap());
-    let expected =
-        [("latest", 50, 0), ("sessions", 1, 0), ("queues", 10, 0), ("retained", 100, 0), ("records", 2, 0)];
-    assert_eq!(checked, expected);
+    assert_eq!(checked, [("latest", 50, 0), ("state", 111, 0), ("records", 2, 0)]);
     assert_eq!(counted(export(dir.path(), &file, &mut |_| {}).unwrap()), checked);
     assert_eq!(counted(import(&file, &new, &mut |_| {}).unwrap()), checked);
     assert_eq!(counted(check(&new, &mut |_| {}).unwrap()), checked);
@@ -117,23 +115,23 @@ fn a_check_an_export_and_an_import_count_the_same_records() {
 #[test]
 fn compaction_keeps_every_record_and_frees_space() {
     let dir = tempfile::tempdir().unwrap();
-    let store = retained(dir.path());
+    let store = state(dir.path());
     fill(&store, 0..3000);
     drop(store);
-    let store = retained(dir.path());
+    let store = state(dir.path());
     for n in 100..3000 {
-        store.clear(format!("t/{n}").into(), None);
+        store.clear_retained(format!("t/{n}").into(), None);
     }
     drop(store);
-    let before = size(&dir.path().join("retained"));
+    let before = size(&dir.path().join("state"));
     let reports = compact(dir.path(), &mut |_| ()).unwrap();
     assert_eq!(reports.len(), 1);
     assert!(reports[0].bytes * 2 < before, "{} of {before}", reports[0].bytes);
-    let store = retained(dir.path());
+    let store = state(dir.path());
     assert_eq!(count(&store), 100);
     fill(&store, 100..200);
     drop(store);
-    assert_eq!(count(&retained(dir.path())), 200);
+    assert_eq!(count(&state(dir.path())), 200);
 }
 
 #[test]
@@ -148,24 +146,24 @@ fn what_is_no_data_directory_is_left_alone() {
 #[test]
 fn a_backup_of_a_closed_directory_starts_as_it_was() {
     let dir = tempfile::tempdir().unwrap();
-    let store = retained(dir.path());
+    let store = state(dir.path());
     fill(&store, 0..500);
     drop(store);
     let target = tempfile::tempdir().unwrap();
     backup(dir.path(), target.path(), &mut |_| ()).unwrap();
-    assert_eq!(count(&retained(target.path())), 500);
+    assert_eq!(count(&state(target.path())), 500);
     assert!(backup(dir.path(), target.path(), &mut |_| ()).is_err(), "the target is not empty");
 }
 
 #[tokio::test]
 async fn a_newer_format_is_neither_read_nor_called_damaged() {
     let dir = tempfile::tempdir().unwrap();
-    let store = retained(dir.path());
+    let store = state(dir.path());
     fill(&store, 0..10);
     drop(store);
     {
         let data = DataDir::open(dir.path()).unwrap();
-        let options = DurableOptions::default().environment("retained", 1);
+        let options = DurableOptions::default().environment("state", 9);
         let environment = crate::environment::Environment::open(&data, options).unwrap();
         environment.writing(|txn| environment.set_format(txn, 7)).unwrap();
     }
@@ -182,7 +180,7 @@ async fn a_newer_format_is_neither_read_nor_called_damaged() {
 fn a_newer_format_is_neither_backed_up_nor_compacted() {
     let dir = tempfile::tempdir().unwrap();
     drop(EmbeddedLatest::open(&DataDir::open(dir.path()).unwrap(), &EmbeddedOptions::default()).unwrap());
-    fill(&retained(dir.path()), 0..10);
+    fill(&state(dir.path()), 0..10);
     drop(EmbeddedLog::open(&DataDir::open(dir.path()).unwrap(), &LogOptions::default()).unwrap());
     let id = dir.path().join("log/log");
     let known = fs::read_to_string(&id).unwrap();
@@ -197,11 +195,11 @@ fn a_newer_format_is_neither_backed_up_nor_compacted() {
     fs::write(&id, known).unwrap();
     {
         let data = DataDir::open(dir.path()).unwrap();
-        let options = DurableOptions::default().environment("retained", 1);
+        let options = DurableOptions::default().environment("state", 9);
         let environment = crate::environment::Environment::open(&data, options).unwrap();
         environment.writing(|txn| environment.set_format(txn, 7)).unwrap();
     }
-    let file = dir.path().join("retained/data.mdb");
+    let file = dir.path().join("state/data.mdb");
     let before = fs::read(&file).unwrap();
     refused(backup(dir.path(), target.path(), &mut |_| ()), "format 7");
     {

@@ -190,7 +190,7 @@ impl Connection {
         // Its packet identifier goes to disk with it, if both outlive the process.
         message.unit = publish.qos == QoS::ExactlyOnce && self.device.is_durable();
         let stores = self.device.broker().stores().filter(|_| message.unit);
-        let unit = stores.map(|stores| Unit::new(&message, &*stores.queues));
+        let unit = stores.map(|stores| Unit::new(&message, &*stores.state));
         let published = match self.device.broker().publish_some(&message, turn) {
             Routing::Done(published) => published,
             Routing::More(spread) => {
@@ -330,7 +330,7 @@ pub(crate) fn close_unit(device: &Device, packet_id: u16, commit: Arc<Commit>) {
     let queue = device.core().queue();
     // Also if another connection has taken the session meanwhile, and its client may have gone on.
     let kept = device.lock().out.keep_received(packet_id, Arc::clone(&commit));
-    Received { queue, packet_id, released: !kept }.close(commit, Arc::clone(&stores.queues) as _);
+    Received { queue, packet_id, released: !kept }.close(commit, Arc::clone(&stores.state) as _);
 }
 
 /// The v5 reason code of a refused filter.

@@ -71,17 +71,14 @@ impl Outbound {
         rare.received.restore(left.received);
     }
 
-    /// The connection has ended: has the disk note, for the next process, what the client may have begun to receive.
-    /// `None` if the disk knows already, else a commit that is done when it does. One place says it all, since what was
-    /// sent is always at the front of the queue.
-    pub fn note_sent(&mut self, env: &Env<'_>) -> Option<Arc<Commit>> {
-        let Disk { journal, queue } = env.disk?;
-        let rare = self.rare.as_mut()?;
+    /// The connection has ended: has the disk note, for the next process, what the client may have begun to receive, unless
+    /// it knows already. One place says it all, since what was sent is always at the front of the queue.
+    pub fn note_sent(&mut self, env: &Env<'_>) {
+        let (Some(Disk { journal, queue }), Some(rare)) = (env.disk, self.rare.as_mut()) else { return };
         let on_disk_only = rare.backlog.as_mut().and_then(|backlog| backlog.note_sent());
-        let below = rare.inflight.note_sent().max(on_disk_only)?;
-        let commit = Commit::new();
-        journal.submit(QueueOp::NoteSent { queue, below, commit: Arc::clone(&commit) });
-        Some(commit)
+        if let Some(below) = rare.inflight.note_sent().max(on_disk_only) {
+            journal.submit(QueueOp::NoteSent { queue, below });
+        }
     }
 
     /// Messages that were on disk only have expired there.
@@ -387,7 +384,7 @@ fn submit(
     let mut entry = QueueEntry::new(disk.queue, place, Arc::clone(message.share()), qos, commit);
     entry.retain = offer.retain;
     match bound {
-        Lifetime::Sent => entry.sent = true,
+        Lifetime::Sent => entry.note_sent(),
         Lifetime::Waits(_) => entry.expires = bound.until(entry.expires),
     }
     entry.group = offer.group_queue;

@@ -193,7 +193,7 @@ impl Inflight {
 
     /// Adds a message that is being sent. The caller has checked `has_room` and `is_resent`.
     pub(super) fn push(&mut self, place: u64, delivery: PendingDelivery) {
-        let noted = matches!(&delivery.on_disk, OnDisk::Submitted(entry) if entry.sent);
+        let noted = matches!(&delivery.on_disk, OnDisk::Submitted(entry) if entry.may_be_sent());
         self.put(place, Unacked { stage: InflightStage::Publish(delivery), noted });
         self.resend = self.ring.len();
         self.open += 1;
@@ -211,6 +211,11 @@ impl Inflight {
         for (index, entry) in self.ring.iter_mut().enumerate() {
             if let Some(entry) = entry.as_mut().filter(|entry| !entry.noted) {
                 entry.noted = true;
+                if let InflightStage::Publish(PendingDelivery { on_disk: OnDisk::Submitted(entry), .. }) =
+                    &entry.stage
+                {
+                    entry.note_sent();
+                }
                 last = Some(first + index as u64 + 1);
             }
         }

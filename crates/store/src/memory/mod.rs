@@ -9,6 +9,8 @@ mod log;
 mod no_records;
 #[cfg(any(test, feature = "test-util"))]
 mod records;
+#[cfg(any(test, feature = "test-util"))]
+mod state;
 
 #[cfg(any(test, feature = "test-util"))]
 pub use self::{
@@ -16,5 +18,6 @@ pub use self::{
     latest::MemoryLatest,
     log::{MemoryLog, MemoryLogOptions},
     records::MemoryRecords,
+    state::{MemoryState, StateContents, StateFaults},
 };
 pub use no_records::NoRecords;

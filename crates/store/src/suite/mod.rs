@@ -6,3 +6,4 @@ pub mod latest;
 pub mod log;
 pub mod records;
 pub mod shadows;
+pub mod state;

@@ -213,10 +213,11 @@ impl World {
             self.answer(1);
         }
         self.disk.commit_all();
-        let state = self.disk.0.lock();
-        assert!(state.received.is_empty(), "for ever on disk: {:?}", state.received);
-        let payloads = state.entries.values().flat_map(|stored| &stored.message);
-        let mut routed: Vec<_> = payloads.map(|message| message.payload.to_vec()).collect();
+        let mut routed: Vec<_> = self.disk.contents(|state| {
+            assert!(state.received.is_empty(), "for ever on disk: {:?}", state.received);
+            let payloads = state.entries.values().flat_map(|(entry, _)| &entry.message);
+            payloads.map(|message| message.payload.to_vec()).collect()
+        });
         let mut expected: Vec<_> =
             self.acknowledged.iter().map(|number| number.to_be_bytes().to_vec()).collect();
         routed.sort_unstable();

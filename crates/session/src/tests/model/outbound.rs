@@ -16,6 +16,8 @@ use gateway_core::{
     units::ByteSize,
 };
 
+use store::{StoredSession, suite::state::session};
+
 use super::disk::Disk;
 use crate::{
     BacklogLoad, Env, LinkParams, Outbound, Reply, StoredQueue,
@@ -72,6 +74,10 @@ struct World {
     receipts: Vec<Arc<Receipt>>,
     /// A load was begun on this connection and is not answered yet.
     loading: bool,
+    /// Number of connections that have ended: the session's record says it in the place of the time.
+    connections: u64,
+    /// Attempts of QoS 1 that the client has had.
+    had: BTreeSet<u32>,
     /// The client: what it holds of QoS 2, by identifier; what is open on this connection; its answers.
     held: BTreeMap<u16, u32>,
     open: BTreeMap<u16, u32>,
@@ -107,6 +113,8 @@ impl World {
             limits,
             budget: TestBudget::new(usize::MAX),
             now: Timestamp(1_000),
+            connections: 0,
+            had: BTreeSet::new(),
             protocol: Protocol::V5,
             crashes: kind & 8 != 0,
             messages: Vec::new(),
@@ -249,8 +257,7 @@ impl World {
             append_reply(&mut self.outbound, reply);
             self.steps.pop_front();
         }
-        let trimmed = std::mem::take(&mut self.disk.0.lock().trimmed);
-        for message in trimmed {
+        for message in self.disk.take_trimmed() {
             self.messages[number(&message.payload)].promised = false;
         }
     }
@@ -277,11 +284,15 @@ impl World {
         self.with(|outbound, env| outbound.detach(env));
         let yielded = self.with(|outbound, env| outbound.yield_shared(env));
         self.yielded(yielded);
+        self.with(|outbound, env| outbound.note_sent(env));
+        self.connections += 1;
+        let since = Some(Timestamp(self.connections));
+        self.disk.put_session(StoredSession { since, ..session(QUEUE, "subscriber") });
         self.disconnected();
     }
 
     fn disconnected(&mut self) {
-        self.disk.cancel_loads();
+        self.disk.cancel_load();
         self.loading = false;
         self.answers.clear();
         self.open.clear();
@@ -327,6 +338,7 @@ impl World {
             topic_alias_maximum: u16::from(argument & 2),
         };
         self.window = usize::from(link.receive_maximum);
+        self.disk.put_session(session(QUEUE, "subscriber"));
         self.with(|outbound, env| outbound.attach(link, &[], env));
     }
 
@@ -334,7 +346,7 @@ impl World {
         if !self.loading
             && let BacklogLoad::From(from, _) = self.with(|outbound, env| outbound.begin_load(env))
         {
-            self.disk.load(from);
+            self.disk.load(QUEUE, from);
             self.loading = true;
         }
     }
@@ -348,15 +360,14 @@ impl World {
 
     fn fail_load(&mut self) {
         if std::mem::take(&mut self.loading) {
-            self.disk.cancel_loads();
+            self.disk.cancel_load();
             self.with(|outbound, env| outbound.load_failed(env));
         }
     }
 
     fn expire(&mut self) {
-        let keeps = |place, qos| self.outbound.may_have_sent(place, qos);
-        let (messages, bytes) = self.disk.expire(QUEUE, self.now, keeps);
-        if messages > 0 {
+        let keeps = |_, place, qos| self.outbound.may_have_sent(place, qos);
+        for (_, messages, bytes) in self.disk.expire(self.now, keeps) {
             self.outbound.note_expired(messages, bytes, self.now);
         }
     }
@@ -375,6 +386,7 @@ impl World {
 
     fn crash(&mut self) {
         self.go_on();
+        let was_online = self.outbound.is_online();
         self.disk.crash();
         self.outbound = Outbound::new();
         self.budget = TestBudget::new(usize::MAX);
@@ -382,12 +394,20 @@ impl World {
         self.staying.clear();
         self.disconnected();
         for (number, promised, place) in self.moved.drain(..) {
-            if place.is_some_and(|place| self.disk.0.lock().entries.contains_key(&(QUEUE, place))) {
+            if place
+                .is_some_and(|place| self.disk.contents(|disk| disk.entries.contains_key(&(QUEUE, place))))
+            {
                 self.messages[number].promised = promised;
                 self.messages[number].received -= 1;
             }
         }
-        let (left, received) = self.disk.summary(QUEUE);
+        let (mut left, received) = self.disk.summary(QUEUE);
+        // As the start does: if a record says that there is no connection, the entries say what was sent. The record of a connection
+        // that goes on with a session may be late.
+        let recorded = self.disk.contents(|disk| disk.sessions.get(&QUEUE)?.since);
+        if !was_online && recorded == Some(Timestamp(self.connections)) {
+            left.begun = 0;
+        }
         self.outbound.restore(&StoredQueue { received: &received, ..left });
         self.break_weak_promises();
         for sent in &mut self.messages {
@@ -427,7 +447,8 @@ impl World {
         let (inflight, pending, bytes, _) = self.outbound.sizes();
         assert_eq!((inflight, pending, bytes), (0, 0, 0), "everything is delivered in the end");
         assert_eq!(self.budget.held.get(), 0, "budget not given back");
-        let left: Vec<u64> = self.disk.0.lock().entries.keys().map(|(_, place)| *place).collect();
+        let left: Vec<u64> =
+            self.disk.contents(|disk| disk.entries.keys().map(|(_, place)| *place).collect());
         assert!(left.is_empty(), "left on disk: {left:?}");
         assert!(self.held.is_empty(), "the client waits for PUBREL of {:?}", self.held);
         for (number, sent) in self.messages.iter().enumerate() {

@@ -58,6 +58,9 @@ impl World {
                 }
                 None => false,
             };
+        if publish.qos == QoS::AtLeastOnce && !self.had.insert(attempt) {
+            assert!(publish.dup, "message {number} comes again without DUP");
+        }
         if !known {
             sent.received += 1;
             assert!(publish.qos != QoS::ExactlyOnce || sent.received == 1, "QoS 2 message {number} twice");
