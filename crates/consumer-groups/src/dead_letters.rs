@@ -58,7 +58,7 @@ pub(super) struct DeadLetters {
     most_bytes: usize,
     /// Letters that are being put back.
     claimed: BTreeSet<u64>,
-    /// They are being moved to another group: none is put back or removed.
+    /// Letters are being moved to another group: none is put back or removed.
     closed: bool,
 }
 

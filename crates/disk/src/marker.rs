@@ -98,8 +98,14 @@ fn write(folder: &Path, name: &str, text: &str) {
 }
 
 fn closed(folder: &Path) -> Option<String> {
+    let (length, changed) = stamp(folder)?;
+    Some(format!("closed {length} {changed}"))
+}
+
+/// Returns length and time of change of the data file in `folder`, which another change makes others.
+pub(super) fn stamp(folder: &Path) -> Option<(u64, u128)> {
     let data = fs::metadata(folder.join("data.mdb")).ok()?;
-    Some(format!("closed {} {}", data.len(), changed(&data)?))
+    Some((data.len(), changed(&data)?))
 }
 
 /// Returns the time at which the file was changed, in nanoseconds.

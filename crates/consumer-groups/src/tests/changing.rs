@@ -37,7 +37,7 @@ async fn a_group_is_only_found_once_it_is_on_disk() {
         let fixture = Fixture::new(MemoryLogOptions::default()).await;
         let create = || fixture.groups.create(definition("g"), &GroupStart::Latest);
         fixture.state.hold(true);
-        // Who gives numbers is one who has acquired them, and the group is acquired before it is written.
+        // Numbers come from a holder that has acquired them, and the group is acquired before it is written.
         for step in ["numbers are not acquired", "its number is not written", "it is not acquired"] {
             assert!(timeout(SOON, create()).await.is_err(), "{step}");
             fixture.state.settle(1);

@@ -130,7 +130,7 @@ async fn a_change_is_cut_anywhere() {
         }
         tokio::time::sleep(Duration::from_millis(100)).await;
         is_done = change.is_finished();
-        // What waits is never written.
+        // Waiting writes are never made.
         fixture.state.crash();
         let marker = fixture.restarted().await;
         let info = fixture.groups.get("g").expect("a group");

@@ -141,7 +141,7 @@ pub(crate) enum GroupsVerb {
     },
 }
 
-/// What a group gets.
+/// Messages of a group.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Wanted {
     /// Topic filter; may be repeated; none is '#'
@@ -187,7 +187,7 @@ impl Wanted {
     }
 }
 
-/// How a group gets it.
+/// Settings of their delivery.
 #[derive(Debug, Clone, clap::Args)]
 pub(crate) struct Settings {
     /// How long a message may stay unacknowledged before it is delivered again

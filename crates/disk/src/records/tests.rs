@@ -187,7 +187,7 @@ async fn a_disk_that_stands_still_takes_a_bounded_number_of_writes() {
         assert!((50..300).contains(&taken), "{taken}");
         let refused = at_once(write(&store, vec![put(kind, "one more", &value)]));
         assert!(matches!(refused, Some(Err(StoreError::Unavailable(_)))));
-        // What removes is taken, and other kinds have their own room.
+        // Removals are taken, and other kinds have their own room.
         let other = if kind == Groups { Shadows } else { Groups };
         assert!(at_once(write(&store, vec![put(other, "other", &value)])).is_none());
         for _ in 0..10_000 {
@@ -218,7 +218,7 @@ fn of_changes_nobody_waits_for_only_the_last_of_each_key_waits() {
     assert!(turns.plan());
     let changes: Vec<_> = turns.planned().flat_map(|op| op.write.changes.clone()).collect();
     assert_eq!(changes, [put(Commands, "a", "099"), put(Commands, "b", "099"), remove(Commands, "c")]);
-    // What fails is tried again, unless something later came for the record.
+    // Failed changes are tried again, unless something later came for the record.
     turns.failed();
     let later = RecordWrite { changes: vec![remove(Commands, "a")], fence: None };
     inbox.push(RecordOp { write: later, waiter: RecordWaiter::Nobody });

@@ -1,4 +1,4 @@
-//! What sessions need, in one environment: their records, queues with packet identifiers, and retained messages. One thread
+//! State of sessions in one environment: their records, queues with packet identifiers, and retained messages. One thread
 //! writes all of it, so that a commit is one transaction.
 //!
 //! Each part has its tables, its changes that wait and its way to read them back. `work` puts the parts into one transaction.

@@ -5,7 +5,7 @@
 //! environments are only moved away, into `before-conversion`, and the new ones to their places.
 
 use std::{
-    fs,
+    fs::{self, File},
     io::{self, ErrorKind},
     ops::Bound,
     path::Path,
@@ -18,6 +18,7 @@ use super::{StoreReport, TABLES, ToolProgress, close, failed, own_any, size};
 use crate::{
     earlier::{self, CONVERTED, EARLIER},
     format::{self, META},
+    marker,
     open::{self, Existing},
 };
 use store::{DataDir, StoreError, sync_directory};
@@ -27,6 +28,8 @@ const BATCH: usize = if cfg!(test) { 16 << 10 } else { 32 << 20 };
 
 /// A new environment grows here.
 const CONVERTING: &str = "converting";
+/// A file in there: length and time of the old environments when the conversion began.
+const SOURCES: &str = "sources";
 /// The old environments, for somebody to remove.
 const BEFORE: &str = "before-conversion";
 
@@ -171,9 +174,29 @@ pub fn convert(path: &Path, progress: &mut dyn FnMut(ToolProgress)) -> Result<Ve
         .into())
 }
 
+/// Goes on with what an interrupted conversion has written, or begins anew if an earlier version has written to the old environments
+/// since.
+fn begin(root: &Path, converting: &Path) -> io::Result<()> {
+    let sources: String =
+        EARLIER.iter().map(|name| format!("{name} {:?}\n", marker::stamp(&root.join(name)))).collect();
+    let noted = converting.join(SOURCES);
+    if fs::read_to_string(&noted).is_ok_and(|noted| noted == sources) {
+        return Ok(());
+    }
+    match fs::remove_dir_all(converting) {
+        Err(e) if e.kind() != ErrorKind::NotFound => return Err(e),
+        _ => {}
+    }
+    fs::create_dir(converting)?;
+    fs::write(&noted, sources)?;
+    File::open(&noted)?.sync_all()?;
+    sync_directory(converting)
+}
+
 /// Writes the new environments.
 fn build(directory: &Arc<DataDir>, progress: &mut dyn FnMut(ToolProgress)) -> Result<(), StoreError> {
     let converting = directory.path().join(CONVERTING);
+    begin(directory.path(), &converting).map_err(|e| failed("convert", &e))?;
     for (store, copies) in COPIES {
         let folder = converting.join(store);
         let from: Vec<&'static str> = copies.iter().map(|copy| copy.from.0).collect();
@@ -221,6 +244,7 @@ fn build(directory: &Arc<DataDir>, progress: &mut dyn FnMut(ToolProgress)) -> Re
         sync_directory(&folder).map_err(|e| failed(store, &e))?;
     }
     let commit = || {
+        fs::remove_file(converting.join(SOURCES))?;
         sync_directory(&converting)?;
         fs::rename(&converting, directory.path().join(CONVERTED))?;
         sync_directory(directory.path())

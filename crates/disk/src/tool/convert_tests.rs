@@ -160,6 +160,32 @@ fn a_damaged_environment_and_two_generations_are_not_converted() {
     assert!(error.contains("state is there already"), "{error}");
 }
 
+/// The failure: an earlier version that runs between two tries writes what the second takes for copied.
+#[test]
+fn a_conversion_begins_anew_if_the_directory_was_used_since() {
+    let dir = tempfile::tempdir().unwrap();
+    fill(dir.path(), 300);
+    let mut progress = 0;
+    let cut = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        convert(dir.path(), &mut |told| {
+            progress += usize::from(told.store == "records");
+            assert!(progress < 3, "cut short");
+        })
+    }));
+    assert!(cut.is_err() && dir.path().join("converting").exists());
+    {
+        let environment = environment(dir.path(), "queues", 5);
+        environment.open_tables(|_| Ok(())).unwrap();
+        let table = |txn: &mut crate::table::WriteTxn<'_>| environment.table(txn, "bodies");
+        // The first key, which is copied already.
+        environment.writing(|txn| table(txn)?.delete(txn, &[0; 6])).unwrap();
+    }
+    let wanted = expected(dir.path());
+    assert_eq!(wanted[&("state", "bodies")].len(), 299);
+    convert(dir.path(), &mut |_| ()).unwrap();
+    assert_converted(dir.path(), &wanted);
+}
+
 /// Tells the child of the test below which directory to convert.
 const CHILD: &str = "MQTT_SERVER_TEST_CONVERTED_DIRECTORY";
 
