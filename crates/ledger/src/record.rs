@@ -1,0 +1,181 @@
+//! The format of a record: a head, and what its transaction changed.
+//!
+//! ```text
+//! 0   format       u8
+//! 1   stream       u8, home u16      against rows of another stream
+//! 4   epoch        u64
+//! 12  n            u64
+//! 20  time         u64               of its writer, microseconds since 1970
+//! 28  predecessor  u32               checksum of the record before in this epoch, or of where the epoch goes on from
+//! 32  length       u32               of what follows
+//! 36  sum          u32               CRC-32 of all other bytes
+//! 40  changes
+//! ```
+//!
+//! Numbers are little-endian. All of it is cut into rows of at most [`MAX_ROW`] bytes.
+
+use std::sync::Arc;
+
+use bytes::{Bytes, BytesMut};
+
+use super::{Row, Segment, Stream};
+
+/// Format that this version writes, the newest that it reads.
+pub const FORMAT: u8 = 1;
+
+/// Most bytes of a row.
+pub const MAX_ROW: usize = 128 << 10;
+
+/// Most rows of a record: 1 GiB.
+pub const MAX_PARTS: u16 = 8192;
+
+const HEAD: usize = 40;
+const SUM: std::ops::Range<usize> = 36..HEAD;
+
+/// Place of a record that a directory has applied last: what comes next is behind it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Position {
+    /// Epoch of the record.
+    pub epoch: u64,
+    /// Its number.
+    pub n: u64,
+    /// Its checksum.
+    pub sum: u32,
+}
+
+/// Head of a record.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RecordHead {
+    /// Its stream.
+    pub stream: Stream,
+    /// Its epoch.
+    pub epoch: u64,
+    /// Its number.
+    pub n: u64,
+    /// Time of its writer, in microseconds since 1970.
+    pub time: u64,
+    /// Checksum of the record before it.
+    pub predecessor: u32,
+}
+
+/// A record that is there and is not what was written: never the end of a stream.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum Misread {
+    /// Its bytes were changed, or are another's.
+    #[error("is damaged")]
+    Damaged,
+    /// It belongs to another place.
+    #[error("belongs to another place of the ledger")]
+    Foreign,
+    /// A newer version has written it.
+    #[error("has format {0}, which a newer version has written; this version reads up to {FORMAT}")]
+    Newer(u8),
+    /// It does not follow the record before it.
+    #[error("does not follow the record before it")]
+    Unconnected,
+}
+
+/// A record, and its position.
+pub fn encode(head: &RecordHead, changes: &[u8]) -> (Bytes, Position) {
+    let mut out = BytesMut::with_capacity(HEAD + changes.len());
+    out.extend_from_slice(&[FORMAT, head.stream.number]);
+    out.extend_from_slice(&head.stream.home.to_le_bytes());
+    for number in [head.epoch, head.n, head.time] {
+        out.extend_from_slice(&number.to_le_bytes());
+    }
+    out.extend_from_slice(&head.predecessor.to_le_bytes());
+    let length = u32::try_from(changes.len()).unwrap_or(u32::MAX);
+    out.extend_from_slice(&length.to_le_bytes());
+    out.extend_from_slice(&[0; 4]);
+    out.extend_from_slice(changes);
+    let sum = sum(&out);
+    out[SUM].copy_from_slice(&sum.to_le_bytes());
+    (out.freeze(), Position { epoch: head.epoch, n: head.n, sum })
+}
+
+fn sum(record: &[u8]) -> u32 {
+    let mut hasher = crc32fast::Hasher::new();
+    hasher.update(&record[..SUM.start]);
+    hasher.update(&record[SUM.end..]);
+    hasher.finalize()
+}
+
+/// Head, position and changes of a record. Its stream, epoch and number are compared with the place where it was found by
+/// [`assemble`].
+///
+/// # Errors
+/// [`Misread`], but never `Unconnected`.
+pub fn decode(record: &Bytes) -> Result<(RecordHead, Position, Bytes), Misread> {
+    let head = record.get(..HEAD).ok_or(Misread::Damaged)?;
+    let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+    let u32_at = |at: usize| u32::from_le_bytes(std::array::from_fn(|i| head[at + i]));
+    if u32_at(SUM.start) != sum(record) {
+        return Err(Misread::Damaged);
+    }
+    match head[0] {
+        0 => return Err(Misread::Damaged),
+        FORMAT => {}
+        newer => return Err(Misread::Newer(newer)),
+    }
+    if u32_at(32) as usize != record.len() - HEAD {
+        return Err(Misread::Damaged);
+    }
+    let stream = Stream { home: u16::from_le_bytes([head[2], head[3]]), number: head[1] };
+    let found =
+        RecordHead { stream, epoch: u64_at(4), n: u64_at(12), time: u64_at(20), predecessor: u32_at(28) };
+    let position = Position { epoch: found.epoch, n: found.n, sum: u32_at(SUM.start) };
+    Ok((found, position, record.slice(HEAD..)))
+}
+
+/// Cuts a record into rows. `None` if it is too large for any number of rows.
+pub fn cut(record: &Bytes, segment: Segment, n: u64) -> Option<Arc<[Row]>> {
+    let parts = u16::try_from(record.len().div_ceil(MAX_ROW)).ok().filter(|parts| *parts <= MAX_PARTS)?;
+    let row = |part: u16| {
+        let begin = usize::from(part) * MAX_ROW;
+        let data = record.slice(begin..record.len().min(begin + MAX_ROW));
+        Row { segment, n, part, parts, data }
+    };
+    Some((0..parts).map(row).collect())
+}
+
+/// What the rows of a number are.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Assembly {
+    /// Not all parts are there: the record was never acknowledged, and its stream ends before it, unless it is known to be sealed.
+    Incomplete,
+    /// The record, its position and its changes.
+    Whole(RecordHead, Position, Bytes),
+}
+
+/// Puts the rows of one number together. They are in order of their parts, all of segment `segment` and number `n`.
+///
+/// # Errors
+/// [`Misread`]: rows are there that nobody wrote so.
+pub fn assemble(segment: Segment, n: u64, rows: &[Row]) -> Result<Assembly, Misread> {
+    let Some(first) = rows.first() else { return Ok(Assembly::Incomplete) };
+    let parts = first.parts;
+    let mut record = BytesMut::new();
+    for (index, row) in rows.iter().enumerate() {
+        let is_there = row.segment == segment && row.n == n;
+        if !is_there || row.parts != parts || row.part >= parts || row.data.len() > MAX_ROW {
+            return Err(Misread::Damaged);
+        }
+        if usize::from(row.part) != index {
+            // A part before it is missing; one that is there twice was never written so.
+            return if usize::from(row.part) > index {
+                Ok(Assembly::Incomplete)
+            } else {
+                Err(Misread::Damaged)
+            };
+        }
+        record.extend_from_slice(&row.data);
+    }
+    if rows.len() != usize::from(parts) {
+        return Ok(Assembly::Incomplete);
+    }
+    let (head, position, changes) = decode(&record.freeze())?;
+    if head.stream != segment.stream || head.epoch != segment.epoch || head.n != n {
+        return Err(Misread::Foreign);
+    }
+    Ok(Assembly::Whole(head, position, changes))
+}
