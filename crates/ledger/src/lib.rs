@@ -8,13 +8,21 @@
 //! [`Ledger`] is that database: it knows homes, streams, epochs and bytes, and nothing of MQTT. The order of the calls is what
 //! makes it safe; the crate `cluster` has that. Engines: `cassandra::ledger`, `postgres`, and `twin` in memory.
 
+#[cfg(any(test, feature = "fuzz"))]
+mod fuzz;
 mod record;
+#[cfg(any(test, feature = "test-util"))]
+pub mod suite;
+#[cfg(any(test, feature = "test-util"))]
+pub mod twin;
 
 use std::{future::Future, pin::Pin, sync::Arc};
 
 use bytes::Bytes;
 use thiserror::Error;
 
+#[cfg(any(test, feature = "fuzz"))]
+pub use fuzz::fuzz_rows;
 pub use record::{
     Assembly, FORMAT, MAX_PARTS, MAX_ROW, Misread, Position, RecordHead, assemble, cut, decode, encode,
 };

@@ -179,3 +179,80 @@ pub fn assemble(segment: Segment, n: u64, rows: &[Row]) -> Result<Assembly, Misr
     }
     Ok(Assembly::Whole(head, position, changes))
 }
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn segment() -> Segment {
+        Segment { stream: Stream { home: 0x1234, number: 3 }, epoch: 1 << 40, number: 9 }
+    }
+
+    fn head(n: u64, time: u64, predecessor: u32) -> RecordHead {
+        RecordHead { stream: segment().stream, epoch: segment().epoch, n, time, predecessor }
+    }
+
+    /// The failure: a version reads what another has written as something else.
+    #[test]
+    fn the_format_is_this() {
+        let (record, position) = encode(&head(0x0102_0304_0506_0708, 5, 0xAABB_CCDD), b"abc");
+        assert_eq!(record[..4], [1, 3, 0x34, 0x12]);
+        assert_eq!(record[4..12], (1_u64 << 40).to_le_bytes());
+        assert_eq!(record[12..20], [8, 7, 6, 5, 4, 3, 2, 1]);
+        assert_eq!(record[20..28], 5_u64.to_le_bytes());
+        assert_eq!(record[28..32], [0xDD, 0xCC, 0xBB, 0xAA]);
+        assert_eq!(record[32..36], 3_u32.to_le_bytes());
+        assert_eq!(record[36..40], position.sum.to_le_bytes());
+        assert_eq!(&record[40..], b"abc");
+        assert_eq!(position.sum, 0xD4F8_8F53);
+    }
+
+    #[test]
+    fn every_flipped_bit_is_found() {
+        let (record, _) = encode(&head(7, 8, 9), b"what a transaction changed");
+        for bit in 0..record.len() * 8 {
+            let mut flipped = BytesMut::from(&record[..]);
+            flipped[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(decode(&flipped.freeze()), Err(Misread::Damaged), "bit {bit}");
+        }
+        for length in 0..record.len() {
+            assert_eq!(decode(&record.slice(..length)), Err(Misread::Damaged), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_part_that_is_there_twice_is_damage() {
+        let (record, _) = encode(&head(7, 8, 9), &[0; 2 * MAX_ROW]);
+        let rows = cut(&record, segment(), 7).unwrap();
+        let twice: Vec<Row> = [0, 1, 1, 2].map(|index: usize| rows[index].clone()).to_vec();
+        assert_eq!(assemble(segment(), 7, &twice), Err(Misread::Damaged));
+    }
+
+    proptest! {
+        #[test]
+        fn a_record_comes_back(
+            changes in prop_oneof![
+                proptest::collection::vec(any::<u8>(), 0..300),
+                (MAX_ROW - 50..3 * MAX_ROW).prop_map(|length| vec![7; length]),
+            ],
+            n: u64, time: u64, predecessor: u32,
+            at: prop::sample::Index, by in 1_u8..,
+        ) {
+            let head = head(n, time, predecessor);
+            let (record, position) = encode(&head, &changes);
+            let rows = cut(&record, segment(), n).unwrap();
+            prop_assert!(rows.iter().all(|row| row.data.len() <= MAX_ROW && usize::from(row.parts) == rows.len()));
+            let whole = Assembly::Whole(head, position, Bytes::from(changes));
+            prop_assert_eq!(assemble(segment(), n, &rows), Ok(whole));
+
+            let at = at.index(record.len());
+            let mut flipped = rows.to_vec();
+            let mut data = BytesMut::from(&flipped[at / MAX_ROW].data[..]);
+            data[at % MAX_ROW] ^= by;
+            flipped[at / MAX_ROW].data = data.freeze();
+            prop_assert_eq!(assemble(segment(), n, &flipped), Err(Misread::Damaged));
+        }
+    }
+}
