@@ -22,6 +22,7 @@ fn open(dir: &Path) -> (Environment, [Table; 3]) {
         max_map_size: usize::MAX,
         tables: 3,
         hook: None,
+        shipping: None,
     };
     let environment = Environment::open(&DataDir::open(dir).unwrap(), options).unwrap();
     let tables = environment.open_tables(|txn| {

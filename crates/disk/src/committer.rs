@@ -239,7 +239,13 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
             if self.work.plan() {
                 let added = self.work.adds();
                 // A full disk refuses what adds. What is left removes, and must not wait for the next that adds.
-                if !self.commit() && added && self.environment.is_low() && self.work.plan() {
+                let written = self.commit();
+                if self.environment.is_lost() {
+                    // Nobody is told anything: what waits neither was written nor will ever be refused.
+                    std::mem::forget(self.work);
+                    return;
+                }
+                if !written && added && self.environment.is_low() && self.work.plan() {
                     self.commit();
                 }
             }
@@ -305,6 +311,7 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                 self.work.committed();
                 true
             }
+            Err(_) if self.environment.is_lost() => false,
             Err(error) => {
                 count(|c| c.store_commit_errors.add(1));
                 if !self.shared.failing.swap(true, Relaxed) {

@@ -21,7 +21,8 @@ use super::{
     format, marker,
     open::{self, FoundDamage},
     reserve::{RESERVE, Reserve},
-    table::{Redo, Table, WriteTxn},
+    shipping::{self, Cursor, Shipping},
+    table::{Redo, Table, UNNUMBERED, WriteTxn},
 };
 use store::{DataDir, StoreError};
 
@@ -48,6 +49,8 @@ pub(super) struct EnvironmentOptions {
     /// Number of named tables; that of the format comes on top.
     pub(super) tables: u32,
     pub(super) hook: Option<CommitHook>,
+    /// A ledger that has each transaction before it is committed.
+    pub(super) shipping: Option<Arc<dyn Shipping>>,
 }
 
 /// An open environment.
@@ -56,7 +59,7 @@ pub(super) struct Environment {
     name: &'static str,
     max_map_size: usize,
     /// Every read transaction holds the read side; growing the map holds the write side.
-    gate: RwLock<()>,
+    pub(super) gate: RwLock<()>,
     /// Held by the one write transaction, from before it begins until the map was grown for it.
     writing: Mutex<Upkeep>,
     /// Only removals are written, from what was kept for them.
@@ -69,13 +72,18 @@ pub(super) struct Environment {
     touched: AtomicUsize,
     damage: Option<FoundDamage>,
     hook: Option<CommitHook>,
+    shipping: Option<Arc<dyn Shipping>>,
+    /// The home belongs to another process.
+    pub(super) lost: AtomicBool,
     directory: Arc<DataDir>,
 }
 
 /// Things that a writer looks after.
-struct Upkeep {
+pub(super) struct Upkeep {
     reserve: Reserve,
     readers_checked: Option<Instant>,
+    /// Keys that were repeated for the ledger.
+    pub(super) cursor: Cursor,
 }
 
 impl Environment {
@@ -93,6 +101,7 @@ impl Environment {
             writing: Mutex::new(Upkeep {
                 reserve: Reserve::open(directory.path().join(options.name).join("reserve")),
                 readers_checked: None,
+                cursor: Cursor::default(),
             }),
             low: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
@@ -101,6 +110,8 @@ impl Environment {
             touched: AtomicUsize::new(0),
             damage: opened.damage,
             hook: options.hook,
+            shipping: options.shipping,
+            lost: AtomicBool::new(false),
             directory: Arc::clone(directory),
         })
     }
@@ -125,7 +136,7 @@ impl Environment {
     /// Opens a table, and makes it if it is not there.
     pub(super) fn table(&self, txn: &mut WriteTxn<'_>, name: &str) -> Result<Table, heed::Error> {
         let place = format::tables(self.name).position(|table| table == name);
-        let number = place.and_then(|place| u8::try_from(place).ok()).unwrap_or(u8::MAX);
+        let number = place.and_then(|place| u8::try_from(place).ok()).unwrap_or(UNNUMBERED);
         Table::create(&self.env, txn, name, number)
     }
 
@@ -183,7 +194,7 @@ impl Environment {
     }
 
     /// Takes note of what an error of LMDB says about the file.
-    fn met(&self, error: &heed::Error) {
+    pub(super) fn met(&self, error: &heed::Error) {
         if open::is_damage(error) {
             self.met_damage(error);
         } else if matches!(error, heed::Error::Mdb(MdbError::Panic)) {
@@ -289,7 +300,7 @@ impl Environment {
         self.usable()?;
         self.tend(upkeep);
         loop {
-            match self.attempt(&mut write) {
+            match self.attempt(upkeep, &mut write) {
                 Err(heed::Error::Mdb(MdbError::MapFull)) => {
                     if let Err(error) = self.grow(max) {
                         self.low.store(true, Relaxed);
@@ -309,6 +320,11 @@ impl Environment {
         }
     }
 
+    /// Returns whether the home belongs to another process: nothing is written, and nobody is told anything.
+    pub(super) fn is_lost(&self) -> bool {
+        self.lost.load(Relaxed)
+    }
+
     /// Checks the file's length before each transaction: touching a page beyond its end would end the process by a
     /// signal.
     fn usable(&self) -> Result<(), heed::Error> {
@@ -318,6 +334,9 @@ impl Environment {
         self.length.fetch_max(length, AcqRel);
         if length < known {
             self.met_damage(&"its file was cut short while it was in use");
+        }
+        if self.is_lost() {
+            return Err(shipping::lost());
         }
         if self.is_damaged() { Err(heed::Error::Mdb(MdbError::Corrupted)) } else { Ok(()) }
     }
@@ -343,14 +362,22 @@ impl Environment {
 
     fn attempt<T>(
         &self,
+        upkeep: &mut Upkeep,
         write: &mut impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
-        let mut txn = WriteTxn::new(&self.env, self.hook.is_some())?;
+        let mut txn = WriteTxn::new(&self.env, self.hook.is_some() || self.shipping.is_some())?;
+        let repeated = match &self.shipping {
+            Some(shipping) => Some((shipping, self.repeat_oldest(shipping, &mut txn, &upkeep.cursor)?)),
+            None => None,
+        };
         let value = write(&mut txn)?;
         if let (Some(hook), Some(redo)) = (&self.hook, txn.redo()) {
             hook(redo).map_err(heed::Error::Io)?;
         }
-        txn.commit()?;
+        match repeated {
+            Some((shipping, round)) => self.ship_and_commit(shipping, txn, round, upkeep)?,
+            None => txn.commit()?,
+        }
         Ok(value)
     }
 
@@ -416,6 +443,7 @@ mod tests {
             max_map_size: usize::MAX,
             tables: 1,
             hook: None,
+            shipping: None,
         };
         Environment::open(&DataDir::open(dir).unwrap(), options).unwrap()
     }

@@ -2,6 +2,7 @@
 //! was ever replaced. The tools read the newest format only.
 
 use heed::{Env, RoTxn, RwTxn, WithoutTls, types::Bytes};
+use ledger::Position;
 use lmdb_0_9_pages::{Entry, Layout};
 
 /// The table of the format.
@@ -15,7 +16,27 @@ pub(super) const POSITION: &[u8] = b"position";
 
 /// The environment's place in the ledger of a cluster: epoch and number of the last record that is in it, and that record's checksum.
 /// Outside a cluster there is none.
-const NO_POSITION: [u8; 20] = [0; 20];
+pub(super) const NO_POSITION: [u8; 20] = [0; 20];
+
+/// The position in its bytes; `None` if it is [`NO_POSITION`], or none at all.
+pub(super) fn position(bytes: &[u8]) -> Option<Position> {
+    let bytes: [u8; 20] = bytes.try_into().ok()?;
+    if bytes == NO_POSITION {
+        return None;
+    }
+    let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+    let sum = u32::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
+    Some(Position { epoch: u64_at(0), n: u64_at(8), sum })
+}
+
+/// The bytes of a position.
+pub(super) fn position_bytes(position: Position) -> [u8; 20] {
+    let mut bytes = NO_POSITION;
+    bytes[..8].copy_from_slice(&position.epoch.to_le_bytes());
+    bytes[8..16].copy_from_slice(&position.n.to_le_bytes());
+    bytes[16..].copy_from_slice(&position.sum.to_le_bytes());
+    bytes
+}
 
 /// No format is so high; without a sum, as older versions left it, this is damage.
 const IMPOSSIBLE: u32 = 1000;
@@ -35,6 +56,9 @@ pub(super) const STATE_TABLES: [&str; 9] = {
     let ([a, b, c, d, e], [f, g, h]) = (QUEUE_TABLES, SESSION_TABLES);
     [a, b, c, d, e, f, g, h, RETAINED_TABLE]
 };
+
+/// The tables of small records, in the order of their kinds.
+pub(super) const RECORD_TABLES: [&str; 5] = ["answers", "scheduled", "commands", "groups", "shadows"];
 
 /// Tables that mean nothing without each other.
 type Part = &'static [&'static str];

@@ -1,8 +1,11 @@
 //! Setup of a small store.
 
-use std::fmt;
+use std::{fmt, sync::Arc};
 
-use super::environment::{CommitHook, EnvironmentOptions};
+use super::{
+    Shipping,
+    environment::{CommitHook, EnvironmentOptions},
+};
 
 /// Settings of one store.
 #[derive(Clone)]
@@ -16,11 +19,19 @@ pub struct DurableOptions {
     pub max_waiting_bytes: usize,
     /// For tests of failing and slow disks.
     pub hook: Option<CommitHook>,
+    /// A ledger that has each transaction before it is committed.
+    pub shipping: Option<Arc<dyn Shipping>>,
 }
 
 impl Default for DurableOptions {
     fn default() -> Self {
-        Self { map_size: 1 << 30, max_map_size: usize::MAX, max_waiting_bytes: 64 << 20, hook: None }
+        Self {
+            map_size: 1 << 30,
+            max_map_size: usize::MAX,
+            max_waiting_bytes: 64 << 20,
+            hook: None,
+            shipping: None,
+        }
     }
 }
 
@@ -43,6 +54,7 @@ impl DurableOptions {
             max_map_size: self.max_map_size,
             tables,
             hook: self.hook.clone(),
+            shipping: self.shipping.clone(),
         }
     }
 }

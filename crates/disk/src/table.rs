@@ -7,9 +7,10 @@ use std::ops::{Bound, Deref};
 
 use heed::{Database, Env, PutFlags, RoTxn, RwTxn, WithoutTls, types::Bytes};
 
-#[cfg(test)]
-use super::fields::Input;
-use super::fields::put_bytes;
+use super::fields::{Input, put_bytes};
+
+/// Number of a table that is in no redo: the environment's notes on itself.
+pub(super) const UNNUMBERED: u8 = u8::MAX;
 
 /// A table. Read through the type of heed that it is, changed by its own methods.
 #[derive(Debug, Clone, Copy)]
@@ -40,20 +41,25 @@ impl Table {
 
     /// A table of an environment that is only read.
     pub(super) fn only_read(database: Database<Bytes, Bytes>) -> Self {
-        Self { database, number: u8::MAX }
+        Self { database, number: UNNUMBERED }
     }
 
     /// Adds or replaces an entry.
     pub(super) fn put(&self, txn: &mut WriteTxn<'_>, key: &[u8], value: &[u8]) -> Result<(), heed::Error> {
         self.database.put(&mut txn.txn, key, value)?;
-        txn.note(|redo| redo.put(self.number, key, value));
+        txn.note(self.number, |redo| redo.put(self.number, key, value));
         Ok(())
+    }
+
+    /// Notes an entry that is there as if it were put, for who has nothing of what was before.
+    pub(super) fn repeat(&self, txn: &mut WriteTxn<'_>, key: &[u8], value: &[u8]) {
+        txn.note(self.number, |redo| redo.put(self.number, key, value));
     }
 
     /// Adds an entry behind all others.
     pub(super) fn append(&self, txn: &mut WriteTxn<'_>, key: &[u8], value: &[u8]) -> Result<(), heed::Error> {
         self.database.put_with_flags(&mut txn.txn, PutFlags::APPEND, key, value)?;
-        txn.note(|redo| redo.put(self.number, key, value));
+        txn.note(self.number, |redo| redo.put(self.number, key, value));
         Ok(())
     }
 
@@ -61,7 +67,7 @@ impl Table {
     pub(super) fn delete(&self, txn: &mut WriteTxn<'_>, key: &[u8]) -> Result<bool, heed::Error> {
         let was_there = self.database.delete(&mut txn.txn, key)?;
         if was_there {
-            txn.note(|redo| redo.delete(self.number, key));
+            txn.note(self.number, |redo| redo.delete(self.number, key));
         }
         Ok(was_there)
     }
@@ -75,7 +81,7 @@ impl Table {
         if txn.redo.is_some() {
             let found = self.database.range(txn, range)?.map(|entry| entry.map(|(key, _)| key.to_vec()));
             for key in found.collect::<Result<Vec<_>, _>>()? {
-                txn.note(|redo| redo.delete(self.number, &key));
+                txn.note(self.number, |redo| redo.delete(self.number, &key));
             }
         }
         self.database.delete_range(&mut txn.txn, range)
@@ -117,9 +123,20 @@ impl<'e> WriteTxn<'e> {
         &mut self.txn
     }
 
+    /// Notes changes from now on.
+    pub(super) fn want_redo(&mut self) {
+        self.redo.get_or_insert_default();
+    }
+
+    /// Takes the changes, at the end.
+    pub(super) fn take_redo(&mut self) -> Option<Redo> {
+        self.redo.take()
+    }
+
+    /// The notes of an environment on itself are its own.
     #[inline]
-    fn note(&mut self, change: impl FnOnce(&mut Redo)) {
-        if let Some(redo) = &mut self.redo {
+    fn note(&mut self, table: u8, change: impl FnOnce(&mut Redo)) {
+        if let Some(redo) = self.redo.as_mut().filter(|_| table != UNNUMBERED) {
             change(redo);
         }
     }
@@ -151,7 +168,6 @@ impl Redo {
 }
 
 /// Makes the changes of `redo` in tables that are as they were before it. False if the bytes are not a redo, or of other tables.
-#[cfg(test)]
 pub(super) fn apply(redo: &[u8], tables: &[Table], txn: &mut WriteTxn<'_>) -> Result<bool, heed::Error> {
     let mut input = Input(redo);
     while !input.0.is_empty() {
@@ -165,10 +181,8 @@ pub(super) fn apply(redo: &[u8], tables: &[Table], txn: &mut WriteTxn<'_>) -> Re
 }
 
 /// Table, key, and value of a put.
-#[cfg(test)]
 type Change<'r> = (Table, &'r [u8], Option<&'r [u8]>);
 
-#[cfg(test)]
 fn next<'r>(input: &mut Input<'r>, tables: &[Table]) -> Option<Change<'r>> {
     let (kind, number) = (input.u8()?, input.u8()?);
     let table = tables.iter().find(|table| table.number == number)?;
@@ -192,11 +206,10 @@ mod tests {
     use crate::{
         CommitHook,
         environment::{Environment, EnvironmentOptions},
-        format::META,
     };
     use store::DataDir;
 
-    const NAMES: [&str; 3] = ["answers", "scheduled", META];
+    const NAMES: [&str; 3] = ["answers", "scheduled", "commands"];
 
     fn open(dir: &Path, hook: Option<CommitHook>) -> (Environment, [Table; 3]) {
         let options = EnvironmentOptions {
@@ -205,6 +218,7 @@ mod tests {
             max_map_size: usize::MAX,
             tables: 5,
             hook,
+            shipping: None,
         };
         let environment = Environment::open(&DataDir::open(dir).unwrap(), options).unwrap();
         let tables = environment.writing(|txn| {

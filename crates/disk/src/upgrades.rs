@@ -86,6 +86,7 @@ mod tests {
             max_map_size: usize::MAX,
             tables: 2,
             hook: None,
+            shipping: None,
         };
         Environment::open(&DataDir::open(dir).unwrap(), options).unwrap()
     }

@@ -40,6 +40,7 @@ fn open_as(dir: &Path, verify: Verify) -> Result<(Environment, Table, Table), St
         max_map_size: usize::MAX,
         tables: 2,
         hook: None,
+        shipping: None,
     };
     let environment = Environment::open(&DataDir::open_with(dir, verify)?, options)?;
     let (one, other) = environment.open_tables(|txn| {

@@ -8,7 +8,7 @@ use std::{
 use gateway_core::clock::{self, Absence, ClockReading};
 use tracing::warn;
 
-use super::{DataDir, StoreError, data_dir::replace_file};
+use super::{DataDir, StoreError};
 
 const NAME: &str = "clock";
 
@@ -39,7 +39,7 @@ impl ClockMark {
     /// Writes both clocks as they are now. Blocks on the disk.
     pub fn keep(&self) -> Result<(), StoreError> {
         let ClockReading { time, wall } = clock::mark();
-        replace_file(&self.directory, NAME, &format!("{time} {wall}\n"))
+        self.directory.replace_file(NAME, &format!("{time} {wall}\n"))
     }
 }
 

@@ -1,11 +1,12 @@
 //! The directory that holds everything the gateway keeps on disk, locked against a second process.
 
 use std::{
+    fmt,
     fs::{self, DirBuilder, File, OpenOptions, TryLockError},
     io::{Read, Write},
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -31,7 +32,28 @@ impl Default for Verify {
 pub struct DataDir {
     path: PathBuf,
     verify: Verify,
+    shipping: OnceLock<Arc<dyn FileShipping>>,
     _lock: File,
+}
+
+/// Stores files elsewhere before they are replaced in a directory.
+pub trait FileShipping: Send + Sync {
+    /// Stores the new content of the file `name`, then calls `write`, which replaces it here. Blocks.
+    ///
+    /// # Errors
+    /// Those of `write`; and if the content may not be stored any more, in which case `write` is not called.
+    fn replace(
+        &self,
+        name: &str,
+        content: &str,
+        write: &mut dyn FnMut() -> Result<(), StoreError>,
+    ) -> Result<(), StoreError>;
+}
+
+impl fmt::Debug for dyn FileShipping {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("FileShipping")
+    }
 }
 
 impl DataDir {
@@ -43,7 +65,7 @@ impl DataDir {
 
     /// As [`Self::open`]; the stores in it are verified as `verify` says.
     pub fn open_with(path: &Path, verify: Verify) -> Result<Arc<Self>, StoreError> {
-        let failed = |what: &str, e: &dyn std::fmt::Display| {
+        let failed = |what: &str, e: &dyn fmt::Display| {
             StoreError::Unavailable(format!("cannot {what} data directory {}: {e}", path.display()))
         };
         DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| refused(path, &error))?;
@@ -71,7 +93,7 @@ impl DataDir {
         }
         // The process id is for people; a failure to write it loses nothing.
         let _ = lock.set_len(0).and_then(|()| writeln!(lock, "{}", std::process::id()));
-        Ok(Arc::new(Self { path: path.to_owned(), verify, _lock: lock }))
+        Ok(Arc::new(Self { path: path.to_owned(), verify, shipping: OnceLock::new(), _lock: lock }))
     }
 
     /// Returns the verification of the stores in it.
@@ -79,12 +101,23 @@ impl DataDir {
         self.verify
     }
 
-    /// Replaces the content of the file `name` in it: a crash leaves either the old or the new content. Blocks on the disk.
+    /// Replaces the content of the file `name` in it: a crash leaves either the old or the new content. Blocks on the disk, and on
+    /// the [`FileShipping`] if there is one.
     ///
     /// # Errors
     /// The file cannot be written; the old content is still there.
     pub fn replace_file(&self, name: &str, content: &str) -> Result<(), StoreError> {
-        replace_file(self, name, content)
+        match self.shipping.get() {
+            Some(shipping) => {
+                shipping.replace(name, content, &mut || replace_file(self.path(), name, content))
+            }
+            None => replace_file(self.path(), name, content),
+        }
+    }
+
+    /// From now on files are stored elsewhere before they are replaced. Once; later calls do nothing.
+    pub fn ship_files(&self, shipping: Arc<dyn FileShipping>) {
+        let _ = self.shipping.set(shipping);
     }
 
     /// Returns the path of the directory.
@@ -135,15 +168,15 @@ fn lock_soon(lock: &File) -> Result<(), TryLockError> {
 
 /// Replaces the content of the file `name` in `directory`: a crash leaves either the old or the new content. Blocks on
 /// the disk.
-pub(super) fn replace_file(directory: &DataDir, name: &str, content: &str) -> Result<(), StoreError> {
-    let path = directory.path().join(name);
+pub fn replace_file(directory: &Path, name: &str, content: &str) -> Result<(), StoreError> {
+    let path = directory.join(name);
     let replace = || {
         let temporary = path.with_extension("new");
         let mut file = File::create(&temporary)?;
         file.write_all(content.as_bytes())?;
         file.sync_all()?;
         fs::rename(&temporary, &path)?;
-        sync_directory(directory.path())
+        sync_directory(directory)
     };
     replace()
         .map_err(|e: std::io::Error| StoreError::Unavailable(format!("cannot write {}: {e}", path.display())))

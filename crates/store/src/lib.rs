@@ -42,7 +42,7 @@ use gateway_core::{Effort, Message};
 use thiserror::Error;
 
 pub use clock_mark::ClockMark;
-pub use data_dir::{DataDir, Verify, sync_directory};
+pub use data_dir::{DataDir, FileShipping, Verify, replace_file, sync_directory};
 pub use history::{
     BUCKET_MS, BucketPart, HistoryEntry, HistoryPage, HistoryPlace, HistoryQuery, HistoryRemoval,
     HistoryStore, Walk, bucket,

@@ -6,7 +6,7 @@ use std::{
     io::ErrorKind,
 };
 
-use super::{DataDir, StoreError, data_dir::sync_directory};
+use super::{DataDir, StoreError};
 
 /// The id in file `server_id` of the data directory, made at the first call. It does not change with the name of the
 /// host, and no two gateways have the same, as a directory belongs to one of them. Blocks on the disk.
@@ -26,12 +26,7 @@ pub fn server_id(directory: &DataDir) -> Result<String, StoreError> {
     }
     // The keys of a new RandomState are random.
     let id = format!("{:016x}", RandomState::new().hash_one(std::process::id()));
-    let temporary = path.with_extension("new");
-    fs::write(&temporary, format!("{id}\n"))
-        .and_then(|()| fs::File::open(&temporary)?.sync_all())
-        .and_then(|()| fs::rename(&temporary, &path))
-        .and_then(|()| sync_directory(directory.path()))
-        .map_err(|e| failed("write", e))?;
+    directory.replace_file("server_id", &format!("{id}\n"))?;
     Ok(id)
 }
 

@@ -11,7 +11,7 @@ use std::{
 use gateway_core::Timestamp;
 use parking_lot::Mutex;
 
-use super::{DataDir, StoreError, data_dir::replace_file};
+use super::{DataDir, StoreError};
 
 /// Distance of the ceiling on disk ahead of the newest version, in microseconds.
 const RESERVE: u64 = 10_000_000;
@@ -104,7 +104,7 @@ impl VersionMark {
 
     fn store(&self, ceiling: u64) -> Result<(), StoreError> {
         let _one_at_a_time = self.writing.lock();
-        replace_file(&self.directory, "versions", &format!("{ceiling}\n"))?;
+        self.directory.replace_file("versions", &format!("{ceiling}\n"))?;
         self.ceiling.store(ceiling, Relaxed);
         Ok(())
     }

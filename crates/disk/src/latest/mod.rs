@@ -68,6 +68,7 @@ impl EmbeddedLatest {
             max_map_size: usize::MAX,
             tables: 2,
             hook: None,
+            shipping: None,
         };
         let environment = Arc::new(Environment::open(directory, settings)?);
         let tables = LatestTables::open(&environment)?;

@@ -10,6 +10,7 @@
 //! writer      the one thread that appends: encode, write, sync, show, tell
 //! tail        the last records in memory
 //! copy        a backup
+//! ledger      the log in the ledger of a cluster, and the copy made of it
 //! read        threads that read the disk, and remove segments that nobody needs
 //! ```
 //!
@@ -22,6 +23,7 @@ mod copy;
 mod format;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
+mod ledger;
 mod open;
 mod read;
 mod segment;
@@ -52,6 +54,8 @@ pub(super) use copy::copy;
 use format::GroupCount;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::{fuzz_log, fuzz_log_frame};
+use ledger::LogLedger;
+pub(super) use ledger::{LogCopy, export, has_segments};
 use read::{LogReadRequest, LogReaders};
 use shared::{LogCounts, LogShared, OVERHEAD, SubmittedRecord, now};
 pub use shared::{LogHook, LogOptions, LogStep};
@@ -88,7 +92,15 @@ impl EmbeddedLog {
     pub fn open(directory: &Arc<DataDir>, options: &LogOptions) -> Result<Self, StoreError> {
         let folder = directory.path().join("log");
         let opened = open::open(&folder)?;
+        let ledger = match &options.shipping {
+            Some(shipping) => Some(
+                LogLedger::open(&folder, opened.id, Arc::clone(shipping))
+                    .map_err(|e| StoreError::Unavailable(format!("log {}: {e}", folder.display())))?,
+            ),
+            None => None,
+        };
         let shared = Arc::new(LogShared {
+            ledger,
             folder,
             options: options.clone(),
             id: opened.id,

@@ -262,7 +262,7 @@ fn cover(ends: &mut [u64], holes: &[Hole]) {
 }
 
 /// The bases of the segments in `folder`, in order.
-fn bases(folder: &Path) -> io::Result<Vec<u64>> {
+pub(super) fn bases(folder: &Path) -> io::Result<Vec<u64>> {
     let mut bases = Vec::new();
     for entry in fs::read_dir(folder)? {
         let name = entry?.file_name();
@@ -290,7 +290,7 @@ fn read_id(folder: &Path) -> Result<Option<u64>, StoreError> {
     }
 }
 
-fn write_id(folder: &Path, id: u64) -> io::Result<()> {
+pub(super) fn write_id(folder: &Path, id: u64) -> io::Result<()> {
     let (path, new) = (folder.join("log"), folder.join("log.new"));
     fs::write(&new, format!("{VERSION} {id:016x}\n"))?;
     File::open(&new)?.sync_all()?;

@@ -213,6 +213,9 @@ impl LogShared {
                 gateway_core::warn_limited!(%error, segment = %segment.path.display(), "cannot remove a segment");
             }
             self.bytes.fetch_sub(bytes, Relaxed);
+            if let Some(ledger) = &self.ledger {
+                ledger.removed(segment.header.base);
+            }
             count(|c| c.log_segments_removed.add(1));
         }
     }

@@ -15,7 +15,8 @@ use gateway_core::{Commit, Feeder, GroupId, Partition, SharedMessage, Shares, Ti
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::{format::GroupCount, segment::LogSegment, tail::Tails};
+use super::{format::GroupCount, ledger::LogLedger, segment::LogSegment, tail::Tails};
+use crate::Shipping;
 use store::{DataDir, LogWatcher};
 
 /// While the disk fails, one append per this many milliseconds may try whether it takes it.
@@ -51,6 +52,8 @@ pub struct LogOptions {
     pub lazy_interval: Duration,
     /// For tests.
     pub hook: Option<LogHook>,
+    /// A ledger that has each batch before it is written.
+    pub shipping: Option<Arc<dyn Shipping>>,
 }
 
 impl Default for LogOptions {
@@ -61,6 +64,7 @@ impl Default for LogOptions {
             cache_bytes: 32 << 20,
             lazy_interval: Duration::from_millis(5),
             hook: None,
+            shipping: None,
         }
     }
 }
@@ -78,6 +82,7 @@ impl fmt::Debug for LogOptions {
 
 /// State that all threads of a log share.
 pub(super) struct LogShared {
+    pub(super) ledger: Option<LogLedger>,
     pub(super) folder: PathBuf,
     pub(super) options: LogOptions,
     pub(super) id: u64,

@@ -6,6 +6,7 @@ use std::{
     os::unix::fs::FileExt as _,
     sync::{Arc, atomic::Ordering::*},
     thread::JoinHandle,
+    time::Duration,
 };
 
 use gateway_core::{GroupId, LogRecord, Partition, Timestamp};
@@ -18,7 +19,7 @@ use super::{
     synced::SyncedMark,
     tail::LeavingOrder,
 };
-use crate::counters::count;
+use crate::{Shipped, counters::count};
 use store::StoreError;
 
 /// Bytes of messages in one write; what is more waits for the next.
@@ -40,6 +41,8 @@ struct LogWriter {
     places: Vec<(Partition, u32)>,
     /// None if there can be no such file: then a log that is cut short looks torn.
     synced: Option<SyncedMark>,
+    /// The home belongs to another process.
+    lost: bool,
 }
 
 struct Active {
@@ -49,12 +52,17 @@ struct Active {
     place: u64,
 }
 
+/// Between two tries to write what the ledger has.
+const PAUSE: Duration = Duration::from_millis(100);
+
 /// Why a batch was not written.
 enum WriteFailure {
     /// The disk took no bytes.
     Write(io::Error),
     /// The bytes that the disk took may be lost.
     Sync(io::Error),
+    /// The home belongs to another process: nothing was written.
+    Lost,
 }
 
 /// Starts the thread. `file` is that of the last segment, if it goes on.
@@ -82,6 +90,7 @@ pub(super) fn start(
         records: Vec::new(),
         places: Vec::new(),
         synced,
+        lost: false,
     };
     std::thread::Builder::new()
         .name("log-writer".to_owned())
@@ -104,6 +113,11 @@ impl LogWriter {
                     chunk.extend(taken.pop_front());
                 }
                 self.commit(&chunk);
+                if self.lost {
+                    // Nobody is told anything.
+                    std::mem::forget((chunk, taken));
+                    return;
+                }
                 self.shared.ended.fetch_add(chunk.len() as u64, Release);
                 for written in &chunk {
                     self.shared.shares.give_back(written.feeder, written.cost());
@@ -160,6 +174,7 @@ impl LogWriter {
                     tracing::info!("the log takes messages again");
                 }
             }
+            Err(WriteFailure::Lost) => self.lost = true,
             Err(WriteFailure::Write(error) | WriteFailure::Sync(error)) => {
                 self.records.clear();
                 count(|c| {
@@ -207,7 +222,25 @@ impl LogWriter {
     }
 
     fn write(&mut self) -> Result<(), WriteFailure> {
-        let Some(active) = &mut self.active else { return Ok(()) };
+        let Some(active) = &self.active else { return Ok(()) };
+        let (base, place) = (active.segment.header.base, active.place);
+        let Some(ledger) = &self.shared.ledger else { return self.write_here(active) };
+        let position = match ledger.ship(base, place, &self.buffer) {
+            Shipped::Done(position) => position,
+            Shipped::Lost => return Err(WriteFailure::Lost),
+        };
+        // The ledger has it: there is no other end than that it is written here, too.
+        while let Err(failure) = self.write_here(active) {
+            let WriteFailure::Write(error) = failure else { return Err(failure) };
+            count(|c| c.log_errors_write.add(1));
+            gateway_core::error_limited!(%error, "the ledger has a batch that the log cannot write, it is tried again");
+            std::thread::sleep(PAUSE);
+        }
+        ledger.note(position, base, place + self.buffer.len() as u64);
+        Ok(())
+    }
+
+    fn write_here(&self, active: &Active) -> Result<(), WriteFailure> {
         let hook = |step| self.shared.hook(step);
         hook(LogStep::Write)
             .and_then(|()| active.file.write_all_at(&self.buffer, active.place))
@@ -312,6 +345,9 @@ impl LogWriter {
         };
         shared.hook(LogStep::Create)?;
         let (file, head) = segment::create(&shared.folder, &header)?;
+        if let Some(ledger) = &shared.ledger {
+            ledger.begun(base, &header.encode());
+        }
         let segment = Arc::new(LogSegment::new(segment::path(&shared.folder, base), header, head));
         shared.bytes.fetch_add(head, Relaxed);
         shared.segments.write().push_back(Arc::clone(&segment));
@@ -341,7 +377,8 @@ impl LogWriter {
 
     /// Notes that all that is there was synced: what is damaged later was not just torn.
     fn close(&mut self) {
-        let Some(active) = &mut self.active else { return };
+        // With a ledger, what is there is what the ledger has.
+        let Some(active) = self.active.as_mut().filter(|_| self.shared.ledger.is_none()) else { return };
         self.buffer.clear();
         format::put_batch(active.segment.offset(active.place), &mut self.buffer);
         if self.write().is_err() {

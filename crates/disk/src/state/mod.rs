@@ -25,7 +25,7 @@ use std::{
 use gateway_core::{Commit, Journal, Message, NoRoom, QueueId, QueueOp, SharedMessage, Timestamp, clock};
 
 use super::{
-    CommitHook,
+    CommitHook, Shipping,
     committer::{Committer, Lazy},
     earlier,
     environment::{Environment, EnvironmentOptions},
@@ -67,6 +67,8 @@ pub struct StateOptions {
     pub begun: usize,
     /// Called before each commit; for tests.
     pub hook: Option<CommitHook>,
+    /// A ledger that has each transaction before it is committed.
+    pub shipping: Option<Arc<dyn Shipping>>,
 }
 
 impl Default for StateOptions {
@@ -83,6 +85,7 @@ impl Default for StateOptions {
             clock: clock::now,
             begun: 4096,
             hook: None,
+            shipping: None,
         }
     }
 }
@@ -138,6 +141,7 @@ impl EmbeddedState {
             max_map_size: options.max_map_size,
             tables: STATE_TABLES.len() as u32,
             hook: options.hook.clone(),
+            shipping: options.shipping.clone(),
         };
         let environment = Arc::new(Environment::open(directory, settings)?);
         let tables = environment.open_tables(|txn| StateTables::create(&environment, txn))?;

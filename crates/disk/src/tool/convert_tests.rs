@@ -39,6 +39,7 @@ fn environment(dir: &Path, name: &'static str, tables: usize) -> Environment {
         max_map_size: usize::MAX,
         tables: tables as u32,
         hook: None,
+        shipping: None,
     };
     Environment::open(&DataDir::open(dir).unwrap(), options).unwrap()
 }

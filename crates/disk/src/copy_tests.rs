@@ -1,0 +1,326 @@
+//! Stores with a ledger, and copies made of it: what a standby has after any record is what the owner had.
+
+use std::{
+    collections::BTreeMap,
+    fs, io,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+    },
+    task::Waker,
+    time::Duration,
+};
+
+use gateway_core::{Commit, Partition};
+use ledger::Position;
+use parking_lot::Mutex;
+use store::{
+    ClockMark, DataDir, PartitionedLog as _, RecordKind, RecordRange, RecordStore as _,
+    suite::{
+        log::{self as log_suite, EVERYTHING, message, text},
+        records::{put, remove},
+    },
+};
+
+use super::{
+    DirectoryCopy, EmbeddedLog, EmbeddedRecords, LogOptions, RecordOptions, Shipped, ShippedFiles,
+    ShippedStore, Shipping,
+};
+
+/// A stream in memory.
+#[derive(Default)]
+struct Stream {
+    records: Mutex<Vec<Vec<u8>>>,
+    /// Number of the record with which each round began.
+    rounds: Mutex<Vec<usize>>,
+    begin: AtomicU64,
+    repeats: AtomicBool,
+    lost: AtomicBool,
+}
+
+impl Shipping for Stream {
+    fn ship(&self, changes: &[u8], ends_round: bool) -> Shipped {
+        if self.lost.load(SeqCst) {
+            return Shipped::Lost;
+        }
+        let mut records = self.records.lock();
+        records.push(changes.to_vec());
+        if ends_round {
+            self.rounds.lock().push(records.len());
+        }
+        Shipped::Done(position(records.len() - 1))
+    }
+
+    fn wants_repeats(&self, _alive: u64) -> bool {
+        self.repeats.load(SeqCst)
+    }
+
+    fn begin_at(&self, _epoch: u64, n: u64) {
+        self.begin.store(n, SeqCst);
+    }
+}
+
+fn position(n: usize) -> Position {
+    Position { epoch: 1, n: n as u64, sum: n as u32 + 7 }
+}
+
+fn with_ledger(stream: &Arc<Stream>) -> RecordOptions {
+    let mut options = RecordOptions::default();
+    options.durable.shipping = Some(Arc::clone(stream) as _);
+    options
+}
+
+/// Applies the records from `from` on to the directory, in two goes.
+fn copy_to(directory: &Path, store: ShippedStore, stream: &Stream, from: usize) {
+    let directory = DataDir::open(directory).unwrap();
+    let records = stream.records.lock().clone();
+    let half = from.midpoint(records.len());
+    for (begin, end) in [(from, half), (half, records.len())] {
+        let mut copy = DirectoryCopy::open(&directory).unwrap();
+        let found = copy.position(store);
+        assert_eq!(found, (begin > from).then(|| position(begin - 1)));
+        for (n, record) in records.iter().enumerate().take(end).skip(begin) {
+            copy.apply(store, position(n), record).unwrap();
+        }
+        copy.sync().unwrap();
+    }
+}
+
+async fn contents(records: &EmbeddedRecords) -> BTreeMap<(&'static str, Vec<u8>), Vec<u8>> {
+    let mut all = BTreeMap::new();
+    for kind in RecordKind::ALL {
+        let range = RecordRange {
+            kind,
+            prefix: bytes::Bytes::new(),
+            after: None,
+            limit: usize::MAX,
+            value_bytes: usize::MAX,
+        };
+        for record in records.read(range).await.unwrap() {
+            all.insert((kind.name(), record.key.to_vec()), record.value.unwrap().to_vec());
+        }
+    }
+    all
+}
+
+fn change(n: u32) -> store::RecordChange {
+    let kind = RecordKind::ALL[n as usize % 4];
+    let key = format!("key {}", n % 37);
+    if n.is_multiple_of(5) { remove(kind, &key) } else { put(kind, &key, &format!("value {n}")) }
+}
+
+/// The failures: a standby's records differ from the owner's; a round of repeated keys leaves one out.
+#[tokio::test]
+async fn a_copy_has_the_records_of_its_owner_also_from_the_last_round_on() {
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Arc::new(Stream::default());
+    let store = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &with_ledger(&stream)).unwrap();
+    for n in 0..400 {
+        stream.repeats.store(n > 100, SeqCst);
+        let write = store::RecordWrite { changes: vec![change(n)], fence: None };
+        store.write(write).await.unwrap();
+    }
+    let expected = contents(&store).await;
+    assert!(expected.len() > 60);
+    drop(store);
+    let rounds = stream.rounds.lock().clone();
+    let [.., begun, _] = rounds[..] else { panic!("no round ended") };
+    for from in [0, begun] {
+        let dir = tempfile::tempdir().unwrap();
+        copy_to(dir.path(), ShippedStore::Records, &stream, from);
+        let options = RecordOptions::default();
+        let copy = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &options).unwrap();
+        assert_eq!(contents(&copy).await, expected, "from record {from}");
+    }
+}
+
+/// The failures: the batch that found the map full was run again, on other data than the ledger has; it was refused.
+#[tokio::test]
+async fn a_full_map_grows_and_what_was_shipped_is_committed_once() {
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Arc::new(Stream::default());
+    let mut options = with_ledger(&stream);
+    options.durable.map_size = 64 << 10;
+    let store = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &options).unwrap();
+    for n in 0..100_u32 {
+        let change = put(RecordKind::Commands, &format!("{n}"), &"x".repeat(20_000));
+        let write = store::RecordWrite { changes: vec![change], fence: None };
+        assert_eq!(store.write(write).await.unwrap(), store::RecordOutcome::Done);
+    }
+    assert_eq!(contents(&store).await.len(), 100);
+    let shipped = stream.records.lock().len();
+    assert!(shipped <= 102, "{shipped}: some were shipped twice");
+}
+
+/// The failure: somebody is told of what another process will never know.
+#[tokio::test]
+async fn whoever_waits_for_a_home_that_is_lost_is_told_nothing() {
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Arc::new(Stream::default());
+    let store = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &with_ledger(&stream)).unwrap();
+    stream.lost.store(true, SeqCst);
+    let commit = Commit::new();
+    commit.add();
+    store.submit(vec![put(RecordKind::Commands, "lost", "x")], Some(Arc::clone(&commit)));
+    commit.done();
+    tokio::time::sleep(Duration::from_millis(100)).await;
+    drop(store);
+    assert_eq!(commit.poll(Waker::noop()), None);
+    let store =
+        EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &RecordOptions::default()).unwrap();
+    assert!(contents(&store).await.is_empty());
+}
+
+fn wait<T>(future: impl Future<Output = T>) -> T {
+    tokio::runtime::Builder::new_current_thread().build().unwrap().block_on(future)
+}
+
+fn small(stream: &Arc<Stream>) -> LogOptions {
+    let shipping = Some(Arc::clone(stream) as _);
+    LogOptions { segment_bytes: 8192, cache_bytes: 0, shipping, ..LogOptions::default() }
+}
+
+fn append(log: &EmbeddedLog, partition: u8, text: &str) -> bool {
+    log_suite::append(log, Partition(partition), &[1], &message(text, 1_000), &|| ())
+}
+
+fn texts(log: &EmbeddedLog, partition: u8) -> Vec<String> {
+    log_suite::all(log, Partition(partition), 0, EVERYTHING).0.iter().map(text).collect()
+}
+
+/// The failures: a standby's log lacks messages, has another id, or has some that were not acknowledged; the ledger keeps what is
+/// trimmed.
+#[test]
+fn a_copy_has_the_log_of_its_owner() {
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Arc::new(Stream::default());
+    let mut expected = vec![Vec::new(); 3];
+    let mut id = 0;
+    for round in 0..3 {
+        let log = EmbeddedLog::open(&DataDir::open(dir.path()).unwrap(), &small(&stream)).unwrap();
+        for n in 0..60_u8 {
+            let text = format!("message {n} of round {round} {}", "x".repeat(200));
+            assert!(append(&log, n % 3, &text));
+            expected[usize::from(n % 3)].push(text);
+        }
+        id = log.id();
+        drop(log);
+        // As it is when a home opens.
+        drop(DirectoryCopy::open(&DataDir::open(dir.path()).unwrap()).unwrap());
+    }
+    let copied = tempfile::tempdir().unwrap();
+    copy_to(copied.path(), ShippedStore::Log, &stream, 0);
+    let log = EmbeddedLog::open(&DataDir::open(copied.path()).unwrap(), &small(&stream)).unwrap();
+    assert_eq!(log.id(), id);
+    for (partition, expected) in (0..3).zip(&expected) {
+        assert_eq!(texts(&log, partition), *expected);
+    }
+    // It goes on, and what is trimmed goes.
+    let end = log.bounds(Partition(0)).end;
+    for partition in 0..=u8::MAX {
+        log.trim(Partition(partition), end);
+    }
+    assert!(append(&log, 0, "after"));
+    let mut waited = 0;
+    while stream.begin.load(SeqCst) == 0 {
+        assert!(waited < 200, "nothing is removed");
+        std::thread::sleep(Duration::from_millis(10));
+        waited += 1;
+    }
+    assert!(append(&log, 0, "last"));
+    let after = texts(&log, 0);
+    drop(log);
+    let copied = tempfile::tempdir().unwrap();
+    copy_to(copied.path(), ShippedStore::Log, &stream, stream.begin.load(SeqCst) as usize);
+    let log = EmbeddedLog::open(&DataDir::open(copied.path()).unwrap(), &small(&stream)).unwrap();
+    assert!(after.ends_with(&texts(&log, 0)), "{:?} {after:?}", texts(&log, 0));
+    assert!(texts(&log, 0).ends_with(&["after".to_owned(), "last".to_owned()]));
+}
+
+/// The failure: bytes that no ledger has look like messages that were acknowledged.
+#[test]
+fn what_is_behind_the_place_that_a_copy_has_reached_is_cut() {
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Arc::new(Stream::default());
+    let log = EmbeddedLog::open(&DataDir::open(dir.path()).unwrap(), &small(&stream)).unwrap();
+    assert!(append(&log, 0, "one"));
+    let mark = fs::read(dir.path().join("log/ledger")).unwrap();
+    assert!(append(&log, 0, "two"));
+    drop(log);
+    fs::write(dir.path().join("log/ledger"), mark).unwrap();
+    let copy = DirectoryCopy::open(&DataDir::open(dir.path()).unwrap()).unwrap();
+    assert_eq!(copy.position(ShippedStore::Log), Some(position(0)));
+    drop(copy);
+    let log = EmbeddedLog::open(&DataDir::open(dir.path()).unwrap(), &LogOptions::default()).unwrap();
+    assert_eq!(texts(&log, 0), ["one"]);
+}
+
+#[test]
+fn files_come_along_and_go_again() {
+    let (dir, copied) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let stream = Arc::new(Stream::default());
+    let directory = DataDir::open(dir.path()).unwrap();
+    directory.ship_files(Arc::new(ShippedFiles::open(dir.path(), Arc::clone(&stream) as _)));
+    ClockMark::resume(&directory).keep().unwrap();
+    let id = store::server_id(&directory).unwrap();
+    stream.repeats.store(true, SeqCst);
+    directory.replace_file("versions", "7\n").unwrap();
+    let last = stream.records.lock().len() - 1;
+    copy_to(copied.path(), ShippedStore::Files, &stream, last);
+    assert_eq!(store::server_id(&DataDir::open(copied.path()).unwrap()).unwrap(), id);
+    assert!(copied.path().join("clock").exists());
+    let mut copy = DirectoryCopy::open(&DataDir::open(copied.path()).unwrap()).unwrap();
+    for escaping in ["../bans", "lock/x", ".hidden", "ledger", ""] {
+        let mut changes = Vec::new();
+        super::fields::put_bytes(&mut changes, escaping.as_bytes());
+        super::fields::put_bytes(&mut changes, b"x");
+        assert!(copy.apply(ShippedStore::Files, position(9), &changes).is_err(), "{escaping}");
+    }
+    copy.clear(ShippedStore::Files).unwrap();
+    assert!(!copied.path().join("server_id").exists() && copy.position(ShippedStore::Files).is_none());
+    stream.lost.store(true, SeqCst);
+    assert!(directory.replace_file("versions", "8\n").is_err());
+    assert_eq!(fs::read_to_string(dir.path().join("versions")).unwrap(), "7\n");
+}
+
+/// The failure: a directory that was used alone is not whole in the ledger that it is given to.
+#[test]
+fn a_directory_that_was_used_alone_is_exported_whole() {
+    let (dir, copied) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+    let directory = DataDir::open(dir.path()).unwrap();
+    let store = EmbeddedRecords::open(&directory, &RecordOptions::default()).unwrap();
+    let log = EmbeddedLog::open(&directory, &LogOptions::default()).unwrap();
+    let id = store::server_id(&directory).unwrap();
+    for n in 0..300_u32 {
+        let change = put(RecordKind::ALL[n as usize % 4], &format!("{n}"), &"x".repeat(20_000));
+        wait(store.write(store::RecordWrite { changes: vec![change], fence: None })).unwrap();
+        assert!(append(&log, (n % 3) as u8, &format!("{n} {}", "y".repeat(10_000))));
+    }
+    let expected = wait(contents(&store));
+    drop((store, log));
+    let streams = ShippedStore::ALL.map(|_| Stream::default());
+    let mut copy = DirectoryCopy::open(&directory).unwrap();
+    assert!(copy.has_own_content());
+    let mut ship = |store: ShippedStore, changes: &[u8]| -> io::Result<Position> {
+        assert!(changes.len() < 3 << 20);
+        match streams[store as usize].ship(changes, false) {
+            Shipped::Done(position) => Ok(position),
+            Shipped::Lost => Err(io::ErrorKind::Other.into()),
+        }
+    };
+    copy.export(&mut ship).unwrap();
+    assert!(!copy.has_own_content());
+    for store in [ShippedStore::Records, ShippedStore::Log, ShippedStore::Files] {
+        copy_to(copied.path(), store, &streams[store as usize], 0);
+        let last = streams[store as usize].records.lock().len() - 1;
+        assert_eq!(copy.position(store), Some(position(last)), "{store:?}");
+    }
+    drop(copy);
+    let directory = DataDir::open(copied.path()).unwrap();
+    assert_eq!(store::server_id(&directory).unwrap(), id);
+    let store = EmbeddedRecords::open(&directory, &RecordOptions::default()).unwrap();
+    assert_eq!(wait(contents(&store)), expected);
+    let log = EmbeddedLog::open(&directory, &LogOptions::default()).unwrap();
+    assert_eq!((0..3).map(|partition| texts(&log, partition).len()).sum::<usize>(), 300);
+}
