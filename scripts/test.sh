@@ -15,8 +15,8 @@
 # MQTT_SERVER_TEST_FAULT_SECONDS (5) is how long Cassandra stands still in them.
 # Runs may go on beside each other, from checkouts of their own.
 # Tests mostly wait, for a database, for a process, for a time to pass: three parts of them run at once, and what each has
-# said is shown on its own. Documentation, its tests, a second set of features and the dependencies are checked beside them, at a
-# lower priority. The summary of the test runner is the last thing printed.
+# said is shown on its own. Lints, documentation, its tests, a second set of features and the dependencies are checked beside them,
+# at a lower priority. The summary of the test runner is the last thing printed.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -24,6 +24,8 @@ set -euo pipefail
 # One profile throughout, and one set of features (choose_features), so that nothing is built twice.
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
+# A first build gains nothing from what makes a second one short.
+export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 
 if [ "${1:-}" = --quick ]; then
   shift
@@ -286,7 +288,6 @@ step go fetch_go_modules
 start_deny_install
 
 step fmt cargo fmt --all --check
-step clippy cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
 step protos proto_check
 # The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and
 # features as the tests, so they share everything.
@@ -313,6 +314,7 @@ for main in tests/*/main.rs; do
 done
 beside others --workspace "${rest[@]}" "$@"
 
+step clippy nice cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step doc nice cargo doc --locked "${features[@]}" --no-deps
 step "documentation tests" nice cargo test --locked "${features[@]}" --doc
 # The README's first command has another set of features: whether it compiles.
