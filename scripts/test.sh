@@ -24,8 +24,6 @@ set -euo pipefail
 # One profile throughout, and one set of features (choose_features), so that nothing is built twice.
 export CARGO_TERM_COLOR=${CARGO_TERM_COLOR:-auto}
 export PIP_DISABLE_PIP_VERSION_CHECK=1
-# A first build gains nothing from what makes a second one short.
-export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 
 if [ "${1:-}" = --quick ]; then
   shift
@@ -37,6 +35,9 @@ if [ "${1:-}" = --quick ]; then
   say "unit tests: cargo test ${features[*]} --workspace --lib --bins $*"
   exec cargo test --locked "${features[@]}" --workspace --lib --bins "$@"
 fi
+
+# A first build gains nothing from what makes a second one short.
+export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 
 deny_log=$(mktemp)
 cassandra_log=$(mktemp)
