@@ -28,6 +28,8 @@
 //! crates/commands      requests to devices, and their answers
 //! crates/store         traits of what outlives the process, their suites and twins in memory
 //! crates/disk          those stores in the data directory: LMDB, and segments of the log
+//! crates/ledger        a database's copy of a home: the trait of its engines, the format of records
+//! crates/cluster       the protocol of a cluster over it: who owns a home, what is acknowledged, takeover
 //! crates/lmdb-0-9-pages   the pages of a file of LMDB, read without it
 //! crates/cassandra     those stores in Cassandra or Scylla
 //! crates/values        latest values and history with write-behind, over the traits of their stores

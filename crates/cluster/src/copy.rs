@@ -1,0 +1,21 @@
+//! A home's directory, as the protocol knows it.
+
+use ledger::Position;
+
+/// A directory that holds a home as of a position in the ledger, stream by stream: a cache, never authority. Its calls block.
+pub trait HomeCopy: Send {
+    /// The last record that a stream has applied; `None` if none was.
+    fn position(&self, stream: u8) -> Option<Position>;
+
+    /// Applies the changes of the record that follows, and its position with them, all or nothing.
+    ///
+    /// # Errors
+    /// Names the failure, for people; the takeover ends with it.
+    fn apply(&mut self, stream: u8, position: Position, changes: &[u8]) -> Result<(), String>;
+
+    /// Empties a stream, its position included.
+    ///
+    /// # Errors
+    /// As for [`Self::apply`].
+    fn clear(&mut self, stream: u8) -> Result<(), String>;
+}

@@ -1,0 +1,104 @@
+//! Nodes whose beats do not change.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use ledger::Beat;
+
+/// A node is suspected when its beat has not changed for so long, on our own clock.
+pub const SUSPECTED_AFTER: Duration = Duration::from_secs(5);
+
+/// Longest time between two looks at the beats that counts: who did not look has seen nobody silent.
+const LOOKS: Duration = Duration::from_secs(2);
+
+/// Beats as they were seen. One entry for each node in the ledger.
+#[derive(Debug, Default)]
+pub struct Suspicion {
+    seen: BTreeMap<Arc<str>, Seen>,
+    began: Option<Duration>,
+    looked: Duration,
+}
+
+#[derive(Debug)]
+struct Seen {
+    beat: (u64, u64),
+    since: Duration,
+}
+
+impl Suspicion {
+    /// Takes in all beats as they are read at a time of [`crate::Clock::now`]: each second.
+    pub fn observe(&mut self, beats: &[Beat], now: Duration) {
+        if self.began.is_none() || now.saturating_sub(self.looked) > LOOKS {
+            // The first look, or the first after this process was paused or the engine was away.
+            self.began = Some(now);
+            self.seen.clear();
+        }
+        self.looked = now;
+        self.seen.retain(|node, _| beats.iter().any(|beat| beat.node == *node));
+        for Beat { node, incarnation, number, .. } in beats {
+            let beat = (*incarnation, *number);
+            let seen = self.seen.entry(Arc::clone(node)).or_insert(Seen { beat, since: now });
+            if seen.beat != beat {
+                *seen = Seen { beat, since: now };
+            }
+        }
+    }
+
+    /// Tells whether a node is suspected at that time; one that has never beaten, after as long as any other.
+    pub fn suspects(&self, node: &str, now: Duration) -> bool {
+        let since = self.seen.get(node).map(|seen| seen.since).or(self.began);
+        now.saturating_sub(self.looked) <= LOOKS
+            && since.is_some_and(|since| now.saturating_sub(since) >= SUSPECTED_AFTER)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn beat(node: &str, incarnation: u64, number: u64) -> Beat {
+        Beat { node: node.into(), incarnation, number, about: bytes::Bytes::new() }
+    }
+
+    /// Looks each second, at a node whose beats are these.
+    fn look(suspicion: &mut Suspicion, seconds: std::ops::Range<u64>, number: impl Fn(u64) -> u64) {
+        for second in seconds {
+            suspicion.observe(&[beat("a", 1, number(second))], Duration::from_secs(second));
+        }
+    }
+
+    #[test]
+    fn a_node_that_does_not_beat_is_suspected() {
+        let mut suspicion = Suspicion::default();
+        look(&mut suspicion, 100..110, |second| second);
+        assert!(!suspicion.suspects("a", Duration::from_secs(109)));
+        look(&mut suspicion, 110..114, |_| 109);
+        assert!(!suspicion.suspects("a", Duration::from_secs(113)));
+        look(&mut suspicion, 114..115, |_| 109);
+        assert!(suspicion.suspects("a", Duration::from_secs(114)), "the last change was seen at 109");
+        look(&mut suspicion, 115..116, |_| 110);
+        assert!(!suspicion.suspects("a", Duration::from_secs(115)));
+    }
+
+    /// The failure: a standby that was paused, or had no engine, wakes up and takes every home.
+    #[test]
+    fn a_node_that_did_not_look_suspects_nobody() {
+        let mut suspicion = Suspicion::default();
+        look(&mut suspicion, 0..4, |_| 7);
+        assert!(!suspicion.suspects("a", Duration::from_secs(60)));
+        look(&mut suspicion, 60..61, |_| 7);
+        assert!(!suspicion.suspects("a", Duration::from_secs(60)));
+        look(&mut suspicion, 61..66, |_| 7);
+        assert!(suspicion.suspects("a", Duration::from_secs(65)));
+    }
+
+    #[test]
+    fn a_new_incarnation_is_a_change_and_silence_from_the_beginning_is_none() {
+        let mut suspicion = Suspicion::default();
+        look(&mut suspicion, 0..4, |_| 7);
+        suspicion.observe(&[beat("a", 2, 7)], Duration::from_secs(4));
+        look(&mut suspicion, 5..6, |_| 7);
+        assert!(!suspicion.suspects("a", Duration::from_secs(5)));
+        assert!(suspicion.suspects("b", Duration::from_secs(5)), "it has never beaten");
+        assert!(!Suspicion::default().suspects("b", Duration::from_secs(5)));
+    }
+}
