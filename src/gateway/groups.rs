@@ -15,7 +15,7 @@ use gateway_core::{
 };
 use store::{DataDir, PartitionedLog as _, StoreError, StoreHealth};
 
-use super::StartError;
+use super::{StartError, home::HomeLedger};
 
 /// The engines.
 #[derive(Clone)]
@@ -30,9 +30,15 @@ pub(super) fn open(
     config: &Config,
     directory: &Arc<DataDir>,
     records: &Arc<EmbeddedRecords>,
+    ledger: Option<&HomeLedger>,
 ) -> Result<OpenedGroups, StartError> {
     let (waiting, cache) = config.log_memory();
-    let options = LogOptions { max_waiting_bytes: waiting.0, cache_bytes: cache.0, ..LogOptions::default() };
+    let options = LogOptions {
+        max_waiting_bytes: waiting.0,
+        cache_bytes: cache.0,
+        shipping: ledger.map(|ledger| Arc::clone(&ledger.log)),
+        ..LogOptions::default()
+    };
     let log = Arc::new(EmbeddedLog::open(directory, &options)?);
     Ok(OpenedGroups { log, records: Arc::clone(records), memory: waiting.0 + cache.0 })
 }

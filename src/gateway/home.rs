@@ -14,7 +14,7 @@ use ::commands::{CommandRegistry, CommandService, ReplyDispatcher};
 use broker::{Broker, GroupLog, Stores};
 use config::Config;
 use consumer_groups::ConsumerGroups;
-use disk::EmbeddedRecords;
+use disk::{EmbeddedRecords, Shipping};
 use gateway_core::metrics::{Row, figures};
 use grpc::{GrpcConfig, PublisherMemory};
 use net::NetShared;
@@ -35,6 +35,18 @@ pub(super) struct Home {
     registry: OnceLock<Arc<CommandRegistry>>,
 }
 
+/// The ledger's side of a home in a cluster.
+pub struct HomeLedger {
+    /// Made of the records of the ledger.
+    pub directory: Arc<DataDir>,
+    /// Streams, by store.
+    pub state: Arc<dyn Shipping>,
+    /// See `state`.
+    pub records: Arc<dyn Shipping>,
+    /// See `state`.
+    pub log: Arc<dyn Shipping>,
+}
+
 /// Services over a [`Home`]. A service that is switched off is the key of the configuration that does so.
 pub(super) struct HomeServices {
     pub(super) commands: Result<Arc<CommandService>, &'static str>,
@@ -52,22 +64,26 @@ pub(super) fn directory(config: &Config) -> Result<Option<Arc<DataDir>>, StartEr
 
 impl Home {
     /// Opens all that is switched on. Without a directory everything is in memory, or off. The clock goes on first, before a
-    /// deadline is made or read. Blocks on the disk.
-    pub(super) fn open(config: &Config, directory: Option<&Arc<DataDir>>) -> Result<Self, StartError> {
+    /// deadline is made or read. Blocks on the disk, and on the ledger if there is one.
+    pub(super) fn open(
+        config: &Config,
+        directory: Option<&Arc<DataDir>>,
+        ledger: Option<&HomeLedger>,
+    ) -> Result<Self, StartError> {
         let clock = directory.map(|directory| Arc::new(ClockMark::resume(directory)));
         let stores = match directory {
-            Some(directory) if config.store.enabled => Some(stores::open(config, directory)?),
+            Some(directory) if config.store.enabled => Some(stores::open(config, directory, ledger)?),
             _ => None,
         };
         let has_records =
             config.store.enabled || (config.has_shadows().is_ok() && config.contact_points().is_empty());
         let records = match directory {
-            Some(directory) if has_records => Some(stores::open_records(config, directory)?),
+            Some(directory) if has_records => Some(stores::open_records(config, directory, ledger)?),
             _ => None,
         };
         let log = match (directory, &records) {
             (Some(directory), Some(records)) if config.has_groups() => {
-                Some(groups::open(config, directory, records)?)
+                Some(groups::open(config, directory, records, ledger)?)
             }
             _ => None,
         };
@@ -217,7 +233,7 @@ mod tests {
 
     /// Of three processes one after the other; each must find what the one before has left.
     async fn live_once(config: &Config, directory: Arc<DataDir>, is_first: bool) {
-        let home = Home::open(config, Some(&directory)).unwrap();
+        let home = Home::open(config, Some(&directory), None).unwrap();
         let broker = Broker::new(BrokerConfig {
             stores: home.broker_stores(),
             log: home.broker_log(),

@@ -62,6 +62,7 @@ impl HttpListener {
                 let (latest, watch) = (latest.clone(), Arc::clone(&watch));
                 Arc::new(move || render(&metrics(&broker, latest.as_deref(), &watch)))
             },
+            stands_by: false,
             ready: Arc::new(move || {
                 if *drain.borrow() {
                     return Err("shutting down".to_owned());
@@ -75,20 +76,26 @@ impl HttpListener {
                 }
             }),
         };
-        let limits = HttpLimits {
-            max_connections: http.max_connections,
-            max_requests: http.max_requests,
-            max_requests_per_caller: or_no_limit(http.max_requests_per_caller),
-            max_streams: http.max_streams,
-            max_streams_per_caller: or_no_limit(http.max_streams_per_caller),
-            header_timeout: http.header_timeout.0,
-            write_timeout: http.write_timeout.0,
-        };
+        let limits = limits(&config);
         let site = Site { pages, more: json.into_iter().chain(page).collect() };
         gateway_http::serve(socket, tls, site, limits, account, async move {
             let _ = stop.wait_for(|stop| *stop).await;
         })
         .await;
+    }
+}
+
+/// Limits of the listener.
+pub(super) fn limits(config: &Config) -> HttpLimits {
+    let http = &config.http;
+    HttpLimits {
+        max_connections: http.max_connections,
+        max_requests: http.max_requests,
+        max_requests_per_caller: or_no_limit(http.max_requests_per_caller),
+        max_streams: http.max_streams,
+        max_streams_per_caller: or_no_limit(http.max_streams_per_caller),
+        header_timeout: http.header_timeout.0,
+        write_timeout: http.write_timeout.0,
     }
 }
 

@@ -61,6 +61,18 @@ impl PreparedListeners {
         Ok(Self { tls, devices, grpc_tls, http_tls })
     }
 
+    /// Binds gRPC and HTTP alone.
+    pub(super) fn bind_for_backends(self, config: &Config) -> Result<BoundListeners, StartError> {
+        let (grpc, http) = bind_for_backends(config, &mut BTreeMap::new())?;
+        Ok(BoundListeners {
+            devices: Vec::new(),
+            grpc,
+            grpc_tls: self.grpc_tls,
+            http,
+            http_tls: self.http_tls,
+        })
+    }
+
     /// Binds all that `sockets` has not, by the name of the listener.
     pub(super) fn bind(
         self,
@@ -73,16 +85,7 @@ impl PreparedListeners {
                 devices.push(listener);
             }
         }
-        let (grpc, http) = (&config.grpc, &config.http);
-        let grpc =
-            take_or_bind(sockets.remove("grpc"), "grpc_addr", config.grpc_addr, grpc.ipv6_only, config)?;
-        let http = match http.enabled {
-            true => {
-                let socket = sockets.remove("http");
-                Some(take_or_bind(socket, "http_addr", config.http_addr, http.ipv6_only, config)?)
-            }
-            false => None,
-        };
+        let (grpc, http) = bind_for_backends(config, &mut sockets)?;
         Ok(BoundListeners { devices, grpc, grpc_tls: self.grpc_tls, http, http_tls: self.http_tls })
     }
 }
@@ -195,6 +198,23 @@ fn add_tls(
     alpn: &[&[u8]],
 ) -> Result<TlsHandle, StartError> {
     store.add(name, files, alpn).map_err(|error| StartError::Tls { name: name.to_owned(), error })
+}
+
+/// The sockets of gRPC and HTTP.
+fn bind_for_backends(
+    config: &Config,
+    sockets: &mut BTreeMap<String, TcpListener>,
+) -> Result<(TcpListener, Option<TcpListener>), StartError> {
+    let (grpc, http) = (&config.grpc, &config.http);
+    let grpc = take_or_bind(sockets.remove("grpc"), "grpc_addr", config.grpc_addr, grpc.ipv6_only, config)?;
+    let http = match http.enabled {
+        true => {
+            let socket = sockets.remove("http");
+            Some(take_or_bind(socket, "http_addr", config.http_addr, http.ipv6_only, config)?)
+        }
+        false => None,
+    };
+    Ok((grpc, http))
 }
 
 fn take_or_bind(

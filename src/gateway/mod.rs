@@ -7,6 +7,7 @@
 //! listeners   TLS and sockets
 //! admission   who is let in; evictions: whose right to be there has ended
 //! home        everything that belongs to one data directory: stores, groups, commands, the Publisher's memory
+//! standby     the listeners of backends and operators while another gateway of the cluster serves
 //! values      latest values and history; shadows
 //! api http    the listeners of backends and operators
 //! sys ticks   what comes by itself
@@ -27,6 +28,7 @@ mod http;
 mod listeners;
 mod metrics;
 mod shadows;
+mod standby;
 mod start;
 mod stores;
 mod sys;
@@ -59,6 +61,9 @@ use tracing::{Instrument as _, debug, info, info_span, warn};
 use endings::Endings;
 use health::StoreWatch;
 use home::Home;
+
+pub use home::HomeLedger;
+pub use standby::{ActiveAddress, Standby, StandbyPages};
 
 use auth::{Authenticator, Authorizer, abuse::BansError};
 use grpc::GrpcError;
@@ -156,6 +161,7 @@ pub struct Builder {
     auth: Option<Arc<dyn Authenticator>>,
     authorizer: Option<Arc<dyn Authorizer>>,
     sockets: BTreeMap<String, TcpListener>,
+    ledger: Option<HomeLedger>,
 }
 
 impl Builder {
@@ -164,6 +170,13 @@ impl Builder {
     #[must_use]
     pub fn socket(mut self, name: &str, socket: TcpListener) -> Self {
         self.sockets.insert(name.to_owned(), socket);
+        self
+    }
+
+    /// Opens the home of a cluster, in place of the data directory that the configuration names.
+    #[must_use]
+    pub fn home(mut self, ledger: HomeLedger) -> Self {
+        self.ledger = Some(ledger);
         self
     }
 
@@ -254,7 +267,7 @@ pub struct Gateway {
 impl Gateway {
     /// A gateway with this configuration.
     pub fn builder(config: Config) -> Builder {
-        Builder { config, auth: None, authorizer: None, sockets: BTreeMap::new() }
+        Builder { config, auth: None, authorizer: None, sockets: BTreeMap::new(), ledger: None }
     }
 
     /// Returns the addresses it listens on: listener name, `grpc` or `http`, and address.

@@ -52,7 +52,7 @@ use super::{
 const RELOAD_LOOK: Duration = Duration::from_secs(1);
 
 pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
-    let Builder { config, auth, authorizer, sockets } = builder;
+    let Builder { config, auth, authorizer, sockets, ledger } = builder;
     check(&config, auth.as_ref())?;
     let config = Arc::new(config);
     let reloads = Reloads::new();
@@ -61,12 +61,15 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let admission = Admission::open(&config, auth, authorizer, &reloads)?;
     let planned = PlannedBridges::open(&config)?;
 
-    let directory = home::directory(&config)?;
+    let directory = match &ledger {
+        Some(ledger) => Some(Arc::clone(&ledger.directory)),
+        None => home::directory(&config)?,
+    };
     let mark = directory.as_deref().map(server_id).transpose()?.unwrap_or_default();
     // Before anybody is let in.
     let bans = Arc::new(BanRegistry::open(&config.bans, directory.clone())?);
     reloads.add(Arc::clone(&bans) as _);
-    let home = Arc::new(Home::open(&config, directory.as_ref())?);
+    let home = Arc::new(Home::open(&config, directory.as_ref(), ledger.as_ref())?);
     let Kept { latest, history, shadows, watch } =
         open_values(&config, directory.as_ref(), &planned, &home, &tls, &bans)?;
     let bound = prepared.bind(&config, sockets)?;

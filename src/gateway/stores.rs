@@ -13,7 +13,7 @@ use store::{DataDir, StateStore as _, StoreHealth};
 use tokio::runtime::Handle;
 use tracing::{info, warn};
 
-use super::StartError;
+use super::{StartError, home::HomeLedger};
 use net::{self, NetShared};
 
 /// The stores, not yet read.
@@ -26,7 +26,11 @@ pub(super) struct OpenedStores {
 const AT_HAND: usize = 1024;
 
 /// Opens the stores in the data directory. Called in the runtime that the broker gives its reading to.
-pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedStores, StartError> {
+pub(super) fn open(
+    config: &Config,
+    directory: &Arc<DataDir>,
+    ledger: Option<&HomeLedger>,
+) -> Result<OpenedStores, StartError> {
     let waiting = config.limits.waiting_for_disk().0;
     let state = Arc::new(EmbeddedState::open(
         directory,
@@ -35,6 +39,7 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedSt
             max_waiting_changes: waiting / 6,
             lazy_interval: config.store.interval.0,
             clock: clock::now,
+            shipping: ledger.map(|ledger| Arc::clone(&ledger.state)),
             begun: usize::from(config.limits.max_inflight) + AT_HAND,
             ..StateOptions::default()
         },
@@ -48,10 +53,14 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedSt
 pub(super) fn open_records(
     config: &Config,
     directory: &Arc<DataDir>,
+    ledger: Option<&HomeLedger>,
 ) -> Result<Arc<EmbeddedRecords>, StartError> {
     let options = RecordOptions::default();
-    let durable =
-        DurableOptions { max_waiting_bytes: config.limits.waiting_for_disk().0 / 12, ..options.durable };
+    let durable = DurableOptions {
+        max_waiting_bytes: config.limits.waiting_for_disk().0 / 12,
+        shipping: ledger.map(|ledger| Arc::clone(&ledger.records)),
+        ..options.durable
+    };
     let options = RecordOptions {
         durable,
         // Records of groups are small: what members have outstanding bounds them.

@@ -8,6 +8,7 @@ mod authorization;
 mod backends;
 mod bans;
 mod bridges;
+mod cluster;
 mod commands;
 mod contact_point;
 mod database;
@@ -50,6 +51,7 @@ pub use bridges::{
     Bridge, Direction, KafkaBridge, KafkaCompression, KafkaStart, MqttBridge, MqttLevel, SaslMechanism,
     WebhookBridge, WhenFull,
 };
+pub use cluster::{Cluster, LedgerAddress, LedgerKind};
 pub use commands::Commands;
 pub use database::{Database, DatabaseTls, TtlRule};
 pub use environment::kubernetes_variables;

@@ -517,6 +517,8 @@ pub struct Config {
     pub latest: Latest,
     /// `[database]`.
     pub database: super::Database,
+    /// `[cluster]`.
+    pub cluster: super::Cluster,
     /// `[store]`.
     pub store: Store,
     /// `[sys]`.
@@ -571,6 +573,7 @@ impl Default for Config {
             http: Http::default(),
             latest: Latest::default(),
             database: super::Database::default(),
+            cluster: super::Cluster::default(),
             store: Store::default(),
             sys: Sys::default(),
             groups: super::Groups::default(),

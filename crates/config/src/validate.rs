@@ -21,6 +21,7 @@ impl Config {
         self.check_dev(&mut check);
         self.check_small_sections(&mut check);
         self.check_database(&mut check);
+        self.check_cluster(&mut check);
         self.check_groups(&mut check);
         self.check_commands(&mut check);
         self.check_shadow(&mut check);

@@ -176,7 +176,8 @@ fn failed(error: io::Error) -> StoreError {
 /// # Errors
 /// The disk.
 pub fn empty_directory(directory: &Path) -> io::Result<()> {
-    for name in ["state", "records", "log"] {
+    // The last is there so that earlier versions refuse the directory.
+    for name in ["state", "records", "log", "sessions"] {
         match std::fs::remove_dir_all(directory.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -306,7 +306,7 @@ fn a_directory_that_was_used_alone_is_exported_whole() {
         assert!(changes.len() < 3 << 20);
         match streams[store as usize].ship(changes, false) {
             Shipped::Done(position) => Ok(position),
-            Shipped::Lost => Err(io::ErrorKind::Other.into()),
+            Shipped::Lost | Shipped::Refused => Err(io::ErrorKind::Other.into()),
         }
     };
     copy.export(&mut ship).unwrap();

@@ -47,6 +47,8 @@ const EXPORTED: usize = 1 << 20;
 pub enum Shipped {
     /// The ledger has the record, at this position, and nobody else owned the home when it did.
     Done(Position),
+    /// It is too large for a record. Nothing was stored.
+    Refused,
     /// The home belongs to another process. Nothing more may be written, and nobody is told anything.
     Lost,
 }
@@ -221,6 +223,7 @@ impl Environment {
         cursor.last = changes.len().min(1 << 20);
         let position = match shipping.ship(changes, ends_round) {
             Shipped::Done(position) => position,
+            Shipped::Refused => return Err(heed::Error::Io(io::ErrorKind::FileTooLarge.into())),
             Shipped::Lost => {
                 self.lost.store(true, Relaxed);
                 return Err(lost());

@@ -41,6 +41,8 @@ pub enum Error {
     BanInFile,
     #[error("there are as many bans as bans.max allows")]
     TooManyBans,
+    #[error("this gateway stands by for another of its cluster, which serves{}", shown_address(.address))]
+    NotActive { address: String },
     #[error("device is offline")]
     DeviceOffline,
     #[error("packet exceeds the device's maximum packet size")]
@@ -199,6 +201,10 @@ impl ReachedLevel {
     }
 }
 
+fn shown_address(address: &str) -> String {
+    if address.is_empty() { String::new() } else { format!(" at {address}") }
+}
+
 impl Error {
     /// INVALID_ARGUMENT about `field`.
     pub fn invalid(field: impl Into<String>, problem: impl Into<String>) -> Self {
@@ -254,7 +260,9 @@ impl Error {
             | Self::SubscriptionQuota
             | Self::RetainedQuota => Code::ResourceExhausted,
             Self::Deadline(_) | Self::Late | Self::RequestIncomplete => Code::DeadlineExceeded,
-            Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) => Code::Unavailable,
+            Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) | Self::NotActive { .. } => {
+                Code::Unavailable
+            }
             Self::StoreDamaged => Code::DataLoss,
             Self::Unauthenticated(_) => Code::Unauthenticated,
             Self::RoleDenied { .. } | Self::OutOfScope { .. } | Self::HadOtherFilters { .. } => {
@@ -282,6 +290,7 @@ impl Error {
             Self::BanNotFound => "BAN_NOT_FOUND",
             Self::BanInFile => "BAN_IN_FILE",
             Self::TooManyBans => "TOO_MANY_BANS",
+            Self::NotActive { .. } => "NOT_ACTIVE",
             Self::DeviceOffline => "DEVICE_OFFLINE",
             Self::PacketTooLarge => "PACKET_TOO_LARGE",
             Self::QueueFull => "QUEUE_FULL",
@@ -354,6 +363,7 @@ impl Error {
             | Self::StoreRefused
             | Self::TooManyStreams(_)
             | Self::TooManyCalls(_)
+            | Self::NotActive { .. }
             | Self::StoreUnavailable => Some(Duration::from_secs(1)),
             Self::Command { why, .. } if command_state::code(*why) == Code::ResourceExhausted => {
                 Some(Duration::from_secs(1))
@@ -376,6 +386,7 @@ impl Error {
                 HashMap::from([("field".to_owned(), field.clone())])
             }
             Self::Command { why, stage } => command_state::metadata(*why, *stage),
+            Self::NotActive { address } => HashMap::from([("address".to_owned(), address.clone())]),
             Self::VersionConflict { version } => HashMap::from([("version".to_owned(), version.to_string())]),
             Self::CommandEnded(state) => {
                 HashMap::from([("state".to_owned(), command_state::state_name(*state).to_owned())])
@@ -591,6 +602,7 @@ mod tests {
             (Error::StoreDamaged, Code::DataLoss, "STORE_DAMAGED"),
             (Error::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),
             (Error::CutShort(reached), Code::Unavailable, "SHUTTING_DOWN"),
+            (Error::NotActive { address: "b:10000".to_owned() }, Code::Unavailable, "NOT_ACTIVE"),
             (Error::Unauthenticated(Unknown::Nobody), Code::Unauthenticated, "CREDENTIALS_MISSING"),
             (Error::Unauthenticated(Unknown::Wrong), Code::Unauthenticated, "CREDENTIALS_UNKNOWN"),
             (Error::Unauthenticated(Unknown::Expired), Code::Unauthenticated, "CREDENTIALS_EXPIRED"),

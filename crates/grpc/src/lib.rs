@@ -27,15 +27,16 @@ mod server;
 mod services;
 mod stream;
 
-use std::{pin::pin, sync::Arc};
+use std::{pin::pin, sync::Arc, time::Duration};
 
+use auth::backends::BackendAuthenticator;
 use broker::{Account, Broker};
 use tokio::{
     net::TcpListener,
     sync::{Semaphore, mpsc, watch},
 };
 use tokio_stream::wrappers::ReceiverStream;
-use tonic::{codec::CompressionEncoding::Gzip, service::Routes, transport::Server};
+use tonic::{Status, codec::CompressionEncoding::Gzip, service::Routes, transport::Server};
 use tonic_health::{
     pb::health_server::HealthServer,
     server::{HealthReporter, HealthService},
@@ -81,6 +82,9 @@ pub use context::{Hooks, LatestValues, Operated, StoresAnswer};
 pub use error::GrpcError;
 pub use publishing::PublisherMemory;
 pub use server::{accept::GrpcTls, local::LocalService};
+
+/// Makes the error of every call to a gateway that stands by.
+pub type Refusal = Arc<dyn Fn() -> grpc_messages::status::Error + Send + Sync>;
 
 /// An event as the API shows it.
 pub fn event_to_proto(event: broker::Event) -> proto::gateway::v1::Event {
@@ -141,6 +145,36 @@ impl GrpcApi {
             shutdown,
             config,
         })
+    }
+
+    /// The API of a gateway that stands by: every call that gets as far as a service is answered by `refusal`.
+    pub fn standing_by(
+        config: GrpcConfig,
+        account: Arc<Account>,
+        backends: Arc<BackendAuthenticator>,
+        packet_timeout: Duration,
+        refusal: Refusal,
+        shutdown: watch::Receiver<bool>,
+    ) -> Self {
+        let answer = move || {
+            let status = Status::from(refusal());
+            async move { status.into_http::<tonic::body::Body>() }
+        };
+        let none: Arc<dyn Fn() -> bool + Send + Sync> = Arc::new(|| false);
+        let needs =
+            Needs { latest: None, groups: Some(Arc::clone(&none)), shadows: Some(none), commands: None };
+        let bounds =
+            RequestBounds { message: config.max_message_bytes, body: usize::MAX, timeout: packet_timeout };
+        Self {
+            limit: call_limit(&config, &account, bounds),
+            access: Access::new(backends, config.calls()),
+            routes: Routes::from(axum::Router::new().fallback(answer)),
+            health: ServiceHealth::new(HealthReporter::new(), needs),
+            streams: Arc::new(OpenStreams::new(config.streams(), Arc::clone(&account))),
+            account,
+            shutdown,
+            config,
+        }
     }
 
     /// The services for clients inside the process.

@@ -4,7 +4,7 @@ use std::{net::IpAddr, sync::Arc};
 
 use axum::{
     Router,
-    extract::State,
+    extract::{RawQuery, State},
     http::{
         StatusCode,
         header::{ALLOW, CONNECTION, CONTENT_TYPE},
@@ -37,6 +37,8 @@ pub struct MonitoringPages {
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
     /// Status text while the gateway takes connections; otherwise the reason why it does not.
     pub ready: Arc<dyn Fn() -> Result<String, String> + Send + Sync>,
+    /// The gateway stands by for another: ready for who asks with `standby=ok`.
+    pub stands_by: bool,
 }
 
 impl MonitoringPages {
@@ -61,8 +63,10 @@ async fn metrics(State(pages): State<MonitoringPages>) -> impl IntoResponse {
     ([(CONTENT_TYPE, PROMETHEUS)], (pages.render)())
 }
 
-async fn readyz(State(pages): State<MonitoringPages>) -> (StatusCode, String) {
+async fn readyz(State(pages): State<MonitoringPages>, RawQuery(query): RawQuery) -> (StatusCode, String) {
+    let accepts = query.is_some_and(|query| query.split('&').any(|pair| pair == "standby=ok"));
     match (pages.ready)() {
+        Err(why) if pages.stands_by && accepts => (StatusCode::OK, format!("{why}\n")),
         Ok(state) => (StatusCode::OK, state),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
     }

@@ -227,6 +227,7 @@ impl LogWriter {
         let Some(ledger) = &self.shared.ledger else { return self.write_here(active) };
         let position = match ledger.ship(base, place, &self.buffer) {
             Shipped::Done(position) => position,
+            Shipped::Refused => return Err(WriteFailure::Write(io::ErrorKind::FileTooLarge.into())),
             Shipped::Lost => return Err(WriteFailure::Lost),
         };
         // The ledger has it: there is no other end than that it is written here, too.

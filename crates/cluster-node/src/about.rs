@@ -1,0 +1,29 @@
+//! What a node tells of itself with each beat.
+
+use bytes::Bytes;
+use ledger::Beat;
+use serde::{Deserialize, Serialize};
+
+use crate::process::ProcessId;
+
+/// See the module. Fields that a newer version adds are passed over.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub(crate) struct About {
+    /// Where backends reach it.
+    pub(crate) address: String,
+    /// Its process.
+    pub(crate) process: Option<ProcessId>,
+    /// Its copy of the home is near the end of the ledger.
+    pub(crate) warm: bool,
+}
+
+impl About {
+    pub(crate) fn of(beat: &Beat) -> Self {
+        serde_json::from_slice(&beat.about).unwrap_or_default()
+    }
+
+    pub(crate) fn encode(&self) -> Bytes {
+        serde_json::to_vec(self).unwrap_or_default().into()
+    }
+}

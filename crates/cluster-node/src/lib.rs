@@ -1,0 +1,36 @@
+//! A gateway of a cluster: it stands by with a warm copy of a home, takes the home over, and ships what the home writes.
+//!
+//! ```text
+//! standby    until the home is this node's: beats, suspicion, the copy, the takeover
+//! owned      a home that is this node's: its streams for the stores, its end
+//! shipping   a store's writer thread waits for the ledger
+//! copy       the data directory as the protocol knows it
+//! about      what a node tells of itself; process: whether it has ended
+//! import     a directory that was used alone becomes the home of a new cluster
+//! clock      the machine's clocks
+//! ```
+//!
+//! The order of the calls is the crate `cluster`'s; the ledger is whichever engine the caller has opened. Everything here runs on a
+//! runtime of its own: a store's writer may wait for it in any thread.
+
+mod about;
+mod clock;
+mod copy;
+mod import;
+mod owned;
+mod process;
+mod shipping;
+mod standby;
+#[cfg(test)]
+mod tests;
+
+pub use clock::MachineClock;
+pub use import::{ImportError, create};
+pub use owned::{HomeStreams, OwnedHome};
+pub use standby::{NodeError, NodeSettings, NodeState, Phase, StandbyNode};
+
+/// The one home of this version's clusters.
+pub const HOME: u16 = 0;
+
+/// Streams of a home.
+pub const STREAMS: u8 = disk::ShippedStore::ALL.len() as u8;

@@ -1,0 +1,92 @@
+//! A home that is this node's.
+
+use std::sync::Arc;
+
+use cluster::{Lease, Tenure};
+use disk::{ShippedFiles, ShippedStore, Shipping};
+use store::DataDir;
+use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
+
+use crate::shipping::{StreamShipping, StreamTasks};
+
+/// The home's streams, for its stores.
+#[derive(Clone)]
+pub struct HomeStreams {
+    streams: Vec<Arc<StreamShipping>>,
+}
+
+impl HomeStreams {
+    /// The stream of a store.
+    pub fn of(&self, store: ShippedStore) -> Arc<dyn Shipping> {
+        Arc::clone(&self.streams[store as usize]) as _
+    }
+}
+
+/// A home in its time with this process as the owner, until it is lost or handed over.
+pub struct OwnedHome {
+    directory: Arc<DataDir>,
+    tenure: Tenure,
+    streams: HomeStreams,
+    tasks: Vec<StreamTasks>,
+    running: JoinHandle<()>,
+    stop: watch::Sender<bool>,
+    runtime: Handle,
+}
+
+impl OwnedHome {
+    /// Starts what a tenure needs. Called in the cluster's runtime.
+    pub(crate) fn start(directory: Arc<DataDir>, tenure: Tenure) -> Self {
+        let (stop, stopped) = watch::channel(false);
+        let writers = tenure.writers().into_iter();
+        let (streams, tasks): (Vec<_>, Vec<_>) =
+            writers.map(|writer| StreamShipping::start(writer, &tenure, stopped.clone())).unzip();
+        let run = tenure.clone();
+        let running = tokio::spawn(async move { run.run().await });
+        let files = Arc::clone(&streams[ShippedStore::Files as usize]);
+        directory.ship_files(Arc::new(ShippedFiles::open(directory.path(), files as _)));
+        let streams = HomeStreams { streams };
+        Self { directory, tenure, streams, tasks, running, stop, runtime: Handle::current() }
+    }
+
+    /// The directory, as of the end of the epoch before.
+    pub fn directory(&self) -> &Arc<DataDir> {
+        &self.directory
+    }
+
+    /// Streams for the stores of the directory.
+    pub fn streams(&self) -> &HomeStreams {
+        &self.streams
+    }
+
+    /// Until when this process may acknowledge.
+    pub fn lease(&self) -> &Arc<Lease> {
+        self.tenure.lease()
+    }
+
+    /// The time of this owner.
+    pub fn tenure(&self) -> &Tenure {
+        &self.tenure
+    }
+
+    /// Bytes of each stream in the ledger.
+    pub fn ledger_bytes(&self) -> Vec<(u8, u64)> {
+        self.streams.streams.iter().map(|stream| (stream.stream(), stream.ledger_bytes())).collect()
+    }
+
+    /// Hands the home over: its stores are closed, and write nothing any more. Whoever stands by takes it at once. Returns why not, if
+    /// the next owner has to take it as after a crash.
+    pub async fn hand_over(self) -> Result<(), String> {
+        let Self { tenure, tasks, running, stop, runtime, .. } = self;
+        let _ = stop.send(true);
+        let released = runtime.spawn(async move {
+            let mut writers = Vec::new();
+            for tasks in tasks {
+                writers.extend(tasks.end().await);
+            }
+            tenure.release(writers).await.map_err(|error| error.to_string())
+        });
+        let released = released.await.unwrap_or_else(|error| Err(error.to_string()));
+        running.abort();
+        released
+    }
+}

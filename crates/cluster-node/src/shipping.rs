@@ -1,0 +1,142 @@
+//! A store's writer thread waits for the ledger.
+
+use std::sync::{
+    Arc,
+    atomic::{AtomicU64, Ordering::Relaxed},
+    mpsc as answers,
+};
+
+use cluster::{Appended, StreamWriter, Tenure};
+use disk::{Shipped, Shipping};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+};
+
+/// While a stream has fewer bytes than this in the ledger, nothing is repeated.
+const SMALL: u64 = 1 << 20;
+
+/// A transaction that waits in its writer's thread.
+struct Append {
+    changes: Vec<u8>,
+    ends_round: bool,
+    answer: answers::SyncSender<Shipped>,
+}
+
+/// A stream, as its store uses it. Once the home is lost, every call says so.
+pub(crate) struct StreamShipping {
+    stream: u8,
+    tenure: Tenure,
+    appends: mpsc::Sender<Append>,
+    /// Bytes of the stream in the ledger.
+    bytes: Arc<AtomicU64>,
+    /// Epoch and number of the record with which the stream may begin.
+    begin: watch::Sender<(u64, u64)>,
+}
+
+/// The tasks of a stream, on the cluster's runtime.
+pub(crate) struct StreamTasks {
+    writer: JoinHandle<StreamWriter>,
+    begins: JoinHandle<()>,
+}
+
+impl StreamShipping {
+    /// Starts the tasks of a stream; they end with `stop`. In the cluster's runtime.
+    pub(crate) fn start(
+        writer: StreamWriter,
+        tenure: &Tenure,
+        stop: watch::Receiver<bool>,
+    ) -> (Arc<Self>, StreamTasks) {
+        // Its writer has one transaction under way.
+        let (appends, waiting) = mpsc::channel(1);
+        let (begin, begins) = watch::channel((0, 0));
+        let bytes = Arc::new(AtomicU64::new(writer.ledger_bytes()));
+        let stream = writer.stream();
+        let tasks = StreamTasks {
+            writer: tokio::spawn(write(writer, waiting, Arc::clone(&bytes), stop)),
+            begins: tokio::spawn(publish(tenure.clone(), stream, begins)),
+        };
+        (Arc::new(Self { stream, tenure: tenure.clone(), appends, bytes, begin }), tasks)
+    }
+
+    /// Bytes of the stream in the ledger.
+    pub(crate) fn ledger_bytes(&self) -> u64 {
+        self.bytes.load(Relaxed)
+    }
+
+    /// Number of the stream.
+    pub(crate) fn stream(&self) -> u8 {
+        self.stream
+    }
+}
+
+impl StreamTasks {
+    /// The writer, once its last append has ended; none if it panicked.
+    pub(crate) async fn end(self) -> Option<StreamWriter> {
+        self.begins.abort();
+        self.writer.await.ok()
+    }
+}
+
+async fn write(
+    mut writer: StreamWriter,
+    mut waiting: mpsc::Receiver<Append>,
+    bytes: Arc<AtomicU64>,
+    mut stop: watch::Receiver<bool>,
+) -> StreamWriter {
+    loop {
+        let Append { changes, ends_round, answer } = tokio::select! {
+            biased;
+            append = waiting.recv() => match append {
+                Some(append) => append,
+                None => return writer,
+            },
+            _ = stop.wait_for(|stop| *stop) => return writer,
+        };
+        let shipped = match writer.append_cleaned(&changes, ends_round).await {
+            Appended::Done(position) => Shipped::Done(position),
+            Appended::TooLarge => Shipped::Refused,
+            Appended::Lost => Shipped::Lost,
+        };
+        bytes.store(writer.ledger_bytes(), Relaxed);
+        // The thread waits.
+        let _ = answer.send(shipped);
+    }
+}
+
+async fn publish(tenure: Tenure, stream: u8, mut begins: watch::Receiver<(u64, u64)>) {
+    while begins.changed().await.is_ok() {
+        let (epoch, n) = *begins.borrow_and_update();
+        if let Err(error) = tenure.publish_start(stream, epoch, n).await {
+            tracing::debug!(stream, epoch, n, %error, "the start of a stream was not published");
+        }
+    }
+}
+
+impl Shipping for StreamShipping {
+    fn ship(&self, changes: &[u8], ends_round: bool) -> Shipped {
+        let (answer, shipped) = answers::sync_channel(1);
+        let mut append = Append { changes: changes.to_vec(), ends_round, answer };
+        // `blocking_send` is for threads outside every runtime, and a store is opened inside one. There is one writer.
+        loop {
+            match self.appends.try_send(append) {
+                Ok(()) => break,
+                Err(mpsc::error::TrySendError::Full(back)) => {
+                    append = back;
+                    std::thread::yield_now();
+                }
+                Err(mpsc::error::TrySendError::Closed(_)) => return Shipped::Lost,
+            }
+        }
+        shipped.recv().unwrap_or(Shipped::Lost)
+    }
+
+    fn wants_repeats(&self, alive: u64) -> bool {
+        let bytes = self.ledger_bytes();
+        bytes > SMALL && (bytes > alive.saturating_mul(2) || self.tenure.has_long_chain())
+    }
+
+    fn begin_at(&self, epoch: u64, n: u64) {
+        let _ = self.begin.send((epoch, n));
+    }
+}

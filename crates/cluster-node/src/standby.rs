@@ -1,0 +1,394 @@
+//! Until the home is this node's.
+
+use std::{fs, path::Path, sync::Arc, time::Duration};
+
+use cluster::{
+    Clock, Follower, HomeView, LEASE_WAIT, Node, Suspicion, TakeError, Tenure, View, ViewError, read_view,
+    take,
+};
+use disk::empty_directory;
+use ledger::{Beat, Ledger};
+use store::{DataDir, StoreError, replace_file};
+use thiserror::Error;
+use tokio::{
+    sync::{mpsc, watch},
+    time::{Instant, timeout},
+};
+
+use crate::{HOME, OwnedHome, about::About, clock::MachineClock, copy::WarmCopy, process::ProcessId};
+
+/// Time between two looks at beats and view.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Time between two steps of the copy, if it has reached the end.
+const STEP: Duration = Duration::from_millis(250);
+
+/// A call that takes longer counts as unanswered, for what is told: it goes on.
+const ANSWER: Duration = Duration::from_secs(3);
+
+/// A home that was given up is left to others for so long, if there are others.
+const COURTESY: Duration = Duration::from_secs(10);
+
+/// File in the data directory that names the process which had the home in it.
+const INCARNATION: &str = "incarnation";
+
+/// Settings of a node.
+#[derive(Debug, Clone)]
+pub struct NodeSettings {
+    /// Name of the cluster.
+    pub cluster: String,
+    /// Its name, which no other node has.
+    pub name: String,
+    /// Where backends reach it.
+    pub address: String,
+    /// It takes the home over by itself when its owner is gone.
+    pub takes_over: bool,
+    /// It has just given the home up: others go first.
+    pub stands_back: bool,
+    /// Drawn at the start of the process.
+    pub incarnation: u64,
+}
+
+/// Why a node cannot stand by.
+#[derive(Debug, Error)]
+pub enum NodeError {
+    /// The view cannot be used.
+    #[error(transparent)]
+    View(#[from] ViewError),
+    /// The ledger is damaged: nobody can take the home before the loss is accepted.
+    #[error(
+        "{0}; mend the ledger, or give up what comes from there on with `mqtt-server cluster accept-loss`"
+    )]
+    Damaged(String),
+    /// The data directory cannot be used.
+    #[error(transparent)]
+    Directory(#[from] StoreError),
+    /// It holds a home that was never in a cluster.
+    #[error(
+        "data directory {0} was used by a gateway alone: make the cluster of it (mqtt-server cluster create), or name another one"
+    )]
+    OwnContent(String),
+    /// Its task has ended.
+    #[error("the cluster's thread has ended")]
+    Ended,
+}
+
+/// State of a node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub enum Phase {
+    /// The ledger has not answered yet, or does not answer.
+    #[default]
+    Unreachable,
+    /// Another node serves, or none, and this one has a copy.
+    Standby,
+    /// It takes the home.
+    Taking,
+    /// It serves.
+    Active,
+}
+
+/// State of a node, as it is shown.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct NodeState {
+    /// What it does.
+    pub phase: Phase,
+    /// Node that serves; empty if none does.
+    pub active: String,
+    /// Where backends reach that one; empty if it has not said.
+    pub address: String,
+    /// The copy has reached the end of the ledger.
+    pub warm: bool,
+    /// Epoch of the home.
+    pub epoch: u64,
+    /// Last trouble, empty if there is none.
+    pub trouble: String,
+}
+
+impl NodeState {
+    /// A line for people.
+    pub fn line(&self) -> String {
+        let trouble = if self.trouble.is_empty() { String::new() } else { format!("; {}", self.trouble) };
+        match self.phase {
+            Phase::Unreachable => format!("standby: the ledger does not answer{trouble}"),
+            Phase::Taking => format!("standby: taking over{trouble}"),
+            Phase::Active => format!("active in epoch {}{trouble}", self.epoch),
+            Phase::Standby if self.active.is_empty() => format!("standby: nobody serves{trouble}"),
+            Phase::Standby => {
+                let warm = if self.warm { "the copy is warm" } else { "the copy is being made" };
+                format!("standby: {} serves, {warm}{trouble}", self.active)
+            }
+        }
+    }
+}
+
+/// A node that does not serve.
+pub struct StandbyNode {
+    ledger: Arc<dyn Ledger>,
+    clock: Arc<dyn Clock>,
+    node: Arc<Node>,
+    settings: NodeSettings,
+    directory: Arc<DataDir>,
+    state: watch::Sender<NodeState>,
+    orders: mpsc::Receiver<()>,
+}
+
+impl StandbyNode {
+    /// A node over an engine that is open, and the sender of orders to take the home over. Takes no part in the cluster before
+    /// [`Self::run`].
+    pub fn new(
+        ledger: Arc<dyn Ledger>,
+        settings: NodeSettings,
+        directory: Arc<DataDir>,
+    ) -> (Self, watch::Receiver<NodeState>, mpsc::Sender<()>) {
+        let (state, shown) = watch::channel(NodeState::default());
+        let (order, orders) = mpsc::channel(1);
+        let node = Arc::new(Node::new(&settings.name, settings.incarnation));
+        let clock = Arc::new(MachineClock) as Arc<dyn Clock>;
+        (Self { ledger, clock, node, settings, directory, state, orders }, shown, order)
+    }
+
+    /// Stands by, and keeps the copy warm, until the home is this node's; then the directory is as of the end of the epoch before. In the
+    /// cluster's runtime.
+    ///
+    /// # Errors
+    /// [`NodeError`]: nothing that goes by itself.
+    pub async fn run(mut self) -> Result<OwnedHome, NodeError> {
+        let mut copy = open_copy(&self.directory)?;
+        if copy.directory().has_own_content() {
+            return Err(NodeError::OwnContent(self.directory.path().display().to_string()));
+        }
+        let beating = self.start_beats();
+        let ended = self.stand_by(&mut copy).await;
+        beating.abort();
+        let tenure = ended?;
+        self.node.set_about(About { warm: true, ..self.about() }.encode());
+        copy.sync().map_err(StoreError::Unavailable)?;
+        // The stores open the directory again.
+        drop(copy);
+        note_incarnation(&self.directory, &self.node);
+        let epoch = tenure.owner().epoch;
+        self.state.send_modify(|state| {
+            *state = NodeState {
+                phase: Phase::Active,
+                active: self.settings.name.clone(),
+                address: self.settings.address.clone(),
+                warm: true,
+                epoch,
+                trouble: String::new(),
+            };
+        });
+        tracing::info!(epoch, node = self.settings.name, "this gateway serves now");
+        Ok(OwnedHome::start(self.directory, tenure))
+    }
+
+    /// Beats each second, whatever the copy does.
+    fn start_beats(&self) -> tokio::task::JoinHandle<()> {
+        let (ledger, node) = (Arc::clone(&self.ledger), Arc::clone(&self.node));
+        let (mut about, shown) = (self.about(), self.state.subscribe());
+        node.set_about(about.encode());
+        tokio::spawn(async move {
+            loop {
+                about.warm = shown.borrow().warm;
+                node.set_about(about.encode());
+                let _ = timeout(ANSWER, ledger.beat(&node.next_beat())).await;
+                tokio::time::sleep(LOOK).await;
+            }
+        })
+    }
+
+    fn about(&self) -> About {
+        About { address: self.settings.address.clone(), process: ProcessId::current(), warm: false }
+    }
+
+    async fn stand_by(&mut self, copy: &mut WarmCopy) -> Result<Tenure, NodeError> {
+        let (mut suspicion, mut follower) = (Suspicion::default(), Follower::new(HOME));
+        let begun = Instant::now();
+        loop {
+            let looked = Instant::now();
+            match self.look(&mut suspicion).await {
+                Ok((view, _)) if view.name != self.settings.cluster => self.state.send_modify(|state| {
+                    state.phase = Phase::Unreachable;
+                    state.trouble = format!("the cluster is still being made, as '{}'", view.name);
+                }),
+                Ok((view, beats)) => {
+                    let of = view.home(HOME)?;
+                    self.show(of, &beats);
+                    let stands_back = self.settings.stands_back && begun.elapsed() < COURTESY;
+                    let is_ordered = self.orders.try_recv().is_ok();
+                    let wait = self.may_take(of, &beats, &suspicion, is_ordered, stands_back);
+                    if let Some(wait) = wait
+                        && let Some(tenure) = self.take(of, wait, copy).await?
+                    {
+                        return Ok(tenure);
+                    }
+                }
+                Err(LookError::View(error)) => return Err(error.into()),
+                Err(LookError::Unanswered(why)) => self.state.send_modify(|state| {
+                    state.phase = Phase::Unreachable;
+                    state.trouble = why;
+                }),
+            }
+            while looked.elapsed() < LOOK {
+                let warm = self.follow(&mut follower, copy).await?;
+                tokio::select! {
+                    () = tokio::time::sleep(if warm { STEP } else { Duration::ZERO }) => {}
+                    // An order is met again at the next look.
+                    () = has_order(&self.orders) => break,
+                }
+            }
+        }
+    }
+
+    async fn look(&self, suspicion: &mut Suspicion) -> Result<(View, Vec<Beat>), LookError> {
+        let unanswered = || LookError::Unanswered("the ledger does not answer".to_owned());
+        let beats = match timeout(ANSWER, self.ledger.beats()).await {
+            Ok(Ok(beats)) => beats,
+            Ok(Err(unknown)) => return Err(LookError::Unanswered(unknown.to_string())),
+            Err(_) => return Err(unanswered()),
+        };
+        suspicion.observe(&beats, self.clock.now());
+        match timeout(ANSWER, read_view(&*self.ledger, &*self.clock)).await {
+            Ok(Ok((_, view))) => Ok((view, beats)),
+            Ok(Err(error)) => Err(LookError::View(error)),
+            Err(_) => Err(unanswered()),
+        }
+    }
+
+    fn show(&self, of: &HomeView, beats: &[Beat]) {
+        let active = of.owner.as_ref().map_or_else(String::new, |owner| owner.node.to_string());
+        let beat = beats.iter().find(|beat| *beat.node == *active);
+        let address = beat.map(|beat| About::of(beat).address).unwrap_or_default();
+        self.state.send_if_modified(|state| {
+            let warm = state.warm;
+            let next = NodeState {
+                phase: Phase::Standby,
+                active,
+                address,
+                warm,
+                epoch: of.epoch,
+                trouble: String::new(),
+            };
+            let changed = *state != next;
+            *state = next;
+            changed
+        });
+    }
+
+    /// Returns how long to wait before serving, if the home may be taken.
+    fn may_take(
+        &self,
+        of: &HomeView,
+        beats: &[Beat],
+        suspicion: &Suspicion,
+        is_ordered: bool,
+        stands_back: bool,
+    ) -> Option<Duration> {
+        let Some(owner) = &of.owner else {
+            return (is_ordered || (self.settings.takes_over && !stands_back)).then_some(Duration::ZERO);
+        };
+        let beat =
+            beats.iter().find(|beat| *beat.node == *owner.node && beat.incarnation == owner.incarnation);
+        let process = beat.and_then(|beat| About::of(beat).process);
+        // Its directory is locked by this process now.
+        let was_here = had_home(self.directory.path(), &owner.node, owner.incarnation);
+        if was_here || process.is_some_and(|process| process.has_ended()) {
+            let is_mine = was_here && *owner.node == self.settings.name;
+            return (is_ordered || self.settings.takes_over || is_mine).then_some(Duration::ZERO);
+        }
+        let is_suspected = suspicion.suspects(&owner.node, self.clock.now());
+        (is_ordered || (self.settings.takes_over && is_suspected)).then_some(LEASE_WAIT)
+    }
+
+    /// Takes the home; nothing if another node was faster, or it has to be tried again.
+    async fn take(
+        &self,
+        of: &HomeView,
+        wait: Duration,
+        copy: &mut WarmCopy,
+    ) -> Result<Option<Tenure>, NodeError> {
+        let before = of.owner.as_ref().map_or("nobody", |owner| &owner.node);
+        tracing::info!(before, epoch = of.epoch, ?wait, "taking over");
+        self.state.send_modify(|state| state.phase = Phase::Taking);
+        let taken = take(&self.ledger, &self.clock, &self.node, HOME, Some(of.epoch), wait, copy).await;
+        match taken {
+            Ok(tenure) => Ok(Some(tenure)),
+            Err(TakeError::View(ViewError::NotOwner { owner, .. })) => {
+                tracing::info!(owner, "another node was faster");
+                Ok(None)
+            }
+            Err(TakeError::View(error)) => Err(error.into()),
+            Err(error @ TakeError::Damaged(_)) => Err(NodeError::Damaged(error.to_string())),
+            Err(error @ TakeError::Copy { .. }) => {
+                tracing::error!(%error, "the home cannot be restored here, it is tried again");
+                self.state.send_modify(|state| state.trouble = error.to_string());
+                tokio::time::sleep(LOOK).await;
+                Ok(None)
+            }
+        }
+    }
+
+    /// One step of the copy. Returns whether it has reached the end.
+    async fn follow(&self, follower: &mut Follower, copy: &mut WarmCopy) -> Result<bool, NodeError> {
+        let step = timeout(ANSWER, follower.step(&*self.ledger, &*self.clock, copy)).await;
+        let (warm, trouble) = match step {
+            Ok(Ok(followed)) => (!followed.more, None),
+            Ok(Err(TakeError::View(error))) => return Err(error.into()),
+            Ok(Err(error)) => (true, Some(error.to_string())),
+            Err(_) => (true, None),
+        };
+        if let Some(trouble) = &trouble {
+            gateway_core::warn_limited!(trouble, "the copy of the home cannot be kept");
+        }
+        if let Err(error) = copy.sync() {
+            gateway_core::warn_limited!(error, "the copy of the home cannot be kept");
+        }
+        self.state.send_if_modified(|state| {
+            let is_warm = warm && trouble.is_none();
+            let changed = state.warm != is_warm;
+            state.warm = is_warm;
+            state.trouble = trouble.unwrap_or_default();
+            changed
+        });
+        Ok(warm)
+    }
+}
+
+enum LookError {
+    View(ViewError),
+    Unanswered(String),
+}
+
+/// Waits until there is an order, which stays there.
+async fn has_order(orders: &mpsc::Receiver<()>) {
+    while orders.is_empty() {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+    }
+}
+
+/// Opens the directory as a copy. One whose files cannot be opened is emptied: it is only a copy.
+fn open_copy(directory: &Arc<DataDir>) -> Result<WarmCopy, NodeError> {
+    match WarmCopy::open(directory) {
+        Ok(copy) => Ok(copy),
+        Err(error @ StoreError::Format(_)) => Err(error.into()),
+        Err(error) => {
+            tracing::error!(%error, "the copy of the home cannot be opened, it is made anew");
+            let failed = |error: std::io::Error| StoreError::Unavailable(error.to_string());
+            empty_directory(directory.path()).map_err(failed)?;
+            Ok(WarmCopy::open(directory)?)
+        }
+    }
+}
+
+fn note_incarnation(directory: &DataDir, node: &Node) {
+    let text = format!("{} {}\n", node.name(), node.incarnation());
+    if let Err(error) = replace_file(directory.path(), INCARNATION, &text) {
+        // The next process waits as for one on another host.
+        tracing::debug!(%error, "the process that has the home is not noted");
+    }
+}
+
+/// Returns whether that process had the home in this directory. It has ended: the directory is locked by who asks.
+fn had_home(directory: &Path, node: &str, incarnation: u64) -> bool {
+    fs::read_to_string(directory.join(INCARNATION))
+        .is_ok_and(|text| text.trim() == format!("{node} {incarnation}"))
+}

@@ -1,0 +1,191 @@
+//! Nodes of one process over the ledger in memory, with stores on disk.
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use disk::{EmbeddedRecords, RecordOptions, ShippedStore, empty_directory};
+use ledger::{
+    Ledger,
+    twin::{Engine, Twin},
+};
+use store::{
+    DataDir, RecordChange, RecordKind, RecordOutcome, RecordRange, RecordStore as _, RecordWrite, server_id,
+};
+use tempfile::TempDir;
+use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+
+use crate::{ImportError, NodeError, NodeSettings, NodeState, OwnedHome, Phase, StandbyNode, create};
+
+const NAME: &str = "plant";
+
+struct Started {
+    state: tokio::sync::watch::Receiver<NodeState>,
+    order: mpsc::Sender<()>,
+    running: JoinHandle<Result<OwnedHome, NodeError>>,
+}
+
+fn start(
+    ledger: &Arc<Twin>,
+    name: &str,
+    incarnation: u64,
+    directory: &Arc<DataDir>,
+    takes_over: bool,
+) -> Started {
+    let settings = NodeSettings {
+        cluster: NAME.to_owned(),
+        name: name.to_owned(),
+        address: format!("{name}.example:10000"),
+        takes_over,
+        stands_back: false,
+        incarnation,
+    };
+    let ledger = Arc::clone(ledger) as Arc<dyn Ledger>;
+    let (node, state, order) = StandbyNode::new(ledger, settings, Arc::clone(directory));
+    Started { state, order, running: tokio::spawn(node.run()) }
+}
+
+async fn soon<T>(future: impl Future<Output = T>) -> T {
+    timeout(Duration::from_secs(30), future).await.unwrap()
+}
+
+fn open(home: &OwnedHome) -> EmbeddedRecords {
+    let mut options = RecordOptions::default();
+    options.durable.shipping = Some(home.streams().of(ShippedStore::Records));
+    EmbeddedRecords::open(home.directory(), &options).unwrap()
+}
+
+async fn put(store: &EmbeddedRecords, key: &str, value: &str) {
+    let change = RecordChange::put(RecordKind::Commands, key.to_owned().into(), value.to_owned().into());
+    let written = store.write(RecordWrite { changes: vec![change], fence: None }).await;
+    assert_eq!(written.unwrap(), RecordOutcome::Done);
+}
+
+async fn contents(store: &EmbeddedRecords) -> BTreeMap<Vec<u8>, Vec<u8>> {
+    let range = RecordRange {
+        kind: RecordKind::Commands,
+        prefix: bytes::Bytes::new(),
+        after: None,
+        limit: usize::MAX,
+        value_bytes: usize::MAX,
+    };
+    let read = store.read(range).await.unwrap();
+    read.into_iter().map(|record| (record.key.to_vec(), record.value.unwrap().to_vec())).collect()
+}
+
+fn directory() -> (TempDir, Arc<DataDir>) {
+    let folder = tempfile::tempdir().unwrap();
+    let directory = DataDir::open(folder.path()).unwrap();
+    (folder, directory)
+}
+
+/// The failures: what was acknowledged is missing at the next owner; a process that was replaced acknowledges; a clean stop leaves
+/// others waiting.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_home_goes_from_node_to_node_with_all_that_was_acknowledged() {
+    for engine in [Engine::Stored, Engine::Owned] {
+        let ledger = Arc::new(Twin::reliable(engine));
+        create(Arc::clone(&ledger) as _, NAME, 1, 1, None).await.unwrap();
+        let ((_a, a), (_b, b)) = (directory(), directory());
+        let first = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+        let id = server_id(first.directory()).unwrap();
+        let store = open(&first);
+        for n in 0..200 {
+            put(&store, &format!("{}", n % 50), &format!("value {n}")).await;
+        }
+        let mut other = start(&ledger, "b", 11, &b, false);
+        soon(other.state.wait_for(|state| state.warm && state.active == "a")).await.unwrap();
+        assert_eq!(other.state.borrow().address, "a.example:10000");
+        put(&store, "last", "value").await;
+        let expected = contents(&store).await;
+
+        other.order.send(()).await.unwrap();
+        let second = soon(other.running).await.unwrap().unwrap();
+        soon(first.tenure().lost()).await;
+        let late = RecordChange::put(RecordKind::Commands, "late".into(), "value".into());
+        let late = store.write(RecordWrite { changes: vec![late], fence: None });
+        assert!(timeout(Duration::from_millis(300), late).await.is_err(), "nobody is told anything");
+        let taken = open(&second);
+        assert_eq!(contents(&taken).await, expected);
+        assert_eq!(server_id(second.directory()).unwrap(), id);
+        put(&taken, "of b", "value").await;
+        let expected = contents(&taken).await;
+
+        // A clean stop; the next node has a directory of another time.
+        let third = start(&ledger, "a2", 12, &directory_of(&store, first, a), true);
+        tokio::time::sleep(Duration::from_millis(100)).await;
+        drop(taken);
+        second.hand_over().await.unwrap();
+        let third = soon(third.running).await.unwrap().unwrap();
+        let store = open(&third);
+        assert_eq!(contents(&store).await, expected);
+    }
+}
+
+/// The directory of a home that was lost, once its stores are closed.
+fn directory_of(_store: &EmbeddedRecords, home: OwnedHome, directory: Arc<DataDir>) -> Arc<DataDir> {
+    drop((home, directory));
+    // Its store is still open in this process: as good as a disk that is gone.
+    let folder = tempfile::tempdir().unwrap().keep();
+    DataDir::open(&folder).unwrap()
+}
+
+/// The failures: the cluster begins empty though the directory was not; a directory that is not of the cluster is emptied.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_directory_that_was_used_alone_becomes_the_home_of_a_cluster() {
+    let ledger = Arc::new(Twin::reliable(Engine::Stored));
+    let (_a, a) = directory();
+    let store = EmbeddedRecords::open(&a, &RecordOptions::default()).unwrap();
+    for n in 0..100 {
+        put(&store, &format!("{n}"), &"x".repeat(30_000)).await;
+    }
+    let expected = contents(&store).await;
+    drop(store);
+    let id = server_id(&a).unwrap();
+    let refused = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap();
+    assert!(matches!(refused, Err(NodeError::OwnContent(_))));
+    let bytes = create(Arc::clone(&ledger) as _, NAME, 1, 1, Some(Arc::clone(&a))).await.unwrap();
+    assert!(bytes > 3_000_000);
+    let again = create(Arc::clone(&ledger) as _, NAME, 2, 1, Some(Arc::clone(&a))).await;
+    assert!(matches!(again, Err(ImportError::View(_))));
+    let (_b, b) = directory();
+    for (name, directory) in [("b", b), ("a", a)] {
+        let home = soon(start(&ledger, name, 11, &directory, true).running).await.unwrap().unwrap();
+        let store = open(&home);
+        assert_eq!(contents(&store).await, expected);
+        assert_eq!(server_id(home.directory()).unwrap(), id);
+        drop(store);
+        home.hand_over().await.unwrap();
+    }
+}
+
+/// The failure: a store that is changed again and again fills the ledger.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_ledger_stays_within_a_few_times_of_what_is_alive() {
+    let ledger = Arc::new(Twin::reliable(Engine::Owned));
+    create(Arc::clone(&ledger) as _, NAME, 1, 1, None).await.unwrap();
+    let (folder, a) = directory();
+    let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+    let store = open(&home);
+    for n in 0..4_000 {
+        put(&store, &format!("{}", n % 40), &"x".repeat(20_000)).await;
+    }
+    let expected = contents(&store).await;
+    let rows: usize = ledger.rows().iter().map(|row| row.data.len()).sum();
+    assert!(rows < 80_000_000, "{rows} bytes of 160,000,000 are in the ledger");
+    let view = home.tenure().owner().epoch;
+    assert_eq!(view, 1);
+    drop(store);
+    home.hand_over().await.unwrap();
+    drop(a);
+    empty_directory(folder.path()).unwrap();
+    let a = DataDir::open(folder.path()).unwrap();
+    let home = soon(start(&ledger, "a", 11, &a, true).running).await.unwrap().unwrap();
+    assert_eq!(contents(&open(&home)).await, expected);
+}
+
+#[test]
+fn a_state_is_a_line() {
+    let state =
+        NodeState { phase: Phase::Standby, active: "a".to_owned(), warm: true, ..NodeState::default() };
+    assert_eq!(state.line(), "standby: a serves, the copy is warm");
+    assert_eq!(NodeState::default().line(), "standby: the ledger does not answer");
+}

@@ -1,0 +1,218 @@
+//! `[cluster]`: gateways that share one home, whose ledger is in a database.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+
+use super::{Config, ConfigError, DatabaseTls, Problem, Secret, address::optional, validate::Check};
+
+/// Port of PostgreSQL, and of Cassandra.
+const POSTGRES_PORT: u16 = 5432;
+const CASSANDRA_PORT: u16 = 9042;
+
+/// Longest name of a cluster or node.
+const MAX_NAME: usize = 64;
+
+/// Form of `cluster.ledger`.
+const LEDGER_FORM: &str = "write postgres://USER@HOST[:PORT][,HOST...]/DATABASE or cassandra://[USER@]HOST[:PORT][,HOST...]/KEYSPACE";
+
+/// `[cluster]`.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct Cluster {
+    /// Name of the cluster, the same on every gateway of it; empty is a gateway alone.
+    pub name: String,
+    /// Name of this gateway in it, which no other has; empty takes the name of the host.
+    pub node: String,
+    /// Database that keeps the ledger: `postgres://USER@HOST[:PORT][,HOST...]/DATABASE` or
+    /// `cassandra://[USER@]HOST[:PORT][,HOST...]/KEYSPACE`.
+    pub ledger: String,
+    /// Password for it.
+    pub password: Secret,
+    /// File with the password, read at start.
+    #[serde(with = "optional")]
+    pub password_file: Option<PathBuf>,
+    /// Datacenter of Cassandra whose nodes are asked; empty asks all.
+    pub datacenter: String,
+    /// Homes of the cluster. This version has one: one gateway serves, the others stand by.
+    pub homes: u16,
+    /// Take over when the gateway that serves is gone; without it only by command.
+    pub standby: bool,
+    /// Address under which backends reach this gateway, told to callers of another that stands by.
+    pub address: String,
+    /// `[cluster.tls]`: TLS to the database, if a CA is named.
+    pub tls: DatabaseTls,
+}
+
+impl Default for Cluster {
+    fn default() -> Self {
+        Self {
+            name: String::new(),
+            node: String::new(),
+            ledger: String::new(),
+            password: Secret::default(),
+            password_file: None,
+            datacenter: String::new(),
+            homes: 1,
+            standby: true,
+            address: String::new(),
+            tls: DatabaseTls::default(),
+        }
+    }
+}
+
+/// Kind of database that keeps a ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LedgerKind {
+    /// PostgreSQL.
+    Postgres,
+    /// Cassandra or Scylla.
+    Cassandra,
+}
+
+/// The parts of `cluster.ledger`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LedgerAddress {
+    /// Kind of database.
+    pub kind: LedgerKind,
+    /// User name; empty logs in without.
+    pub user: String,
+    /// Hosts and ports.
+    pub hosts: Vec<(String, u16)>,
+    /// Database, or keyspace.
+    pub database: String,
+}
+
+impl LedgerAddress {
+    fn parse(text: &str) -> Result<Self, &'static str> {
+        let (scheme, rest) = text.split_once("://").ok_or("has no scheme")?;
+        let (kind, port) = match scheme {
+            "postgres" | "postgresql" => (LedgerKind::Postgres, POSTGRES_PORT),
+            "cassandra" | "scylla" => (LedgerKind::Cassandra, CASSANDRA_PORT),
+            _ => return Err("names another database"),
+        };
+        let (user, rest) = rest.rsplit_once('@').unwrap_or(("", rest));
+        if user.contains(':') {
+            return Err("contains a password, which belongs into cluster.password_file");
+        }
+        if user.is_empty() && kind == LedgerKind::Postgres {
+            return Err("names no user");
+        }
+        let (hosts, database) = rest.split_once('/').ok_or("names no database")?;
+        let is_name = |name: &str| {
+            !name.is_empty()
+                && name.len() <= 63
+                && name.chars().all(|c| c.is_ascii_alphanumeric() || "_-".contains(c))
+        };
+        if !is_name(database) {
+            return Err("names no database of letters, digits, _ and -");
+        }
+        let hosts = hosts.split(',').map(|host| split_port(host, port).ok_or("names no host"));
+        let hosts = hosts.collect::<Result<_, _>>()?;
+        Ok(Self { kind, user: user.to_owned(), hosts, database: database.to_owned() })
+    }
+}
+
+/// `HOST`, `HOST:PORT`, `[IPV6]` or `[IPV6]:PORT`.
+fn split_port(text: &str, default: u16) -> Option<(String, u16)> {
+    let (host, port) = match text.strip_prefix('[') {
+        Some(rest) => {
+            let (host, rest) = rest.split_once(']')?;
+            (host, rest.strip_prefix(':'))
+        }
+        None => match text.split_once(':') {
+            Some((host, port)) => (host, Some(port)),
+            None => (text, None),
+        },
+    };
+    let port = port.map_or(Some(default), |port| port.parse().ok())?;
+    (!host.is_empty() && port > 0).then(|| (host.to_owned(), port))
+}
+
+impl Cluster {
+    /// Returns whether this gateway is in a cluster.
+    pub fn is_on(&self) -> bool {
+        !self.name.is_empty()
+    }
+
+    /// The parts of `ledger`; `None` if it is not written as it must be.
+    pub fn ledger_address(&self) -> Option<LedgerAddress> {
+        LedgerAddress::parse(&self.ledger).ok()
+    }
+}
+
+impl Config {
+    /// The password for the ledger, from its file if there is one. Reads the file.
+    ///
+    /// # Errors
+    /// The file cannot be read or is empty.
+    pub fn ledger_password(&self) -> Result<Secret, ConfigError> {
+        let Some(path) = &self.cluster.password_file else { return Ok(self.cluster.password.clone()) };
+        let failed = |problem: String| {
+            let fix = "name a file that holds the password alone, readable for this user";
+            ConfigError(vec![Problem::new("cluster.password_file", path.display(), problem, fix)])
+        };
+        let text = std::fs::read_to_string(path).map_err(|error| failed(error.to_string()))?;
+        match text.trim_end_matches(['\r', '\n']) {
+            "" => Err(failed("is empty".to_owned())),
+            password => Ok(password.to_owned().into()),
+        }
+    }
+
+    pub(super) fn check_cluster(&self, check: &mut Check) {
+        let cluster = &self.cluster;
+        if !cluster.is_on() {
+            if !cluster.ledger.is_empty() {
+                check.fail("cluster.ledger", &cluster.ledger, "cluster.name is empty", "name the cluster");
+            }
+            return;
+        }
+        let good = |c: char| c.is_ascii_alphanumeric() || matches!(c, '.' | '-' | '_');
+        for (key, name) in [("cluster.name", &cluster.name), ("cluster.node", &cluster.node)] {
+            if name.len() > MAX_NAME || !name.chars().all(good) {
+                check.fail(key, name, "not a name", "use up to 64 letters, digits, dots, - and _");
+            }
+        }
+        let parsed = LedgerAddress::parse(&cluster.ledger);
+        if let Err(problem) = &parsed {
+            check.fail("cluster.ledger", format!("\"{}\"", cluster.ledger), *problem, LEDGER_FORM);
+        }
+        if cluster.homes != 1 {
+            check.fail(
+                "cluster.homes",
+                cluster.homes,
+                "this version has one home in a cluster",
+                "remove it, or write 1",
+            );
+        }
+        if !self.store.enabled {
+            check.fail(
+                "cluster.name",
+                &cluster.name,
+                "the store is switched off, so that there is nothing to take over",
+                "set store.enabled = true, or remove [cluster]",
+            );
+        }
+        if parsed.is_ok_and(|ledger| ledger.kind == LedgerKind::Cassandra)
+            && self.latest.enabled
+            && self.db_addr.is_none()
+        {
+            check.fail(
+                "cluster.ledger",
+                &cluster.ledger,
+                "latest values would stay in the data directory of one gateway",
+                "set db_addr, so that they are in the database, too, or latest.enabled = false",
+            );
+        }
+        if !cluster.password.is_empty() && cluster.password_file.is_some() {
+            check.fail("cluster.password_file", "...", "cluster.password is set, too", "set one of them");
+        }
+        let DatabaseTls { ca, cert, key } = &cluster.tls;
+        if ca.is_none() && (cert.is_some() || key.is_some()) {
+            check.fail("cluster.tls.ca", "\"\"", "cert and key are not used without it", "name the CA, too");
+        }
+        if cert.is_some() != key.is_some() {
+            check.fail("cluster.tls.cert", "...", "certificate and key belong together", "set both or none");
+        }
+    }
+}
