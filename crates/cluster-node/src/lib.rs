@@ -6,6 +6,7 @@
 //! shipping   a store's writer thread waits for the ledger
 //! copy       the data directory as the protocol knows it
 //! about      what a node tells of itself; process: whether it has ended
+//! order      an operator wants the home elsewhere; status: what one sees of a cluster
 //! import     a directory that was used alone becomes the home of a new cluster
 //! clock      the machine's clocks
 //! ```
@@ -17,17 +18,21 @@ mod about;
 mod clock;
 mod copy;
 mod import;
+mod order;
 mod owned;
 mod process;
 mod shipping;
 mod standby;
+mod status;
 #[cfg(test)]
 mod tests;
 
 pub use clock::MachineClock;
 pub use import::{ImportError, create};
-pub use owned::{HomeStreams, OwnedHome};
+pub use order::order_takeover;
+pub use owned::{HomeEnd, HomeStreams, OwnedHome};
 pub use standby::{NodeError, NodeSettings, NodeState, Phase, StandbyNode};
+pub use status::{ClusterStatus, NodeStatus, accept_loss, status};
 
 /// The one home of this version's clusters.
 pub const HOME: u16 = 0;

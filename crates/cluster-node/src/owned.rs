@@ -4,10 +4,19 @@ use std::sync::Arc;
 
 use cluster::{Lease, Tenure};
 use disk::{ShippedFiles, ShippedStore, Shipping};
+use ledger::Ledger;
 use store::DataDir;
-use tokio::{runtime::Handle, sync::watch, task::JoinHandle};
+use tokio::{
+    runtime::Handle,
+    sync::watch,
+    task::{AbortHandle, JoinHandle},
+};
 
-use crate::shipping::{StreamShipping, StreamTasks};
+use crate::{
+    clock::MachineClock,
+    order::ordered_away,
+    shipping::{StreamShipping, StreamTasks},
+};
 
 /// The home's streams, for its stores.
 #[derive(Clone)]
@@ -22,9 +31,27 @@ impl HomeStreams {
     }
 }
 
+/// Why a home is not this node's for ever.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HomeEnd {
+    /// It belongs to another process.
+    Lost,
+    /// It is to be handed over.
+    Ordered,
+}
+
+struct AbortOnDrop(AbortHandle);
+
+impl Drop for AbortOnDrop {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 /// A home in its time with this process as the owner, until it is lost or handed over.
 pub struct OwnedHome {
     directory: Arc<DataDir>,
+    ledger: Arc<dyn Ledger>,
     tenure: Tenure,
     streams: HomeStreams,
     tasks: Vec<StreamTasks>,
@@ -35,7 +62,7 @@ pub struct OwnedHome {
 
 impl OwnedHome {
     /// Starts what a tenure needs. Called in the cluster's runtime.
-    pub(crate) fn start(directory: Arc<DataDir>, tenure: Tenure) -> Self {
+    pub(crate) fn start(directory: Arc<DataDir>, ledger: Arc<dyn Ledger>, tenure: Tenure) -> Self {
         let (stop, stopped) = watch::channel(false);
         let writers = tenure.writers().into_iter();
         let (streams, tasks): (Vec<_>, Vec<_>) =
@@ -45,7 +72,7 @@ impl OwnedHome {
         let files = Arc::clone(&streams[ShippedStore::Files as usize]);
         directory.ship_files(Arc::new(ShippedFiles::open(directory.path(), files as _)));
         let streams = HomeStreams { streams };
-        Self { directory, tenure, streams, tasks, running, stop, runtime: Handle::current() }
+        Self { directory, ledger, tenure, streams, tasks, running, stop, runtime: Handle::current() }
     }
 
     /// The directory, as of the end of the epoch before.
@@ -66,6 +93,20 @@ impl OwnedHome {
     /// The time of this owner.
     pub fn tenure(&self) -> &Tenure {
         &self.tenure
+    }
+
+    /// Waits until an operator wants the home to be another node's, or it is lost: the first means that it is to be handed over. Cancel
+    /// safe.
+    pub async fn ends(&self) -> HomeEnd {
+        let (ledger, node) = (Arc::clone(&self.ledger), Arc::clone(&self.tenure.owner().node));
+        let epoch = self.tenure.owner().epoch;
+        let ordered =
+            self.runtime.spawn(async move { ordered_away(&*ledger, &MachineClock, &node, epoch).await });
+        let _ending = AbortOnDrop(ordered.abort_handle());
+        tokio::select! {
+            () = self.tenure.lost() => HomeEnd::Lost,
+            _ = ordered => HomeEnd::Ordered,
+        }
     }
 
     /// Bytes of each stream in the ledger.

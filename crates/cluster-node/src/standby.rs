@@ -11,11 +11,13 @@ use ledger::{Beat, Ledger};
 use store::{DataDir, StoreError, replace_file};
 use thiserror::Error;
 use tokio::{
-    sync::{mpsc, watch},
+    sync::watch,
     time::{Instant, timeout},
 };
 
-use crate::{HOME, OwnedHome, about::About, clock::MachineClock, copy::WarmCopy, process::ProcessId};
+use crate::{
+    HOME, OwnedHome, about::About, clock::MachineClock, copy::WarmCopy, order::Order, process::ProcessId,
+};
 
 /// Time between two looks at beats and view.
 const LOOK: Duration = Duration::from_secs(1);
@@ -25,6 +27,9 @@ const STEP: Duration = Duration::from_millis(250);
 
 /// A call that takes longer counts as unanswered, for what is told: it goes on.
 const ANSWER: Duration = Duration::from_secs(3);
+
+/// The node that serves has so long to hand the home over after an order; then it is taken.
+const HAND_OVER: Duration = Duration::from_secs(5);
 
 /// A home that was given up is left to others for so long, if there are others.
 const COURTESY: Duration = Duration::from_secs(10);
@@ -68,9 +73,9 @@ pub enum NodeError {
         "data directory {0} was used by a gateway alone: make the cluster of it (mqtt-server cluster create), or name another one"
     )]
     OwnContent(String),
-    /// Its task has ended.
-    #[error("the cluster's thread has ended")]
-    Ended,
+    /// The ledger does not answer.
+    #[error("the ledger does not answer: {0}")]
+    Unanswered(String),
 }
 
 /// State of a node.
@@ -129,22 +134,19 @@ pub struct StandbyNode {
     settings: NodeSettings,
     directory: Arc<DataDir>,
     state: watch::Sender<NodeState>,
-    orders: mpsc::Receiver<()>,
 }
 
 impl StandbyNode {
-    /// A node over an engine that is open, and the sender of orders to take the home over. Takes no part in the cluster before
-    /// [`Self::run`].
+    /// A node over an engine that is open, and what it shows of itself. Takes no part in the cluster before [`Self::run`].
     pub fn new(
         ledger: Arc<dyn Ledger>,
         settings: NodeSettings,
         directory: Arc<DataDir>,
-    ) -> (Self, watch::Receiver<NodeState>, mpsc::Sender<()>) {
+    ) -> (Self, watch::Receiver<NodeState>) {
         let (state, shown) = watch::channel(NodeState::default());
-        let (order, orders) = mpsc::channel(1);
         let node = Arc::new(Node::new(&settings.name, settings.incarnation));
         let clock = Arc::new(MachineClock) as Arc<dyn Clock>;
-        (Self { ledger, clock, node, settings, directory, state, orders }, shown, order)
+        (Self { ledger, clock, node, settings, directory, state }, shown)
     }
 
     /// Stands by, and keeps the copy warm, until the home is this node's; then the directory is as of the end of the epoch before. In the
@@ -178,7 +180,7 @@ impl StandbyNode {
             };
         });
         tracing::info!(epoch, node = self.settings.name, "this gateway serves now");
-        Ok(OwnedHome::start(self.directory, tenure))
+        Ok(OwnedHome::start(self.directory, self.ledger, tenure))
     }
 
     /// Beats each second, whatever the copy does.
@@ -203,6 +205,8 @@ impl StandbyNode {
     async fn stand_by(&mut self, copy: &mut WarmCopy) -> Result<Tenure, NodeError> {
         let (mut suspicion, mut follower) = (Suspicion::default(), Follower::new(HOME));
         let begun = Instant::now();
+        // And since when it is there.
+        let mut ordered = (None, begun);
         loop {
             let looked = Instant::now();
             match self.look(&mut suspicion).await {
@@ -213,9 +217,15 @@ impl StandbyNode {
                 Ok((view, beats)) => {
                     let of = view.home(HOME)?;
                     self.show(of, &beats);
+                    let order = Order::find(&beats, of.epoch);
+                    if order != ordered.0 {
+                        ordered = (order, Instant::now());
+                    }
                     let stands_back = self.settings.stands_back && begun.elapsed() < COURTESY;
-                    let is_ordered = self.orders.try_recv().is_ok();
-                    let wait = self.may_take(of, &beats, &suspicion, is_ordered, stands_back);
+                    let wait = match self.by_order(of, &ordered) {
+                        Some(by_order) => by_order,
+                        None => self.may_take(of, &beats, &suspicion, stands_back),
+                    };
                     if let Some(wait) = wait
                         && let Some(tenure) = self.take(of, wait, copy).await?
                     {
@@ -229,11 +239,8 @@ impl StandbyNode {
                 }),
             }
             while looked.elapsed() < LOOK {
-                let warm = self.follow(&mut follower, copy).await?;
-                tokio::select! {
-                    () = tokio::time::sleep(if warm { STEP } else { Duration::ZERO }) => {}
-                    // An order is met again at the next look.
-                    () = has_order(&self.orders) => break,
+                if self.follow(&mut follower, copy).await? {
+                    tokio::time::sleep(STEP).await;
                 }
             }
         }
@@ -274,18 +281,29 @@ impl StandbyNode {
         });
     }
 
+    /// What an order says about this node: nothing, or whether it takes the home, and after which wait.
+    fn by_order(&self, of: &HomeView, (order, since): &(Option<Order>, Instant)) -> Option<Option<Duration>> {
+        let order = order.as_ref()?;
+        let is_mine = order.is_to(&self.settings.name);
+        match &of.owner {
+            None if is_mine => Some(Some(Duration::ZERO)),
+            // It goes to another, or to the first that comes.
+            None if !order.to.is_empty() && since.elapsed() < COURTESY => Some(None),
+            Some(_) if is_mine && since.elapsed() > HAND_OVER => Some(Some(LEASE_WAIT)),
+            _ => None,
+        }
+    }
+
     /// Returns how long to wait before serving, if the home may be taken.
     fn may_take(
         &self,
         of: &HomeView,
         beats: &[Beat],
         suspicion: &Suspicion,
-        is_ordered: bool,
         stands_back: bool,
     ) -> Option<Duration> {
-        let Some(owner) = &of.owner else {
-            return (is_ordered || (self.settings.takes_over && !stands_back)).then_some(Duration::ZERO);
-        };
+        let takes_over = self.settings.takes_over && !stands_back;
+        let Some(owner) = &of.owner else { return takes_over.then_some(Duration::ZERO) };
         let beat =
             beats.iter().find(|beat| *beat.node == *owner.node && beat.incarnation == owner.incarnation);
         let process = beat.and_then(|beat| About::of(beat).process);
@@ -293,10 +311,10 @@ impl StandbyNode {
         let was_here = had_home(self.directory.path(), &owner.node, owner.incarnation);
         if was_here || process.is_some_and(|process| process.has_ended()) {
             let is_mine = was_here && *owner.node == self.settings.name;
-            return (is_ordered || self.settings.takes_over || is_mine).then_some(Duration::ZERO);
+            return (takes_over || is_mine).then_some(Duration::ZERO);
         }
         let is_suspected = suspicion.suspects(&owner.node, self.clock.now());
-        (is_ordered || (self.settings.takes_over && is_suspected)).then_some(LEASE_WAIT)
+        (takes_over && is_suspected).then_some(LEASE_WAIT)
     }
 
     /// Takes the home; nothing if another node was faster, or it has to be tried again.
@@ -356,13 +374,6 @@ impl StandbyNode {
 enum LookError {
     View(ViewError),
     Unanswered(String),
-}
-
-/// Waits until there is an order, which stays there.
-async fn has_order(orders: &mpsc::Receiver<()>) {
-    while orders.is_empty() {
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
 }
 
 /// Opens the directory as a copy. One whose files cannot be opened is emptied: it is only a copy.

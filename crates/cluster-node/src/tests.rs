@@ -11,15 +11,17 @@ use store::{
     DataDir, RecordChange, RecordKind, RecordOutcome, RecordRange, RecordStore as _, RecordWrite, server_id,
 };
 use tempfile::TempDir;
-use tokio::{sync::mpsc, task::JoinHandle, time::timeout};
+use tokio::{task::JoinHandle, time::timeout};
 
-use crate::{ImportError, NodeError, NodeSettings, NodeState, OwnedHome, Phase, StandbyNode, create};
+use crate::{
+    HomeEnd, ImportError, NodeError, NodeSettings, NodeState, OwnedHome, Phase, StandbyNode, create,
+    order_takeover,
+};
 
 const NAME: &str = "plant";
 
 struct Started {
     state: tokio::sync::watch::Receiver<NodeState>,
-    order: mpsc::Sender<()>,
     running: JoinHandle<Result<OwnedHome, NodeError>>,
 }
 
@@ -39,8 +41,8 @@ fn start(
         incarnation,
     };
     let ledger = Arc::clone(ledger) as Arc<dyn Ledger>;
-    let (node, state, order) = StandbyNode::new(ledger, settings, Arc::clone(directory));
-    Started { state, order, running: tokio::spawn(node.run()) }
+    let (node, state) = StandbyNode::new(ledger, settings, Arc::clone(directory));
+    Started { state, running: tokio::spawn(node.run()) }
 }
 
 async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -97,7 +99,9 @@ async fn a_home_goes_from_node_to_node_with_all_that_was_acknowledged() {
         put(&store, "last", "value").await;
         let expected = contents(&store).await;
 
-        other.order.send(()).await.unwrap();
+        assert_eq!(order_takeover(&(Arc::clone(&ledger) as _), "b").await.unwrap(), 1);
+        assert_eq!(soon(first.ends()).await, HomeEnd::Ordered);
+        // It does not hand over, as if it were paused.
         let second = soon(other.running).await.unwrap().unwrap();
         soon(first.tenure().lost()).await;
         let late = RecordChange::put(RecordKind::Commands, "late".into(), "value".into());
