@@ -10,6 +10,8 @@
 # What cannot be installed is said loudly. Its tests then fail, unless MQTT_SERVER_TEST_SKIP_MISSING=1. Tests with a real
 # Cassandra are skipped, and counted, where Java 17 or Maven is missing or the jars cannot be had; where it could be
 # started and does not answer, the run fails. MQTT_SERVER_TEST_CASSANDRA is one to be used instead, or `none`.
+# So are the tests with a real PostgreSQL; MQTT_SERVER_TEST_POSTGRES is one to be used instead (as scripts/postgres.sh prints it), or
+# `none`.
 # So are the tests with a real Kafka; MQTT_SERVER_TEST_KAFKA=none skips them. Without a C++ compiler, make, pkg-config and the headers of
 # OpenSSL there are no bridges to Kafka in what is tested, which is said, too.
 # MQTT_SERVER_TEST_FAULT_SECONDS (5) is how long Cassandra stands still in them.
@@ -28,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK=1
 if [ "${1:-}" = --quick ]; then
   shift
   step fmt cargo fmt --all --check
-  export MQTT_SERVER_TEST_CASSANDRA=none
+  export MQTT_SERVER_TEST_CASSANDRA=none MQTT_SERVER_TEST_POSTGRES=none
   say "left out: clippy, protos, documentation, dependencies (scripts/check.sh has these), and all that starts a gateway or a database: tests/"
   # The features of the whole run, so that one uses what the other has built.
   choose_features
@@ -42,8 +44,9 @@ export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 deny_log=$(mktemp)
 cassandra_log=$(mktemp)
 kafka_log=$(mktemp)
+postgres_log=$(mktemp)
 parts=$(mktemp -d)
-cassandra_start='' cassandra_port='' kafka_fetch=''
+cassandra_start='' cassandra_port='' kafka_fetch='' postgres_start='' postgres_port=''
 # By the name of a part of the tests: the process that runs it.
 declare -A running=()
 trap finish EXIT
@@ -185,6 +188,42 @@ start_cassandra() {
   set +m
 }
 
+# For the tests that want a PostgreSQL and leave it alone; others start their own. It is unpacked first, as apt has one lock.
+start_postgres() {
+  local code=0
+  [ -z "${MQTT_SERVER_TEST_POSTGRES:-}" ] || return 0
+  scripts/postgres.sh fetch >"$postgres_log" 2>&1 || code=$?
+  if [ "$code" != 0 ]; then
+    [ "$code" = 3 ] || { tail -n 20 "$postgres_log" >&2; exit 1; }
+    export MQTT_SERVER_TEST_POSTGRES=none
+    return
+  fi
+  postgres_port=${POSTGRES_PORT:-$((20045 + $$ % 200 * 50))}
+  say "starting PostgreSQL in the background, on ports $postgres_port and $((postgres_port + 1))"
+  set -m
+  POSTGRES_PORT=$postgres_port scripts/postgres.sh start --standby >"$postgres_log" 2>&1 </dev/null &
+  postgres_start=$!
+  set +m
+}
+
+wait_for_postgres() {
+  local code=0
+  if [ -n "$postgres_start" ]; then
+    wait "$postgres_start" || code=$?
+    postgres_start=
+    if [ "$code" != 0 ]; then
+      tail -n 20 "$postgres_log" >&2
+      echo "scripts/test.sh: PostgreSQL did not start (above); MQTT_SERVER_TEST_POSTGRES=none skips its tests" >&2
+      exit 1
+    fi
+    MQTT_SERVER_TEST_POSTGRES=$(grep '^127' "$postgres_log")
+    export MQTT_SERVER_TEST_POSTGRES
+  elif [ "$MQTT_SERVER_TEST_POSTGRES" = none ]; then
+    skip "$(grep -c 'else { return };' crates/postgres/src/tests.rs) tests with a real PostgreSQL" \
+      "$(tail -n 1 "$postgres_log" | grep . || echo "MQTT_SERVER_TEST_POSTGRES is none")"
+  fi
+}
+
 # Tests start Kafkas of their own: only the jars are fetched, beside the builds.
 start_kafka_fetch() {
   [ -n "$with_kafka" ] && [ "${MQTT_SERVER_TEST_KAFKA:-}" != none ] || return 0
@@ -263,6 +302,11 @@ wait_for_cassandra() {
 finish() {
   if [ -n "${deny_install:-}" ]; then kill "$deny_install" 2>/dev/null || true; fi
   if [ -n "$kafka_fetch" ]; then kill -- "-$kafka_fetch" 2>/dev/null || true; fi
+  if [ -n "$postgres_start" ]; then
+    kill -- "-$postgres_start" 2>/dev/null || true
+    wait "$postgres_start" 2>/dev/null || true
+  fi
+  if [ -n "$postgres_port" ]; then POSTGRES_PORT=$postgres_port scripts/postgres.sh stop >/dev/null 2>&1 || true; fi
   local part
   for part in "${!running[@]}"; do kill -- "-${running[$part]}" 2>/dev/null || true; done
   if [ -n "$cassandra_start" ]; then
@@ -273,7 +317,7 @@ finish() {
     plain_cassandra stop || true
     secure_cassandra stop || true
   fi >/dev/null 2>&1
-  rm -rf "$deny_log" "$cassandra_log" "$kafka_log" "$parts"
+  rm -rf "$deny_log" "$cassandra_log" "$kafka_log" "$postgres_log" "$parts"
 }
 
 step packages install_packages
@@ -282,6 +326,7 @@ start_cassandra
 start_kafka_fetch
 step prometheus install_prometheus
 step mosquitto fetch_mosquitto
+step postgres start_postgres
 step python install_python
 step node install_node
 step typescript install_typescript
@@ -302,6 +347,7 @@ step "building the tests" cargo test --locked "${features[@]}" --workspace --lib
 threads=$(($(getconf _NPROCESSORS_ONLN) * 2))
 code=0
 wait_for_kafka
+wait_for_postgres
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$threads} beside gateway --test gateway "$@"
 
 wait_for_cassandra
