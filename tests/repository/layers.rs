@@ -40,7 +40,11 @@ const OWNED: &[(&str, &[&str])] = &[
         ],
     ),
     ("socket2::", &["crates/net", "src/gateway"]),
-    ("rustls::", &["crates/cassandra", "crates/edge/src/tls", "crates/grpc/", "crates/net"]),
+    (
+        "rustls::",
+        &["crates/cassandra", "crates/edge/src/tls", "crates/grpc/", "crates/net", "crates/postgres"],
+    ),
+    ("tokio_postgres::", &["crates/postgres"]),
     ("heed::", &["crates/disk"]),
 ];
 

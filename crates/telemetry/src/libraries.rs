@@ -53,6 +53,8 @@ pub(super) const LIBRARIES: &[LibraryRule] = &[
     rule("rdkafka", LevelFilter::OFF, LevelFilter::WARN),
     rule("rustls", LevelFilter::OFF, LevelFilter::INFO),
     rule("scylla", LevelFilter::OFF, LevelFilter::INFO),
+    // At its finest it writes the parameters of statements.
+    rule("tokio_postgres", LevelFilter::OFF, LevelFilter::INFO),
     rule("tonic", LevelFilter::WARN, LevelFilter::INFO),
     rule("tower", LevelFilter::WARN, LevelFilter::INFO),
     rule("tracing_opentelemetry", LevelFilter::WARN, LevelFilter::INFO),
