@@ -13,11 +13,13 @@
 # CASSANDRA_PORT (9142) tells instances apart: each has its own nodes and data. What an instance is, is said at its
 # first `start` and kept until `stop`:
 #   CASSANDRA_NODES=3   three nodes, on 127.0.0.1, 127.0.0.2 and 127.0.0.3
-#   CASSANDRA_AUTH=1    logins are checked: user and password are "cassandra"
+#   CASSANDRA_AUTH=1    logins and rights are checked: user and password are "cassandra"
 #   CASSANDRA_TLS=1     clients must use TLS; the certificate to trust is target/cassandra-PORT/ca.pem
 #   CASSANDRA_DISK_MIB=N   the data of each node are on a disk of their own of N MiB (a tmpfs in a mount namespace), which
 #                          `fill` can fill
 #   CASSANDRA_DISK_GUARD=N a guardrail refuses writes when the disk is full to N %
+#   CASSANDRA_YAML='KEY: VALUE'  more lines of cassandra.yaml, such as paxos_variant: v2
+#   CASSANDRA_JIT=full     Java's second compiler too: starts later, costs less under lasting load. For measuring
 #
 # CASSANDRA_HEAP (MB for each node; 512, or 320 with three), CASSANDRA_VERSION, CASSANDRA_JARS (where the jars are kept;
 # with them there no network is needed) and CASSANDRA_WAIT (300, seconds that a start may take) change it further.
@@ -32,7 +34,7 @@ jars=${CASSANDRA_JARS:-${XDG_CACHE_HOME:-$HOME/.cache}/mqtt-server/cassandra-$ve
 home=$root/target/cassandra-$port
 
 # What an instance is, as its first start kept it.
-kept_version=$version kept_nodes=1 kept_auth='' kept_tls='' kept_disk='' kept_guard=''
+kept_version=$version kept_nodes=1 kept_auth='' kept_tls='' kept_disk='' kept_guard='' kept_yaml='' kept_jit=''
 # shellcheck source=/dev/null
 [ -f "$home/settings" ] && . "$home/settings"
 nodes=${CASSANDRA_NODES:-$kept_nodes}
@@ -40,9 +42,11 @@ auth=${CASSANDRA_AUTH-$kept_auth}
 tls=${CASSANDRA_TLS-$kept_tls}
 disk=${CASSANDRA_DISK_MIB-$kept_disk}
 guard=${CASSANDRA_DISK_GUARD-$kept_guard}
+yaml=${CASSANDRA_YAML-$kept_yaml}
+jit=${CASSANDRA_JIT-$kept_jit}
 # Only a start says what it is: with fewer nodes than there are a stop would leave some running.
 if [ "${1:-}" != start ] && [ -f "$home/settings" ]; then
-  nodes=$kept_nodes auth=$kept_auth tls=$kept_tls disk=$kept_disk guard=$kept_guard
+  nodes=$kept_nodes auth=$kept_auth tls=$kept_tls disk=$kept_disk guard=$kept_guard yaml=$kept_yaml jit=$kept_jit
 fi
 heap=${CASSANDRA_HEAP:-$([ "$nodes" = 1 ] && echo 512 || echo 320)}
 
@@ -159,8 +163,9 @@ write_request_timeout: 10s
 request_timeout: 20s
 YAML
   if [ -n "$auth" ]; then
-    printf 'authenticator: PasswordAuthenticator\n' >>"$at/conf/cassandra.yaml"
+    printf 'authenticator: PasswordAuthenticator\nauthorizer: CassandraAuthorizer\n' >>"$at/conf/cassandra.yaml"
   fi
+  [ -z "$yaml" ] || printf '%s\n' "$yaml" >>"$at/conf/cassandra.yaml"
   if [ -n "$guard" ]; then
     printf 'data_disk_usage_percentage_fail_threshold: %s\n' "$guard" >>"$at/conf/cassandra.yaml"
   fi
@@ -200,7 +205,7 @@ write_arguments() {
   local at=$home/$1 agent package
   agent=$(compgen -G "$jars/lib/jamm-*.jar" | head -n 1) || fail 3 "no jamm in $jars/lib: remove it and try again"
   {
-    printf '%s\n' "-Xms$((heap / 2))M" "-Xmx${heap}M" -XX:+UseSerialGC -XX:TieredStopAtLevel=1 \
+    printf '%s\n' "-Xms$((heap / 2))M" "-Xmx${heap}M" -XX:+UseSerialGC "-XX:TieredStopAtLevel=$([ "$jit" = full ] && echo 4 || echo 1)" \
       -XX:+ExitOnOutOfMemoryError "-XX:ErrorFile=$at/crash" -XX:MaxDirectMemorySize=256M "-javaagent:$agent" "-Djava.io.tmpdir=$at/tmp" \
       -Djdk.attach.allowAttachSelf=true -Dio.netty.tryReflectionSetAccessible=true \
       "-Dcassandra.config=file://$at/conf/cassandra.yaml" "-Dcassandra.triggers_dir=$at/conf/triggers" \
@@ -316,13 +321,13 @@ start() {
       write_arguments "$node"
       [ -z "$disk" ] || make_disk "$node"
     done
-    printf 'kept_version=%q kept_nodes=%q kept_auth=%q kept_tls=%q kept_disk=%q kept_guard=%q\n' \
-      "$version" "$nodes" "$auth" "$tls" "$disk" "$guard" >"$home/settings"
+    printf 'kept_version=%q kept_nodes=%q kept_auth=%q kept_tls=%q kept_disk=%q kept_guard=%q kept_yaml=%q kept_jit=%q\n' \
+      "$version" "$nodes" "$auth" "$tls" "$disk" "$guard" "$yaml" "$jit" >"$home/settings"
     # The others join the first.
     launch 1 "$java"
     await 1
-  elif [ "$version $nodes $auth $tls $disk $guard" != \
-    "$kept_version $kept_nodes $kept_auth $kept_tls $kept_disk $kept_guard" ]; then
+  elif [ "$version $nodes $auth $tls $disk $guard $yaml $jit" != \
+    "$kept_version $kept_nodes $kept_auth $kept_tls $kept_disk $kept_guard $kept_yaml $kept_jit" ]; then
     fail 1 "an instance with other settings is kept on port $port; stop it or set CASSANDRA_PORT"
   fi
   for node in "$@"; do launch "$node" "$java"; done
