@@ -31,7 +31,7 @@
 //! crates/ledger        a database's copy of a home: the trait of its engines, the format of records
 //! crates/cluster       the protocol of a cluster over it: who owns a home, what is acknowledged, takeover
 //! crates/lmdb-0-9-pages   the pages of a file of LMDB, read without it
-//! crates/cassandra     those stores in Cassandra or Scylla
+//! crates/cassandra     those stores, and the ledger of a cluster, in Cassandra or Scylla
 //! crates/postgres      the ledger of a cluster in PostgreSQL
 //! crates/values        latest values and history with write-behind, over the traits of their stores
 //! crates/auth          the same at run time: devices, backends, bans

@@ -14,7 +14,10 @@ use scylla::{
         session_builder::SessionBuilder,
     },
     errors::ExecutionError,
-    policies::{load_balancing::DefaultPolicy, speculative_execution::SimpleSpeculativeExecutionPolicy},
+    policies::{
+        load_balancing::{DefaultPolicy, LoadBalancingPolicy},
+        speculative_execution::SimpleSpeculativeExecutionPolicy,
+    },
     statement::{Statement, prepared::PreparedStatement},
 };
 use tokio::{
@@ -199,18 +202,24 @@ impl Cluster {
     }
 }
 
-async fn connect(options: &ScyllaOptions) -> Result<Session, StoreError> {
+/// Nodes for a request: of the datacenter that is asked, those that have the row first.
+pub(super) fn balancing(options: &ScyllaOptions) -> Arc<dyn LoadBalancingPolicy> {
     let mut balancing = DefaultPolicy::builder();
     if !options.datacenter.is_empty() {
         balancing = balancing.prefer_datacenter(options.datacenter.clone());
     }
+    balancing.build()
+}
+
+/// A session with the cluster.
+pub(super) async fn connect(options: &ScyllaOptions) -> Result<Session, StoreError> {
     let speculation = options.speculative_delay.map(|retry_interval| {
         let max_retry_count = options.speculative_attempts;
         Arc::new(SimpleSpeculativeExecutionPolicy { max_retry_count, retry_interval }) as Arc<_>
     });
     let profile = ExecutionProfile::builder()
         .request_timeout(Some(options.request_timeout))
-        .load_balancing_policy(balancing.build())
+        .load_balancing_policy(balancing(options))
         .speculative_execution_policy(speculation)
         .build();
     let mut builder = SessionBuilder::new()

@@ -1,6 +1,6 @@
-//! Latest values and history in Cassandra or Scylla.
+//! Latest values, history, shadows and the ledger of a cluster in Cassandra or Scylla.
 //!
-//! One driver session per process, made when it is first needed: the gateway starts while the database is away, and
+//! One driver session per process for the stores, made when it is first needed: the gateway starts while the database is away, and
 //! every write tries again. Writes, but for those of shadows, are idempotent upserts of every column with the value's version as
 //! write timestamp, so the database itself keeps the newest, whatever is repeated or comes late.
 //!
@@ -13,6 +13,7 @@
 //! read              one value, pages of values
 //! history           messages of a topic in order of time
 //! shadows           device shadows, by lightweight transactions
+//! ledger            the ledger of a cluster, with connections of its own
 //! ```
 //!
 //! The store is one type by subject, so its files name each other.
@@ -22,6 +23,7 @@ pub mod counters;
 mod errors;
 mod history;
 mod latest;
+pub mod ledger;
 mod limit;
 mod options;
 mod read;

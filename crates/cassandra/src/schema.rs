@@ -185,7 +185,11 @@ async fn ask(
     answer.map_err(|e| failed("read the schema", &e, options))?.into_rows_result().map_err(damaged)
 }
 
-async fn change(session: &Session, options: &ScyllaOptions, text: String) -> Result<(), StoreError> {
+pub(super) async fn change(
+    session: &Session,
+    options: &ScyllaOptions,
+    text: String,
+) -> Result<(), StoreError> {
     let doing = text.split('(').next().unwrap_or_default().trim().to_owned();
     let limit = options.request_timeout.max(CHANGE_TIMEOUT);
     run(session, text, limit).await.map(drop).map_err(|e| failed(&doing, &e, options))

@@ -26,11 +26,11 @@ use super::{
 };
 
 /// Past the test runner, which hides what passing tests print.
-fn say(line: &str) {
+pub(super) fn say(line: &str) {
     let _ = writeln!(std::io::stderr(), "{line}");
 }
 
-fn setting(test: &str, name: &str) -> Option<String> {
+pub(super) fn setting(test: &str, name: &str) -> Option<String> {
     let value = std::env::var(name).ok().filter(|value| !value.is_empty() && value != "none");
     if value.is_none() {
         say(&format!("!!! SKIPPED: {test}: {name} names no Cassandra"));
@@ -481,11 +481,9 @@ async fn many_devices_and_large_values_are_listed_in_order() {
     cql(&store, "DROP KEYSPACE {}").await;
 }
 
-#[tokio::test(flavor = "multi_thread")]
-async fn a_wrong_password_is_said_and_the_right_one_works_over_tls() {
-    let test = "logins and TLS";
-    let Some(address) = setting(test, "MQTT_SERVER_TEST_CASSANDRA_SECURE") else { return };
-    let Some(ca) = setting(test, "MQTT_SERVER_TEST_CASSANDRA_CA") else { return };
+/// TLS to the Cassandra that wants it, or `None` if its certificate is not told.
+pub(super) fn secure_tls(test: &str) -> Option<Arc<rustls::ClientConfig>> {
+    let ca = setting(test, "MQTT_SERVER_TEST_CASSANDRA_CA")?;
     let mut roots = rustls::RootCertStore::empty();
     let mut pem = std::io::BufReader::new(std::fs::File::open(ca).unwrap());
     for certificate in rustls_pemfile::certs(&mut pem) {
@@ -494,12 +492,20 @@ async fn a_wrong_password_is_said_and_the_right_one_works_over_tls() {
     let provider = Arc::new(rustls::crypto::aws_lc_rs::default_provider());
     let tls =
         rustls::ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions().unwrap();
+    Some(Arc::new(tls.with_root_certificates(roots).with_no_client_auth()))
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_wrong_password_is_said_and_the_right_one_works_over_tls() {
+    let test = "logins and TLS";
+    let Some(address) = setting(test, "MQTT_SERVER_TEST_CASSANDRA_SECURE") else { return };
+    let Some(tls) = secure_tls(test) else { return };
     let options = ScyllaOptions {
         contact_points: vec![address],
         keyspace: format!("secure_{}", id()),
         username: "cassandra".to_owned(),
         password: "cassandra".to_owned(),
-        tls: Some(Arc::new(tls.with_root_certificates(roots).with_no_client_auth())),
+        tls: Some(tls),
         request_timeout: Duration::from_secs(60),
         ..ScyllaOptions::default()
     };
