@@ -15,7 +15,7 @@ use std::{
 use bytes::Bytes;
 use ledger::{Inserted, Ledger, Owner, Row, Segment, StoredView, Stream, Swapped};
 use postgres::{PostgresLedger, PostgresSettings};
-use tokio::time::{Instant, interval};
+use tokio::time::{Instant, interval_at};
 
 #[tokio::main(flavor = "multi_thread", worker_threads = 2)]
 async fn main() {
@@ -77,7 +77,11 @@ impl Bench {
         for stream in 0..streams {
             let this = Arc::clone(self);
             tasks.spawn(async move {
-                let mut ticks = rate.map(|rate| interval(Duration::from_secs(1) * u32::from(streams) / rate));
+                // Streams take turns.
+                let mut ticks = rate.map(|rate| {
+                    let turn = Duration::from_secs(1) / rate;
+                    interval_at(begin + turn * u32::from(stream), turn * u32::from(streams))
+                });
                 let mut times = Vec::new();
                 for n in 0.. {
                     if let Some(ticks) = &mut ticks {

@@ -42,6 +42,12 @@ use keeper::KeptSession;
 use session::{Param, StatementError, Verdict};
 use sql::Query;
 
+/// Bytes of a small row: a read looks at as many rows as would be needed of these, within [`READ_ROWS`].
+const SMALL_ROW: usize = 256;
+
+/// Fewest and most rows that one read looks at.
+const READ_ROWS: (usize, usize) = (64, 4096);
+
 /// Where the database is, and who asks it.
 #[derive(Clone)]
 pub struct PostgresSettings {
@@ -178,7 +184,10 @@ impl Ledger for PostgresLedger {
             let mut params = self.place(segment);
             params.push(Box::new(n.cast_signed()));
             params.push(Box::new(i16::try_from(part).unwrap_or(i16::MAX)));
-            params.push(Box::new(i64::try_from(bytes.max(1)).unwrap_or(i64::MAX)));
+            let bytes = bytes.max(1);
+            params.push(Box::new(i64::try_from(bytes).unwrap_or(i64::MAX)));
+            let most = (bytes / SMALL_ROW).clamp(READ_ROWS.0, READ_ROWS.1);
+            params.push(Box::new(most as i64));
             let found = self.rest.query(Query::Read, params).await?;
             let mut read = Rows::default();
             let mut size = 0;
@@ -194,7 +203,7 @@ impl Ledger for PostgresLedger {
                     data,
                 });
             }
-            read.more = size >= bytes.max(1) || read.rows.len() >= sql::READ_ROWS;
+            read.more = size >= bytes || read.rows.len() >= most;
             Ok(read)
         })
     }

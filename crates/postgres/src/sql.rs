@@ -10,9 +10,6 @@ const MARK: &str = "current_setting('mqtt_server.session', true)";
 /// from its standby, which may have been promoted, then gives no answer.
 const CONFIRMED: &str = "pg_logical_emit_message(true, 'mqtt-server', '')";
 
-/// Rows that one read looks at.
-pub(super) const READ_ROWS: usize = 4096;
-
 /// A statement. Each is one round trip and a transaction of its own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub(super) enum Query {
@@ -80,7 +77,7 @@ pub(super) fn text(schema: &str, query: Query) -> String {
             "SELECT home, node, incarnation, epoch, {CONFIRMED}, {MARK}
              FROM (SELECT) AS one LEFT JOIN {schema}.home ON cluster = $1"
         ),
-        // Bytes are summed without fetching them.
+        // Bytes are summed without fetching them, of so many rows.
         Query::Read => format!(
             "SELECT n, part, parts, data, {MARK} FROM (SELECT) AS one LEFT JOIN (
                SELECT *, sum(octet_length(data)) OVER (ORDER BY n, part ROWS UNBOUNDED PRECEDING) - octet_length(data) AS before
@@ -88,7 +85,7 @@ pub(super) fn text(schema: &str, query: Query) -> String {
                  SELECT n, part, parts, data FROM {schema}.ledger
                  WHERE cluster = (SELECT id FROM {schema}.cluster WHERE name = $1)
                    AND home = $2 AND stream = $3 AND epoch = $4 AND segment = $5 AND (n, part) >= ($6, $7::smallint)
-                 ORDER BY n, part LIMIT {READ_ROWS}
+                 ORDER BY n, part LIMIT $9::bigint
                ) AS next
              ) AS summed ON before < $8::bigint
              ORDER BY n, part"
