@@ -66,13 +66,52 @@ impl Follower {
             None => self.look(ledger, clock).await?,
         };
         self.checked.resize(usize::from(streams), None);
+        let read = self.read(ledger, clock, &of, streams, copy).await;
+
+        // Records that were read before this, in an epoch that has not ended since, are before its seal.
+        let seen = self.look(ledger, clock).await?;
+        let is_same = seen.0.epoch == of.epoch && seen.0.owner == of.owner;
+        let is_unchanged = is_same && seen.0.chain == of.chain && seen.0.starts == of.starts;
+        if !is_unchanged {
+            self.checked.clear();
+        }
+        self.seen = Some(seen);
+        let (pending, more) = match read {
+            // Of a view that is old: its records may be deleted by now.
+            Err(TakeError::Damaged(_)) if !is_unchanged => return Ok(Followed { applied: 0, more: true }),
+            _ if !is_same => return Ok(Followed { applied: 0, more: true }),
+            read => read?,
+        };
+        let applied = pending.len() as u64;
+        for Pending { stream, position, segment, changes, is_first } in pending {
+            let copied = |error| TakeError::Copy { home: self.home, stream, error };
+            if is_first {
+                copy.clear(stream).map_err(copied)?;
+            }
+            copy.apply(stream, position, &changes).map_err(copied)?;
+            if let Some(checked) = self.checked.get_mut(usize::from(stream)) {
+                *checked = Some((position, segment));
+            }
+        }
+        Ok(Followed { applied, more })
+    }
+
+    /// Records behind the copy's positions, and whether there are more.
+    async fn read(
+        &mut self,
+        ledger: &dyn Ledger,
+        clock: &dyn Clock,
+        of: &HomeView,
+        streams: u8,
+        copy: &mut dyn HomeCopy,
+    ) -> Result<(Vec<Pending>, bool), TakeError> {
         let (mut pending, mut size, mut more) = (Vec::new(), 0, false);
         for number in 0..streams {
             let stream = Stream { home: self.home, number };
-            let position = self.position(ledger, clock, &of, stream, copy).await?;
+            let position = self.position(ledger, clock, of, stream, copy).await?;
             let mut reached = position;
             let mut predecessor = position.map(|(position, _)| position.sum);
-            for Stretch { from, n, end, is_cut } in self.stretches(&of, stream, position) {
+            for Stretch { from, n, end, is_cut } in self.stretches(of, stream, position) {
                 let until = match end {
                     End::Empty => continue,
                     End::Sealed(last) => last.n + 1,
@@ -117,29 +156,7 @@ impl Follower {
                 }
             }
         }
-
-        // Records that were read before this, in an epoch that has not ended since, are before its seal.
-        let seen = self.look(ledger, clock).await?;
-        let is_same = seen.0.epoch == of.epoch && seen.0.owner == of.owner;
-        if !is_same || seen.0.chain != of.chain {
-            self.checked.clear();
-        }
-        self.seen = Some(seen);
-        if !is_same {
-            return Ok(Followed { applied: 0, more: true });
-        }
-        let applied = pending.len() as u64;
-        for Pending { stream, position, segment, changes, is_first } in pending {
-            let copied = |error| TakeError::Copy { home: self.home, stream, error };
-            if is_first {
-                copy.clear(stream).map_err(copied)?;
-            }
-            copy.apply(stream, position, &changes).map_err(copied)?;
-            if let Some(checked) = self.checked.get_mut(usize::from(stream)) {
-                *checked = Some((position, segment));
-            }
-        }
-        Ok(Followed { applied, more })
+        Ok((pending, more))
     }
 
     async fn look(&self, ledger: &dyn Ledger, clock: &dyn Clock) -> Result<(HomeView, u8), TakeError> {
