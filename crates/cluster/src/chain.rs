@@ -96,13 +96,12 @@ pub(crate) async fn standing(
         Some(last) => position.n > last.n,
         None => is_sealed || ended.is_some_and(|ended| position.n >= cut(ended, stream)),
     };
-    let is_ahead_allowed = weakened!(DirectoryAhead | LocalFirst);
-    if is_behind && !is_ahead_allowed {
+    if is_behind {
         return Ok(Standing::Off);
     }
     let number = if position.epoch == start.epoch { start.segment } else { 0 };
     let first = Segment { stream, epoch: position.epoch, number };
-    let bound = last.filter(|_| !is_behind).map(|last| last.segment);
+    let bound = last.map(|last| last.segment);
     let record = match locate(ledger, clock, first, bound, position.n).await {
         Some(number) => Reader::new(ledger, clock, Segment { number, ..first }, position.n).next().await?,
         None => None,

@@ -184,13 +184,17 @@ async fn restore(
     let mut position = None;
     let mut last_rows: Vec<Row> = Vec::new();
     if let Some(claimed) = copy.position(number) {
-        let is_stale = of.chain.first().is_none_or(|first| claimed.epoch < first.epoch);
+        let start = of.starts.get(usize::from(number)).copied().unwrap_or_default();
+        let is_stale = (claimed.epoch, claimed.n) < (start.epoch, start.n);
         match standing(ledger, clock, of, stream, claimed).await? {
             Standing::On(record) => {
                 position = Some((claimed, record.segment()));
                 last_rows = record.rows;
             }
             Standing::Off if weakened!(StaleDirectory) && is_stale => {}
+            Standing::Off if weakened!(DirectoryAhead | LocalFirst) && !is_stale => {
+                position = Some((claimed, 0));
+            }
             Standing::Off => copy.clear(number).map_err(copied)?,
         }
     }

@@ -3,7 +3,6 @@
 /// A point in which the protocol is wrong.
 #[cfg(test)]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[allow(dead_code, reason = "the simulator is to come")]
 pub(crate) enum Weakening {
     /// Acknowledges without step (3).
     NoValidation,

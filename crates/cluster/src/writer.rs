@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use ledger::{Inserted, MAX_PARTS, MAX_ROW, Position, RecordHead, Row, Segment, Stream, cut, encode};
+use ledger::{Inserted, MAX_PARTS, MAX_ROW, Position, RecordHead, Row, Segment, Stream, cut_small, encode};
 
 use crate::{
     Sealed, Start,
@@ -31,6 +31,8 @@ pub enum Appended {
 /// Sizes and times of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
+    /// Most bytes of a row.
+    pub row: usize,
     /// Bytes of a segment.
     pub segment: usize,
     /// The start is published at most so often,
@@ -41,7 +43,7 @@ pub struct Pace {
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { segment: SEGMENT, every: Duration::from_secs(60), bytes: 64 << 20 }
+        Self { row: MAX_ROW, segment: SEGMENT, every: Duration::from_secs(60), bytes: 64 << 20 }
     }
 }
 
@@ -62,9 +64,19 @@ pub struct StreamWriter {
     /// Time and bytes at which a start was last published.
     published: (Duration, u64),
     pace: Pace,
-    /// Records whose inserts were answered, for the tests.
+    /// Steps of the append under way, for the tests.
     #[cfg(test)]
-    pub(crate) inserted: Arc<std::sync::atomic::AtomicU64>,
+    pub(crate) probe: Arc<parking_lot::Mutex<Probe>>,
+}
+
+/// Steps of an append, as a test sees them.
+#[cfg(test)]
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Probe {
+    /// Its position, from the beginning of step (2) on.
+    pub(crate) position: Option<Position>,
+    /// Step (2) is done.
+    pub(crate) is_inserted: bool,
 }
 
 /// Ends the tenure unless the append came to its end.
@@ -94,7 +106,7 @@ impl StreamWriter {
             published: (now, written),
             pace: Pace::default(),
             #[cfg(test)]
-            inserted: Arc::default(),
+            probe: Arc::default(),
         }
     }
 
@@ -148,8 +160,12 @@ impl StreamWriter {
             (self.segment, self.segment_bytes) = (self.segment + 1, 0);
         }
         let segment = Segment { stream: self.stream, epoch, number: self.segment };
-        let Some(rows) = cut(&record, segment, n) else { return Appended::TooLarge };
+        let Some(rows) = cut_small(&record, segment, n, self.pace.row) else { return Appended::TooLarge };
 
+        #[cfg(test)]
+        {
+            *self.probe.lock() = Probe { position: Some(position), is_inserted: false };
+        }
         // From here on the number is taken, whatever becomes of it.
         self.is_dangling = true;
         let state = &core.streams[usize::from(self.stream.number)];
@@ -189,7 +205,9 @@ impl StreamWriter {
             until_answered(&*core.clock, &core.repeats, insert).await
         };
         #[cfg(test)]
-        self.inserted.fetch_add(1, Relaxed);
+        {
+            self.probe.lock().is_inserted = true;
+        }
         match inserted {
             Inserted::Owned => core.owned(begun),
             Inserted::Fenced => {

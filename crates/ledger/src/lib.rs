@@ -24,7 +24,8 @@ use thiserror::Error;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_rows;
 pub use record::{
-    Assembly, FORMAT, MAX_PARTS, MAX_ROW, Misread, Position, RecordHead, assemble, cut, decode, encode,
+    Assembly, FORMAT, MAX_PARTS, MAX_ROW, Misread, Position, RecordHead, assemble, cut, cut_small, decode,
+    encode,
 };
 
 /// A future that is given out.

@@ -129,10 +129,16 @@ pub fn decode(record: &Bytes) -> Result<(RecordHead, Position, Bytes), Misread> 
 
 /// Cuts a record into rows. `None` if it is too large for any number of rows.
 pub fn cut(record: &Bytes, segment: Segment, n: u64) -> Option<Arc<[Row]>> {
-    let parts = u16::try_from(record.len().div_ceil(MAX_ROW)).ok().filter(|parts| *parts <= MAX_PARTS)?;
+    cut_small(record, segment, n, MAX_ROW)
+}
+
+/// Cuts a record into rows of at most `size` bytes, for tests: a record of few bytes has many rows.
+pub fn cut_small(record: &Bytes, segment: Segment, n: u64, size: usize) -> Option<Arc<[Row]>> {
+    let size = size.clamp(1, MAX_ROW);
+    let parts = u16::try_from(record.len().div_ceil(size)).ok().filter(|parts| *parts <= MAX_PARTS)?;
     let row = |part: u16| {
-        let begin = usize::from(part) * MAX_ROW;
-        let data = record.slice(begin..record.len().min(begin + MAX_ROW));
+        let begin = usize::from(part) * size;
+        let data = record.slice(begin..record.len().min(begin + size));
         Row { segment, n, part, parts, data }
     };
     Some((0..parts).map(row).collect())

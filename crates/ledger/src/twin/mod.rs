@@ -38,6 +38,8 @@ pub enum Engine {
 pub struct Faults {
     /// A message is lost.
     pub lost: usize,
+    /// A message takes twenty times as long as others.
+    pub slow: usize,
     /// A message that stores or removes rows comes again.
     pub repeated: usize,
     /// A call is answered by nothing that tells anything, and is carried out some time.
@@ -46,13 +48,14 @@ pub struct Faults {
     pub half_committed: usize,
     /// A read writes what one replica lacks to it, as Cassandra does unless a table forbids it.
     pub repairs: bool,
-    /// Replicas that have a change of the view before its writer is told; 2, but for a test of the protocol.
+    /// Replicas that have a change of the view before its writer is told, or a serial read ends; 2, but for a test of the protocol:
+    /// below that, no other replica gets it, but by a read that repairs.
     pub commits: usize,
 }
 
 impl Default for Faults {
     fn default() -> Self {
-        Self { lost: 70, repeated: 30, unknown: 50, half_committed: 200, repairs: true, commits: 2 }
+        Self { lost: 70, slow: 0, repeated: 30, unknown: 50, half_committed: 200, repairs: true, commits: 2 }
     }
 }
 
@@ -66,7 +69,8 @@ pub struct Twin {
 impl Twin {
     /// Answers every call at once, without any fault.
     pub fn reliable(engine: Engine) -> Self {
-        let faults = Faults { lost: 0, repeated: 0, unknown: 0, half_committed: 0, ..Faults::default() };
+        let faults =
+            Faults { lost: 0, slow: 0, repeated: 0, unknown: 0, half_committed: 0, ..Faults::default() };
         Self { world: Arc::new(Mutex::new(Replicas::new(faults, 0, true))), engine }
     }
 
@@ -89,6 +93,11 @@ impl Twin {
     /// now on.
     pub fn calm(&self) {
         self.world.lock().calm();
+    }
+
+    /// Loses all messages that are under way.
+    pub fn discard(&self) {
+        self.world.lock().discard();
     }
 
     /// Changes or removes (`None`) rows on all replicas: what a broken disk or hand does to a ledger.

@@ -55,6 +55,7 @@ impl Quorum {
 struct TwinMessage {
     carry_out: Box<dyn Fn(&mut Replicas) + Send>,
     may_repeat: bool,
+    is_slow: bool,
 }
 
 /// Order of rows: number and part, within a segment.
@@ -127,7 +128,13 @@ impl Replicas {
         if self.messages.is_empty() {
             return false;
         }
-        let at = self.chance.below(self.messages.len());
+        let mut at = self.chance.below(self.messages.len());
+        if self.messages[at].is_slow && !self.chance.per_mille(50) {
+            at = self.chance.below(self.messages.len());
+        }
+        if self.messages[at].is_slow && !self.chance.per_mille(50) {
+            return true;
+        }
         let message = self.messages.swap_remove(at);
         if self.chance.per_mille(self.faults.lost) {
             return true;
@@ -140,9 +147,13 @@ impl Replicas {
     }
 
     pub(super) fn calm(&mut self) {
-        self.faults = Faults { lost: 0, repeated: 0, unknown: 0, half_committed: 0, ..self.faults };
+        self.faults = Faults { lost: 0, slow: 0, repeated: 0, unknown: 0, half_committed: 0, ..self.faults };
         self.at_once = true;
         self.deliver_all();
+    }
+
+    pub(super) fn discard(&mut self) {
+        self.messages.clear();
     }
 
     fn deliver_all(&mut self) {
@@ -152,11 +163,16 @@ impl Replicas {
     }
 
     fn send(&mut self, carry_out: impl Fn(&mut Self) + Send + 'static) {
-        self.messages.push(TwinMessage { carry_out: Box::new(carry_out), may_repeat: false });
+        self.push(Box::new(carry_out), false);
     }
 
     fn send_idempotent(&mut self, carry_out: impl Fn(&mut Self) + Send + 'static) {
-        self.messages.push(TwinMessage { carry_out: Box::new(carry_out), may_repeat: true });
+        self.push(Box::new(carry_out), true);
+    }
+
+    fn push(&mut self, carry_out: Box<dyn Fn(&mut Self) + Send>, may_repeat: bool) {
+        let is_slow = self.chance.per_mille(self.faults.slow);
+        self.messages.push(TwinMessage { carry_out, may_repeat, is_slow });
     }
 
     // Rows.
@@ -272,7 +288,7 @@ impl Replicas {
         for (rank, replica) in self.chance.order(REPLICAS).into_iter().enumerate() {
             if rank < now {
                 self.learn(replica, views);
-            } else {
+            } else if self.faults.commits >= QUORUM {
                 self.send_idempotent(move |world| world.learn(replica, views));
             }
         }
@@ -281,7 +297,9 @@ impl Replicas {
     pub(super) fn view(&mut self, reply: TwinReply<Option<StoredView>>) {
         self.send(move |world| {
             // A serial read finishes what is in progress.
-            world.commit(world.faults.commits);
+            if world.faults.commits >= QUORUM {
+                world.commit(QUORUM);
+            }
             reply.answer(world.history.last().cloned());
         });
     }
