@@ -111,7 +111,7 @@ pub struct Beat {
 pub enum Inserted {
     /// All rows are durable. Whether the writer was still the owner must be read with [`Ledger::owners`] afterwards.
     Stored,
-    /// All rows are durable, and the writer was the owner when they became so.
+    /// All rows are durable, and the writer was the owner when they became so or later, and after the call began.
     Owned,
     /// The writer is not the owner any more. Rows may be there or not; no owner that comes later counts them unless it has sealed
     /// them.

@@ -3,7 +3,7 @@
 //! One statement at a time also leaves a gap between two locks of a home's row, in which a change of its owner gets its turn.
 
 use std::{
-    collections::{HashMap, hash_map::Entry},
+    collections::{HashMap, VecDeque, hash_map::Entry},
     error::Error,
     sync::Arc,
     time::Duration,
@@ -43,20 +43,27 @@ pub(super) struct Appends {
 struct Append {
     owner: Owner,
     rows: Arc<[Row]>,
-    replies: Vec<oneshot::Sender<Result<Inserted, StatementError>>>,
+    /// Of the calls that began before its statement was sent.
+    replies: Vec<Reply>,
+    is_under_way: bool,
+    /// Of those that came since: an answer tells nothing about the time after they began, from which a lease would count.
+    late: Vec<Reply>,
 }
+
+type Reply = oneshot::Sender<Result<Inserted, StatementError>>;
 
 impl Appends {
     /// Starts the task that batches, over a session of its own.
     pub(super) fn start(cluster: Arc<str>, session: KeptSession, limit: Duration) -> Self {
         let (queue, keys) = mpsc::channel(WAITING);
         let waiting = Arc::default();
-        let task = AppendTask { cluster, session, waiting: Arc::clone(&waiting), keys, carried: None };
+        let task =
+            AppendTask { cluster, session, waiting: Arc::clone(&waiting), keys, first: VecDeque::new() };
         tokio::spawn(task.run());
         Self { queue, waiting, limit: limit + Duration::from_secs(1) }
     }
 
-    /// Inserts the rows of a record. A repeat joins a try that waits or is under way.
+    /// Inserts the rows of a record. A repeat joins a try that waits; behind one that is under way it is the next.
     pub(super) async fn insert(&self, owner: Owner, rows: Arc<[Row]>) -> Result<Inserted, Unknown> {
         let Some(first) = rows.first() else { return Err(Unknown("a record without rows".into())) };
         let key = (first.segment.stream, first.segment.epoch, first.n);
@@ -69,14 +76,21 @@ impl Appends {
                     if append.owner != owner || append.rows != rows {
                         return Err(Unknown("another insert of that record is under way".into()));
                     }
-                    append.replies.retain(|reply| !reply.is_closed());
-                    append.replies.push(reply);
+                    let replies = if append.is_under_way { &mut append.late } else { &mut append.replies };
+                    replies.retain(|reply| !reply.is_closed());
+                    replies.push(reply);
                 }
                 Entry::Vacant(entry) => {
                     if self.queue.try_send(key).is_err() {
                         return Err(Unknown(format!("{WAITING} records wait already for PostgreSQL")));
                     }
-                    entry.insert(Append { owner, rows, replies: vec![reply] });
+                    entry.insert(Append {
+                        owner,
+                        rows,
+                        replies: vec![reply],
+                        is_under_way: false,
+                        late: Vec::new(),
+                    });
                 }
             }
         }
@@ -92,8 +106,8 @@ struct AppendTask {
     session: KeptSession,
     waiting: Arc<Mutex<HashMap<Key, Append>>>,
     keys: mpsc::Receiver<Key>,
-    /// The first of the next batch: it did not fit into this one.
-    carried: Option<Key>,
+    /// Those that come before the queue: repeats, and one that did not fit into the batch before.
+    first: VecDeque<Key>,
 }
 
 impl AppendTask {
@@ -111,8 +125,7 @@ impl AppendTask {
                     .as_ref()
                     .map_err(StatementError::clone)
                     .map(|owned| if owned.contains(&number) { Inserted::Owned } else { Inserted::Fenced });
-                let append = self.waiting.lock().remove(key);
-                for reply in append.into_iter().flat_map(|append| append.replies) {
+                for reply in self.end(*key) {
                     let _ = reply.send(inserted.clone());
                 }
             }
@@ -121,7 +134,7 @@ impl AppendTask {
 
     /// Waits for an append, and takes what waits with it; `None` if nobody can ask any more.
     async fn next(&mut self) -> Option<Batch> {
-        let mut key = match self.carried.take() {
+        let mut key = match self.first.pop_front() {
             Some(key) => key,
             None => self.keys.recv().await?,
         };
@@ -130,16 +143,31 @@ impl AppendTask {
             if let Some((owner, rows)) = self.wanted(key) {
                 bytes += rows.iter().map(|row| row.data.len()).sum::<usize>();
                 if bytes > BATCH && !batch.appends.is_empty() {
-                    self.carried = Some(key);
-                    return Some(batch);
+                    self.first.push_front(key);
+                    return Some(batch.under_way(&self.waiting));
                 }
                 batch.appends.push((key, owner, rows));
             }
-            match self.keys.try_recv() {
-                Ok(next) => key = next,
-                Err(_) => return Some(batch),
+            match self.first.pop_front().or_else(|| self.keys.try_recv().ok()) {
+                Some(next) => key = next,
+                None => return Some(batch.under_way(&self.waiting)),
             }
         }
+    }
+
+    /// Ends a try: whom its answer is for. What came meanwhile is the next.
+    fn end(&mut self, key: Key) -> Vec<Reply> {
+        let mut waiting = self.waiting.lock();
+        let Some(append) = waiting.get_mut(&key) else { return Vec::new() };
+        let late = std::mem::take(&mut append.late);
+        let replies = std::mem::replace(&mut append.replies, late);
+        append.is_under_way = false;
+        if append.replies.is_empty() {
+            waiting.remove(&key);
+        } else {
+            self.first.push_back(key);
+        }
+        replies
     }
 
     /// An append, unless nobody waits for it any more.
@@ -160,6 +188,17 @@ struct Batch {
 }
 
 impl Batch {
+    /// Notes that its appends are about to be sent.
+    fn under_way(self, waiting: &Mutex<HashMap<Key, Append>>) -> Self {
+        let mut waiting = waiting.lock();
+        for (key, ..) in &self.appends {
+            if let Some(append) = waiting.get_mut(key) {
+                append.is_under_way = true;
+            }
+        }
+        self
+    }
+
     /// Parameters of [`Query::Append`], and for each append the number of its owner in them, from 1.
     fn params(&self, cluster: &str) -> (Vec<i64>, Vec<Param>) {
         let mut owners: Vec<&Owner> = Vec::new();

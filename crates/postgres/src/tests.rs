@@ -227,10 +227,22 @@ async fn only_a_lock_is_a_fence() {
         let (owned, read) = tokio::join!(append, takeover);
         assert_eq!(owned, [1], "the statement is answered as the owner's");
         assert_eq!(read, rows_read, "what the takeover reads, with lock '{lock}'");
+        // An answer is not that of a repeat that began since.
+        let (b, rows) = (owner(0, "b", 2), record(segment(0, 0), 2));
+        let first = tokio::spawn({
+            let (ledger, b, rows) = (Arc::clone(&ledger), b.clone(), Arc::clone(&rows));
+            async move { ledger.insert(&b, rows).await.unwrap() }
+        });
+        sleep(Duration::from_millis(250)).await;
+        let mut repeat = ledger.insert(&b, rows);
+        assert!(timeout(Duration::from_millis(50), &mut repeat).await.is_err());
+        assert_eq!(first.await.unwrap(), Inserted::Owned);
+        assert!(timeout(Duration::from_millis(50), &mut repeat).await.is_err());
+        assert_eq!(repeat.await.unwrap(), Inserted::Owned);
         // A statement under way goes on without its caller.
         let dropped = ledger.insert(&owner(0, "b", 2), record(segment(0, 0), 1));
         assert!(timeout(Duration::from_millis(300), dropped).await.is_err());
-        while numbers(&ledger, segment(0, 0)).await != [0, 1] {
+        while numbers(&ledger, segment(0, 0)).await != [0, 1, 2] {
             sleep(Duration::from_millis(50)).await;
         }
     }
