@@ -4,7 +4,7 @@ use ledger::{Ledger, Position, Segment, Stream};
 
 use crate::{
     Clock, EndedEpoch, HomeView, Sealed,
-    reader::{Damage, DamagedRecord, Reader, Record, damaged, locate},
+    reader::{Damage, DamagedRecord, RecordReader, WholeRecord, damaged, locate},
 };
 
 /// A part of a stream that is read in one go: an epoch, from a record on.
@@ -14,15 +14,15 @@ pub(crate) struct Stretch {
     pub(crate) from: Segment,
     /// Number of the first record.
     pub(crate) n: u64,
-    /// End of it.
-    pub(crate) end: End,
+    /// Its end.
+    pub(crate) end: StretchEnd,
     /// Records behind it do not follow its last one: a loss was accepted.
     pub(crate) is_cut: bool,
 }
 
 /// End of a stretch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum StretchEnd {
     /// Nothing of it counts.
     Empty,
     /// The last record that is sealed.
@@ -45,11 +45,11 @@ pub(crate) fn stretches(of: &HomeView, stream: Stream, position: Option<(Positio
             _ => (0, 0),
         };
         let end = match (&ended.sealed, ended.last(stream.number)) {
-            (Some(_), Some(last)) => End::Sealed(last),
-            (Some(_), None) => End::Empty,
+            (Some(_), Some(last)) => StretchEnd::Sealed(last),
+            (Some(_), None) => StretchEnd::Empty,
             // Behind an unsealed epoch nobody has written.
-            (None, _) if is_open => End::Empty,
-            (None, _) => End::Open(cut(ended, stream)),
+            (None, _) if is_open => StretchEnd::Empty,
+            (None, _) => StretchEnd::Open(cut(ended, stream)),
         };
         is_open |= ended.sealed.is_none();
         let from = Segment { stream, epoch: ended.epoch, number };
@@ -65,7 +65,7 @@ fn cut(ended: &EndedEpoch, stream: Stream) -> u64 {
 /// A copy's position in the ledger.
 pub(crate) enum Standing {
     /// It is that of this record.
-    On(Box<Record>),
+    On(Box<WholeRecord>),
     /// It is none of the ledger's: the copy is emptied.
     Off,
 }
@@ -103,7 +103,9 @@ pub(crate) async fn standing(
     let first = Segment { stream, epoch: position.epoch, number };
     let bound = last.map(|last| last.segment);
     let record = match locate(ledger, clock, first, bound, position.n).await {
-        Some(number) => Reader::new(ledger, clock, Segment { number, ..first }, position.n).next().await?,
+        Some(number) => {
+            RecordReader::new(ledger, clock, Segment { number, ..first }, position.n).next().await?
+        }
         None => None,
     };
     match record {
@@ -143,12 +145,12 @@ mod tests {
     #[test]
     fn a_stream_is_read_from_its_start_over_all_epochs() {
         let stretch = |from, n, end| Stretch { from, n, end, is_cut: false };
-        let sealed = |n, segment| End::Sealed(Sealed { n, segment });
+        let sealed = |n, segment| StretchEnd::Sealed(Sealed { n, segment });
         let found = stretches(&home(), segment(0, 0, 0).stream, None);
         let rest = [
             stretch(segment(0, 4, 0), 0, sealed(5, 1)),
-            stretch(segment(0, 5, 0), 0, End::Open(u64::MAX)),
-            stretch(segment(0, 6, 0), 0, End::Empty),
+            stretch(segment(0, 5, 0), 0, StretchEnd::Open(u64::MAX)),
+            stretch(segment(0, 6, 0), 0, StretchEnd::Empty),
         ];
         assert_eq!(found[0], stretch(segment(0, 2, 1), 4, sealed(9, 3)));
         assert_eq!(found[1..], rest);
@@ -166,8 +168,8 @@ mod tests {
         home.chain[2].cut.insert(0, 0);
         home.chain[0].cut.insert(0, 0);
         let found = stretches(&home, segment(0, 0, 0).stream, None);
-        let ends: Vec<End> = found.iter().map(|stretch| stretch.end).collect();
-        let cut = End::Sealed(Sealed { n: 2, segment: 1 });
-        assert_eq!(ends, [End::Empty, cut, End::Open(0), End::Empty]);
+        let ends: Vec<StretchEnd> = found.iter().map(|stretch| stretch.end).collect();
+        let cut = StretchEnd::Sealed(Sealed { n: 2, segment: 1 });
+        assert_eq!(ends, [StretchEnd::Empty, cut, StretchEnd::Open(0), StretchEnd::Empty]);
     }
 }

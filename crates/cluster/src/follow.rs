@@ -5,9 +5,9 @@ use ledger::{Ledger, Misread, Position, Segment, Stream};
 
 use crate::{
     Clock, HomeCopy, HomeView, TakeError,
-    chain::{End, Standing, Stretch, standing, stretches},
+    chain::{Standing, Stretch, StretchEnd, standing, stretches},
     change::read_view,
-    reader::Reader,
+    reader::RecordReader,
 };
 
 /// Most bytes of changes that a step reads before it applies them.
@@ -33,7 +33,7 @@ pub struct Follower {
     checked: Vec<Option<(Position, u32)>>,
 }
 
-struct Pending {
+struct Unapplied {
     stream: u8,
     position: Position,
     segment: u32,
@@ -83,7 +83,7 @@ impl Follower {
             read => read?,
         };
         let applied = pending.len() as u64;
-        for Pending { stream, position, segment, changes, is_first } in pending {
+        for Unapplied { stream, position, segment, changes, is_first } in pending {
             let copied = |error| TakeError::Copy { home: self.home, stream, error };
             if is_first {
                 copy.clear(stream).map_err(copied)?;
@@ -104,7 +104,7 @@ impl Follower {
         of: &HomeView,
         streams: u8,
         copy: &mut dyn HomeCopy,
-    ) -> Result<(Vec<Pending>, bool), TakeError> {
+    ) -> Result<(Vec<Unapplied>, bool), TakeError> {
         let (mut pending, mut size, mut more) = (Vec::new(), 0, false);
         for number in 0..streams {
             let stream = Stream { home: self.home, number };
@@ -113,14 +113,14 @@ impl Follower {
             let mut predecessor = position.map(|(position, _)| position.sum);
             for Stretch { from, n, end, is_cut } in self.stretches(of, stream, position) {
                 let until = match end {
-                    End::Empty => continue,
-                    End::Sealed(last) => last.n + 1,
+                    StretchEnd::Empty => continue,
+                    StretchEnd::Sealed(last) => last.n + 1,
                     // A takeover is under way: what of it counts is not known yet.
-                    End::Open(_) if from.epoch != of.epoch || of.owner.is_none() => break,
-                    End::Open(until) => until,
+                    StretchEnd::Open(_) if from.epoch != of.epoch || of.owner.is_none() => break,
+                    StretchEnd::Open(until) => until,
                 };
-                let mut reader = Reader::new(ledger, clock, from, n);
-                let mut held: Option<Pending> = None;
+                let mut reader = RecordReader::new(ledger, clock, from, n);
+                let mut held: Option<Unapplied> = None;
                 let mut next = n;
                 while next < until && size < STEP {
                     let Some(record) = reader.next().await? else { break };
@@ -130,7 +130,7 @@ impl Follower {
                     next += 1;
                     predecessor = Some(record.position.sum);
                     size += record.changes.len();
-                    let read = Pending {
+                    let read = Unapplied {
                         stream: number,
                         position: record.position,
                         segment: record.segment(),
@@ -142,7 +142,7 @@ impl Follower {
                 }
                 more |= size >= STEP;
                 match end {
-                    End::Sealed(_) => {
+                    StretchEnd::Sealed(_) => {
                         pending.extend(held);
                         // The rest comes with the next step, or is missing, which a takeover tells.
                         if next < until {
@@ -201,7 +201,7 @@ impl Follower {
             _ => (0, 0),
         };
         let from = Segment { stream, epoch: of.epoch, number };
-        found.push(Stretch { from, n, end: End::Open(u64::MAX), is_cut: false });
+        found.push(Stretch { from, n, end: StretchEnd::Open(u64::MAX), is_cut: false });
         found
     }
 }

@@ -38,7 +38,7 @@ mod view;
 mod writer;
 
 #[cfg(test)]
-mod simulator;
+mod tests;
 
 pub use change::{change, create, read_view};
 pub use clock::Clock;

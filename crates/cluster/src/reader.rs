@@ -40,14 +40,14 @@ pub enum Damage {
 
 /// A whole record.
 #[derive(Debug)]
-pub(crate) struct Record {
+pub(crate) struct WholeRecord {
     pub(crate) head: RecordHead,
     pub(crate) position: Position,
     pub(crate) changes: Bytes,
     pub(crate) rows: Vec<Row>,
 }
 
-impl Record {
+impl WholeRecord {
     pub(crate) fn segment(&self) -> u32 {
         self.rows.first().map_or(0, |row| row.segment.number)
     }
@@ -62,7 +62,7 @@ pub(crate) fn damaged(stream: Stream, epoch: u64, n: u64, damage: Damage) -> Dam
 }
 
 /// Reads the records of a stream in an epoch from one on, up to the first gap.
-pub(crate) struct Reader<'a> {
+pub(crate) struct RecordReader<'a> {
     ledger: &'a dyn Ledger,
     clock: &'a dyn Clock,
     repeats: AtomicU64,
@@ -77,7 +77,7 @@ pub(crate) struct Reader<'a> {
     pub(crate) parts_only: bool,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> RecordReader<'a> {
     /// Begins with record `n`, which is in `segment` or begins the one behind it.
     pub(crate) fn new(ledger: &'a dyn Ledger, clock: &'a dyn Clock, segment: Segment, n: u64) -> Self {
         Self {
@@ -97,7 +97,7 @@ impl<'a> Reader<'a> {
     ///
     /// # Errors
     /// A record is there and is misread.
-    pub(crate) async fn next(&mut self) -> Result<Option<Record>, DamagedRecord> {
+    pub(crate) async fn next(&mut self) -> Result<Option<WholeRecord>, DamagedRecord> {
         loop {
             let parts = self.rows.iter().take_while(|row| row.n == self.n).count();
             if parts == self.rows.len() && self.more {
@@ -125,11 +125,11 @@ impl<'a> Reader<'a> {
         self.rows.extend(page.rows);
     }
 
-    fn assemble(&mut self, rows: Vec<Row>) -> Result<Option<Record>, DamagedRecord> {
+    fn assemble(&mut self, rows: Vec<Row>) -> Result<Option<WholeRecord>, DamagedRecord> {
         match assemble(self.segment, self.n, &rows) {
             Ok(Assembly::Whole(head, position, changes)) => {
                 (self.n, self.moved_on) = (self.n + 1, false);
-                Ok(Some(Record { head, position, changes, rows }))
+                Ok(Some(WholeRecord { head, position, changes, rows }))
             }
             Ok(Assembly::Incomplete) => {
                 self.parts_only = true;

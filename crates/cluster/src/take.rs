@@ -8,9 +8,9 @@ use ledger::{Inserted, Ledger, Misread, Owner, Position, Row, Stream, Swapped};
 use crate::{
     Clock, HomeCopy, HomeView, Node, Sealed, Tenure, View, ViewError,
     calls::until_answered,
-    chain::{End, Standing, Stretch, standing, stretches},
+    chain::{Standing, Stretch, StretchEnd, standing, stretches},
     change::{change, read_view, swap},
-    reader::{Damage, DamagedRecord, Reader, damaged},
+    reader::{Damage, DamagedRecord, RecordReader, damaged},
 };
 
 /// A takeover that did not come about.
@@ -71,8 +71,16 @@ pub async fn take(
         let mut vectors = vec![Vec::new(); of.chain.len()];
         for number in 0..view.streams {
             let stream = Stream { home, number };
-            let stream = restore(engine, time, of, &owner, stream, copy, &mut vectors).await?;
-            restored.push(stream);
+            let stream = restore(engine, time, of, &owner, stream, copy, &mut vectors).await;
+            if let Err(TakeError::Damaged(_)) = stream {
+                // A next owner, if there is one, may have deleted what this view still needs.
+                let (_, now) = read_view(engine, time).await?;
+                let now = now.home(home)?;
+                if !now.is_of(&owner) {
+                    return Err(now.not_owner(home).into());
+                }
+            }
+            restored.push(stream?);
         }
 
         // (8) One vector for all streams: how far the ended epoch goes. What an old owner still writes is behind it.
@@ -149,7 +157,7 @@ async fn begin_epoch(
 
 /// A stream that was restored.
 #[derive(Default)]
-struct Restored {
+struct RestoredStream {
     /// The last record, which is applied or held back.
     last: Option<Position>,
     /// A record that is applied as soon as it is known to be sealed.
@@ -158,7 +166,7 @@ struct Restored {
     bytes: u64,
 }
 
-impl Restored {
+impl RestoredStream {
     fn flush(&mut self, home: u16, stream: u8, copy: &mut dyn HomeCopy) -> Result<(), TakeError> {
         let Some((position, changes)) = self.held.take() else { return Ok(()) };
         copy.apply(stream, position, &changes).map_err(|error| TakeError::Copy { home, stream, error })
@@ -175,10 +183,10 @@ async fn restore(
     stream: Stream,
     copy: &mut dyn HomeCopy,
     vectors: &mut [Vec<Option<Sealed>>],
-) -> Result<Restored, TakeError> {
+) -> Result<RestoredStream, TakeError> {
     let Stream { home, number } = stream;
     let copied = |error| TakeError::Copy { home, stream: number, error };
-    let mut restored = Restored::default();
+    let mut restored = RestoredStream::default();
 
     // A directory counts only if its position is the ledger's.
     let mut position = None;
@@ -216,11 +224,11 @@ async fn restore(
         // The position itself, if this is its epoch.
         let mut last = position.filter(|(position, _)| position.epoch == from.epoch);
         let mut last = last.take().map(|(position, segment)| Sealed { n: position.n, segment });
-        let mut reader = Reader::new(ledger, clock, from, n);
+        let mut reader = RecordReader::new(ledger, clock, from, n);
         let until = match end {
-            End::Empty => 0,
-            End::Sealed(sealed) => sealed.n + 1,
-            End::Open(until) => until,
+            StretchEnd::Empty => 0,
+            StretchEnd::Sealed(sealed) => sealed.n + 1,
+            StretchEnd::Open(until) => until,
         };
         while last.map_or(n, |last| last.n + 1) < until {
             let Some(record) = reader.next().await? else { break };
@@ -239,16 +247,16 @@ async fn restore(
             restored.bytes += record.rows.iter().map(|row| row.data.len() as u64).sum::<u64>();
             restored.held = Some((record.position, record.changes));
             last_rows = record.rows;
-            if matches!(end, End::Sealed(_)) {
+            if matches!(end, StretchEnd::Sealed(_)) {
                 restored.flush(home, number, copy)?;
             }
         }
         let next = last.map_or(n, |last| last.n + 1);
         let is_short = match end {
-            End::Empty => false,
-            End::Sealed(_) => next < until,
+            StretchEnd::Empty => false,
+            StretchEnd::Sealed(_) => next < until,
             // A stream does not begin behind its epoch's end.
-            End::Open(_) => last.is_none() && n > 0 && n < until,
+            StretchEnd::Open(_) => last.is_none() && n > 0 && n < until,
         };
         if is_short {
             return Err(damaged(stream, from.epoch, next, Damage::Missing).into());
@@ -257,7 +265,7 @@ async fn restore(
             .sealed
             .as_ref()
             .map_or(last, |sealed| sealed.get(usize::from(number)).copied().flatten());
-        if let End::Open(_) = end {
+        if let StretchEnd::Open(_) = end {
             if weakened!(PartsMissing) && reader.parts_only {
                 entry = Some(Sealed { n: next, segment: entry.map_or(0, |entry| entry.segment) });
             }

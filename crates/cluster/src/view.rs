@@ -165,11 +165,11 @@ impl View {
     /// `Newer` and `Unreadable`.
     pub fn read(stored: &StoredView) -> Result<Self, ViewError> {
         #[derive(Deserialize)]
-        struct Format {
+        struct FormatOnly {
             format: u32,
         }
         let unreadable = |error: serde_json::Error| ViewError::Unreadable(error.to_string());
-        let Format { format } = serde_json::from_slice(&stored.document).map_err(unreadable)?;
+        let FormatOnly { format } = serde_json::from_slice(&stored.document).map_err(unreadable)?;
         if format > VIEW_FORMAT {
             return Err(ViewError::Newer(format));
         }
