@@ -31,7 +31,7 @@ mod topic;
 pub mod units;
 
 pub use budget::Budget;
-pub use commit::{Commit, CommitRefused, Received, Unit};
+pub use commit::{Commit, CommitRefused, LeaseGate, Received, Unit};
 pub use effort::Effort;
 pub use flow::{Bucket, Flow};
 pub use id::{ClientId, Protocol, QoS, Timestamp};

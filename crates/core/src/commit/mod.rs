@@ -24,6 +24,7 @@
 //!
 //! The models in `model.rs` try every interleaving of a few threads for this.
 
+mod lease;
 #[cfg(test)]
 mod model;
 mod state;
@@ -34,6 +35,7 @@ mod unwritten;
 
 use crate::sync;
 
+pub use lease::LeaseGate;
 pub use state::{Commit, CommitRefused};
 pub use unit::{Received, Unit};
 pub(crate) use unwritten::Unwritten;

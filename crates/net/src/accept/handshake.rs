@@ -467,6 +467,10 @@ async fn open(
         if !device.is_written(opened.commit).await {
             return None;
         }
+        let is_barred = !shared.lease.is_open();
+        if is_barred && !device.is_written(Some(shared.lease.wait_for(None))).await {
+            return None;
+        }
         if !opened.present {
             return Some(Vec::new());
         }

@@ -69,7 +69,10 @@ impl Connection {
         self.answer_when(HeldAnswer { commit: Some(commit), answer: HeldPacket::Whole(packet) }, answers)
     }
 
-    fn answer_when(&mut self, held: HeldAnswer, answers: &mut Vec<u8>) -> Result<(), End> {
+    fn answer_when(&mut self, mut held: HeldAnswer, answers: &mut Vec<u8>) -> Result<(), End> {
+        if !self.shared.lease.is_open() {
+            held.commit = Some(self.shared.lease.wait_for(held.commit));
+        }
         let waits = self.rare.as_ref().is_some_and(|rare| !rare.held.is_empty());
         let result = held.commit.as_ref().map_or(Some(Ok(())), |commit| commit.result());
         match result {

@@ -1,0 +1,99 @@
+//! [`LeaseGate`].
+
+use std::{
+    fmt,
+    sync::{Arc, OnceLock},
+};
+
+use parking_lot::Mutex;
+
+use super::Commit;
+
+/// Whether this process may acknowledge: in a cluster only while its lease lasts, elsewhere always. What may not be acknowledged now
+/// waits, as for a disk; if the lease never comes back, it is never acknowledged.
+#[derive(Default)]
+pub struct LeaseGate {
+    lease: OnceLock<Held>,
+    /// What waits: as much as all peers together may have unanswered.
+    waiting: Mutex<Vec<Arc<Commit>>>,
+}
+
+/// Tells whether the lease is held.
+type Held = Box<dyn Fn() -> bool + Send + Sync>;
+
+impl LeaseGate {
+    /// From now on `held` decides. Once, before anybody is admitted.
+    pub fn set(&self, held: impl Fn() -> bool + Send + Sync + 'static) {
+        let _ = self.lease.set(Box::new(held));
+    }
+
+    /// Returns whether there is a lease, held or not.
+    pub fn is_set(&self) -> bool {
+        self.lease.get().is_some()
+    }
+
+    /// Returns whether this process may acknowledge now.
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        self.lease.get().is_none_or(|held| held())
+    }
+
+    /// A commit that is done once `commit` is, and this process may acknowledge.
+    #[cold]
+    pub fn wait_for(&self, commit: Option<Arc<Commit>>) -> Arc<Commit> {
+        let gated = Commit::new();
+        if let Some(commit) = commit {
+            let part = gated.part();
+            commit.then(move |result| if result.is_ok() { part.done() } else { part.refuse() });
+        }
+        self.waiting.lock().push(Arc::clone(&gated));
+        gated
+    }
+
+    /// Lets go of what waits, if it may be acknowledged now. To be called again and again.
+    pub fn look(&self) {
+        if !self.waiting.lock().is_empty() && self.is_open() {
+            let waiting = std::mem::take(&mut *self.waiting.lock());
+            waiting.iter().for_each(|commit| commit.done());
+        }
+    }
+}
+
+impl fmt::Debug for LeaseGate {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LeaseGate").field("is_set", &self.is_set()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicBool, Ordering::SeqCst};
+
+    use super::*;
+    use crate::CommitRefused;
+
+    /// The failure: a process whose home was taken over acknowledges what the next owner does not know.
+    #[test]
+    fn nothing_is_done_before_both_the_disk_and_the_lease_say_so() {
+        let gate = LeaseGate::default();
+        assert!(gate.is_open() && !gate.is_set());
+        let held = Arc::new(AtomicBool::new(false));
+        let shown = Arc::clone(&held);
+        gate.set(move || shown.load(SeqCst));
+        assert!(!gate.is_open());
+        let [disk, refused] = [Commit::new(), Commit::new()];
+        let gated =
+            [None, Some(Arc::clone(&disk)), Some(Arc::clone(&refused))].map(|commit| gate.wait_for(commit));
+        refused.refuse();
+        gate.look();
+        assert!(gated.iter().all(|commit| commit.result().is_none()));
+        held.store(true, SeqCst);
+        gate.look();
+        assert_eq!(
+            [Some(Ok(())), None, Some(Err(CommitRefused))],
+            gated.each_ref().map(|commit| commit.result())
+        );
+        disk.done();
+        assert_eq!(gated[1].result(), Some(Ok(())));
+    }
+}
