@@ -23,6 +23,10 @@ impl WarmCopy {
         &mut self.0
     }
 
+    pub(crate) fn forget_ledger(self) -> Result<(), StoreError> {
+        self.0.forget_ledger()
+    }
+
     pub(crate) fn sync(&self) -> Result<(), String> {
         self.0.sync().map_err(|error| error.to_string())
     }

@@ -31,7 +31,7 @@ pub use clock::MachineClock;
 pub use import::{ImportError, create};
 pub use order::order_takeover;
 pub use owned::{HomeEnd, HomeStreams, OwnedHome};
-pub use standby::{NodeError, NodeSettings, NodeState, Phase, StandbyNode};
+pub use standby::{NodeError, NodeSettings, NodeState, Phase, StandbyNode, leave_cluster};
 pub use status::{ClusterStatus, NodeStatus, accept_loss, status};
 
 /// The one home of this version's clusters.

@@ -34,7 +34,7 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 /// A home that was given up is left to others for so long, if there are others.
 const COURTESY: Duration = Duration::from_secs(10);
 
-/// File in the data directory that names the process which had the home in it.
+/// File in the data directory that names the process of a cluster which has it, or had it last.
 const INCARNATION: &str = "incarnation";
 
 /// Settings of a node.
@@ -134,6 +134,8 @@ pub struct StandbyNode {
     settings: NodeSettings,
     directory: Arc<DataDir>,
     state: watch::Sender<NodeState>,
+    /// The process that had the directory before this one.
+    before: String,
 }
 
 impl StandbyNode {
@@ -146,7 +148,7 @@ impl StandbyNode {
         let (state, shown) = watch::channel(NodeState::default());
         let node = Arc::new(Node::new(&settings.name, settings.incarnation));
         let clock = Arc::new(MachineClock) as Arc<dyn Clock>;
-        (Self { ledger, clock, node, settings, directory, state }, shown)
+        (Self { ledger, clock, node, settings, directory, state, before: String::new() }, shown)
     }
 
     /// Stands by, and keeps the copy warm, until the home is this node's; then the directory is as of the end of the epoch before. In the
@@ -156,9 +158,11 @@ impl StandbyNode {
     /// [`NodeError`]: nothing that goes by itself.
     pub async fn run(mut self) -> Result<OwnedHome, NodeError> {
         let mut copy = open_copy(&self.directory)?;
-        if copy.directory().has_own_content() {
+        if copy.directory().has_own_content() && !is_of_cluster(self.directory.path()) {
             return Err(NodeError::OwnContent(self.directory.path().display().to_string()));
         }
+        self.before = fs::read_to_string(self.directory.path().join(INCARNATION)).unwrap_or_default();
+        note_incarnation(&self.directory, &self.node);
         let beating = self.start_beats();
         let ended = self.stand_by(&mut copy).await;
         beating.abort();
@@ -167,7 +171,6 @@ impl StandbyNode {
         copy.sync().map_err(StoreError::Unavailable)?;
         // The stores open the directory again.
         drop(copy);
-        note_incarnation(&self.directory, &self.node);
         let epoch = tenure.owner().epoch;
         self.state.send_modify(|state| {
             *state = NodeState {
@@ -308,7 +311,7 @@ impl StandbyNode {
             beats.iter().find(|beat| *beat.node == *owner.node && beat.incarnation == owner.incarnation);
         let process = beat.and_then(|beat| About::of(beat).process);
         // Its directory is locked by this process now.
-        let was_here = had_home(self.directory.path(), &owner.node, owner.incarnation);
+        let was_here = self.before.trim() == format!("{} {}", owner.node, owner.incarnation);
         if was_here || process.is_some_and(|process| process.has_ended()) {
             let is_mine = was_here && *owner.node == self.settings.name;
             return (takes_over || is_mine).then_some(Duration::ZERO);
@@ -398,8 +401,22 @@ fn note_incarnation(directory: &DataDir, node: &Node) {
     }
 }
 
-/// Returns whether that process had the home in this directory. It has ended: the directory is locked by who asks.
-fn had_home(directory: &Path, node: &str, incarnation: u64) -> bool {
-    fs::read_to_string(directory.join(INCARNATION))
-        .is_ok_and(|text| text.trim() == format!("{node} {incarnation}"))
+/// Returns whether a process of a cluster had the directory last.
+fn is_of_cluster(directory: &Path) -> bool {
+    directory.join(INCARNATION).exists()
+}
+
+/// Makes a directory that was of a cluster one of a gateway alone, which keeps what is in it; any other is left as it is. Blocks on the
+/// disk.
+///
+/// # Errors
+/// The disk.
+pub fn leave_cluster(directory: &Arc<DataDir>) -> Result<(), StoreError> {
+    if !is_of_cluster(directory.path()) {
+        return Ok(());
+    }
+    tracing::info!("the data directory was of a cluster, and is of this gateway alone from now on");
+    WarmCopy::open(directory)?.forget_ledger()?;
+    let failed = |error: std::io::Error| StoreError::Unavailable(error.to_string());
+    fs::remove_file(directory.path().join(INCARNATION)).map_err(failed)
 }

@@ -15,7 +15,7 @@ use tokio::{task::JoinHandle, time::timeout};
 
 use crate::{
     HomeEnd, ImportError, NodeError, NodeSettings, NodeState, OwnedHome, Phase, StandbyNode, create,
-    order_takeover,
+    leave_cluster, order_takeover,
 };
 
 const NAME: &str = "plant";
@@ -158,6 +158,16 @@ async fn a_directory_that_was_used_alone_becomes_the_home_of_a_cluster() {
         assert_eq!(server_id(home.directory()).unwrap(), id);
         drop(store);
         home.hand_over().await.unwrap();
+        if name == "b" {
+            continue;
+        }
+        // Alone again, it has everything, and does not come back by mistake.
+        leave_cluster(&directory).unwrap();
+        let store = EmbeddedRecords::open(&directory, &RecordOptions::default()).unwrap();
+        assert_eq!(contents(&store).await, expected);
+        drop(store);
+        let refused = soon(start(&ledger, name, 12, &directory, true).running).await.unwrap();
+        assert!(matches!(refused, Err(NodeError::OwnContent(_))));
     }
 }
 

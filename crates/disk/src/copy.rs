@@ -151,6 +151,15 @@ impl DirectoryCopy {
         is_new && (holds(&self.state) || holds(&self.records) || has_log)
     }
 
+    /// Forgets that the directory was of a cluster: from now on it holds what no ledger has. Blocks on the disk.
+    pub fn forget_ledger(self) -> Result<(), StoreError> {
+        for environment in [&self.state, &self.records] {
+            environment.forget_position()?;
+        }
+        self.log.forget().map_err(failed)?;
+        files::forget(self.directory.path()).map_err(failed)
+    }
+
     /// Gives `ship` everything that is in a directory, as records from which a copy can be made, and notes their positions.
     pub fn export(
         &mut self,

@@ -158,6 +158,14 @@ impl FilesCopy {
     }
 }
 
+/// Forgets the place of a directory's files in the ledger, and keeps them.
+pub(super) fn forget(directory: &Path) -> io::Result<()> {
+    match fs::remove_file(directory.join(NAME)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+        _ => Ok(()),
+    }
+}
+
 /// Gives `into` the files of a directory that was not in a cluster, as the changes of one record.
 pub(super) fn export(
     directory: &Path,

@@ -123,6 +123,12 @@ impl Environment {
         emptied.map_err(|error| self.failed(&error))
     }
 
+    /// Forgets the place of the last record.
+    pub(super) fn forget_position(&self) -> Result<(), StoreError> {
+        let forgotten = self.writing(|txn| self.table(txn, META)?.put(txn, POSITION, &format::NO_POSITION));
+        forgotten.map_err(|error| self.failed(&error))
+    }
+
     /// Returns whether there is an entry in any table.
     pub(super) fn has_entries(&self) -> Result<bool, StoreError> {
         self.reading(|txn| {

@@ -273,6 +273,11 @@ impl LogCopy {
         }
     }
 
+    /// Forgets its place in the ledger, and keeps what is in it.
+    pub(crate) fn forget(self) -> io::Result<()> {
+        remove_if_there(&self.folder.join(NAME))
+    }
+
     /// Empties it.
     pub(crate) fn clear(&mut self) -> io::Result<()> {
         (self.reached, self.file) = (None, None);
