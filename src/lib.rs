@@ -11,6 +11,7 @@
 //! src/                 this crate: the binary and the wiring
 //!   main cli           arguments, logs, runtimes, signals
 //!   gateway            starts and stops everything
+//!   cluster            stands by for another gateway of a cluster, then serves
 //!   shutdown           order of the end
 //! crates/net           sockets, TLS, WebSocket, QUIC, connection task
 //! crates/device        the receiver: outbound half, link and lock of a session, and the write to its socket
@@ -27,6 +28,9 @@
 //! crates/shadow        their documents: what an update makes of them, and what is told about it
 //! crates/commands      requests to devices, and their answers
 //! crates/store         traits of what outlives the process, their suites and twins in memory
+//! crates/ledger        the ledger of a cluster: trait of its engines, records, a twin in memory
+//! crates/cluster       the protocol of a cluster over it; no I/O, no clock
+//! crates/cluster-node  a gateway of a cluster: stands by, takes over, ships
 //! crates/disk          those stores in the data directory: LMDB, and segments of the log
 //! crates/ledger        a database's copy of a home: the trait of its engines, the format of records
 //! crates/cluster       the protocol of a cluster over it: who owns a home, what is acknowledged, takeover
@@ -52,6 +56,7 @@
 
 #[doc(hidden)]
 pub mod cli;
+mod cluster;
 pub mod gateway;
 mod shutdown;
 

@@ -24,6 +24,9 @@ pub(super) enum Command {
     /// Looks after a data directory
     #[command(subcommand)]
     Store(StoreCommand),
+    /// Makes and looks after a cluster: gateways that share a home whose ledger is in a database
+    #[command(subcommand)]
+    Cluster(ClusterCommand),
     /// Makes, lists and revokes the tokens of backends and operators
     #[command(subcommand)]
     Token(TokenCommand),
@@ -37,6 +40,43 @@ pub(super) enum Command {
     Import(import::ImportCommand),
     /// Talks to a running gateway: messages, devices, groups, commands and all else that its API has
     Ctl(Box<ctl::Args>),
+}
+
+/// What to do with a cluster.
+#[derive(Debug, Clone, Subcommand)]
+pub(super) enum ClusterCommand {
+    /// Makes the tables and the first view, once; what is in `data_dir` becomes the home. No gateway may be running there
+    Create(ClusterConfig),
+    /// Shows who serves, who stands by, and what the engine lacks
+    Status(ClusterConfig),
+    /// Has another node serve: the one that does hands over, and connections move
+    Takeover {
+        /// Name of the node; without it whichever is first
+        node: Option<String>,
+        #[command(flatten)]
+        config: ClusterConfig,
+    },
+    /// Gives up what comes in a stream from a record on, if that is damaged; names are in the error of the takeover
+    AcceptLoss {
+        /// Home
+        home: u16,
+        /// Stream
+        stream: u8,
+        /// Epoch
+        epoch: u64,
+        /// Number of the first record that is given up
+        n: u64,
+        #[command(flatten)]
+        config: ClusterConfig,
+    },
+}
+
+/// The configuration of a node of the cluster.
+#[derive(Debug, Clone, Args)]
+pub(super) struct ClusterConfig {
+    /// Configuration file with `[cluster]`
+    #[arg(long, value_name = "FILE")]
+    pub(super) config: Option<PathBuf>,
 }
 
 /// What to do with a rules file.

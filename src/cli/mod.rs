@@ -1,7 +1,8 @@
 //! The `mqtt-server` command: arguments, configuration, logs, runtime, signals.
 //!
-//! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration.
+//! Exit codes: 0 clean, 1 failure at run time, 2 bad configuration, 3 a ledger that an operator has to look at.
 
+mod cluster;
 mod commands;
 mod passwd;
 mod rules;
@@ -15,13 +16,14 @@ use std::{
     io::Write as _,
     path::Path,
     process::ExitCode,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::{Duration, SystemTime},
 };
 
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand};
 use config::{Config, DEV_CERTS_DIR, Flags, kubernetes_variables};
 use edge::{
+    reload::Reloads,
     secret_files,
     tls::{self, TlsStore},
 };
@@ -30,15 +32,17 @@ use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,
 };
-use tracing::{debug, info, warn};
+use tracing::{debug, error, info, warn};
 
 use self::commands::{Command, CommandLine};
 use crate::{
+    cluster::{Member, ServedHome, Serving, begin_anew},
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
 };
 use auth::{abuse::BanRegistry, backends::BackendAuthenticator};
 use bridges::PlannedBridges;
+use cluster_node::HomeEnd;
 
 /// Time beyond `shutdown.deadline` that an orderly end may take before the process ends regardless.
 const MARGIN: Duration = Duration::from_secs(1);
@@ -55,6 +59,7 @@ pub fn main() -> ExitCode {
     };
     if let Some(command) = &command {
         let done = match command {
+            Command::Cluster(command) => cluster::run(command, load),
             Command::Import(command) => import::run(command),
             Command::Passwd(command) => passwd::run(command),
             Command::Rules(command) => rules::run(command),
@@ -164,27 +169,12 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
         warn!("backends may do everything: nothing checks who calls; see docs/security/backends.md");
     }
     info!("{}", config.memory_summary());
-    let gateway = match Gateway::builder(config).start().await {
-        Ok(gateway) => gateway,
-        Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => {
-            return fail(2, &error);
-        }
-        Err(error) => return fail(1, &error),
-    };
-    for (listener, address) in gateway.addresses() {
-        info!(listener, %address, "listening");
-    }
-    if dev {
-        let _ = say(&welcome(&gateway, plain));
-    }
     let shutdown = Shutdown::new();
-    let reloads = Arc::clone(gateway.reloads());
-    if let Some(audit) = telemetry.audit() {
-        reloads.add(Arc::clone(audit) as _);
-    }
+    let reloads = Arc::new(OnceLock::<Arc<Reloads>>::new());
+    let reloaded = Arc::clone(&reloads);
     let reload = move || {
         supervisor::reloading();
-        drop(reloads.reload_all());
+        drop(reloaded.get().map(|reloads| reloads.reload_all()));
         supervisor::ready();
     };
     let heard = signals.run(shutdown.clone(), reload, deadline + MARGIN, || std::process::exit(1));
@@ -193,17 +183,79 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     if let Err(error) = listening.spawn(move || signals_runtime.map(|runtime| runtime.block_on(heard))) {
         return fail(1, &error);
     }
+    let (gateway, home) = match config.cluster.is_on() {
+        false => match Gateway::builder(config).start().await {
+            Ok(gateway) => (gateway, None),
+            Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => return fail(2, &error),
+            Err(error) => return fail(1, &error),
+        },
+        true => {
+            let standing_by = async { Member::start(Arc::new(config))?.serve().await };
+            // A service manager need not wait until another gateway is gone.
+            supervisor::ready();
+            tokio::select! {
+                served = standing_by => match served {
+                    Ok(Serving { gateway, home }) => (gateway, Some(home)),
+                    Err(error) => return fail(error.code(), &error),
+                },
+                () = shutdown.wait() => {
+                    info!("stopped while standing by");
+                    return ExitCode::SUCCESS;
+                }
+            }
+        }
+    };
+    for (listener, address) in gateway.addresses() {
+        info!(listener, %address, "listening");
+    }
+    if dev {
+        let _ = say(&welcome(&gateway, plain));
+    }
+    if let Some(audit) = telemetry.audit() {
+        gateway.reloads().add(Arc::clone(audit) as _);
+    }
+    let _ = reloads.set(Arc::clone(gateway.reloads()));
     telemetry.export(gateway.metrics());
     supervisor::ready();
-    tokio::select! {
-        () = shutdown.wait() => {}
-        () = supervisor::beat(gateway.silence()) => {}
+    let end = tokio::select! {
+        () = shutdown.wait() => None,
+        () = supervisor::beat(gateway.silence()) => None,
+        end = ended(home.as_ref()) => Some(end),
+    };
+    if end == Some(HomeEnd::Lost) {
+        error!("the home belongs to another gateway: connections end, and this one stands by");
+        return begin_anew(false);
     }
-    supervisor::stopping();
+    if end.is_none() {
+        supervisor::stopping();
+    }
     let asked = Instant::now();
-    gateway.shutdown().await;
+    let released = match home {
+        None => {
+            gateway.shutdown().await;
+            None
+        }
+        Some(home) => {
+            let released = gateway.release().await;
+            home.hand_over().await;
+            Some(released)
+        }
+    };
     telemetry.stop(deadline.saturating_sub(asked.elapsed())).await;
+    if end.is_some() {
+        return begin_anew(true);
+    }
+    // Devices find the connection closed once the other gateway may serve, and no sooner.
+    drop(released);
     ExitCode::SUCCESS
+}
+
+/// Waits until the home is to be, or is, another's; for ever outside a cluster.
+async fn ended(home: Option<&ServedHome>) -> HomeEnd {
+    match home {
+        Some(home) => home.ends().await,
+        None => std::future::pending().await,
+    }
 }
 
 /// Addresses, and the next things to try.

@@ -45,6 +45,8 @@ pub struct HomeLedger {
     pub records: Arc<dyn Shipping>,
     /// See `state`.
     pub log: Arc<dyn Shipping>,
+    /// Tells whether this process may acknowledge, and admit clients.
+    pub lease: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 /// Services over a [`Home`]. A service that is switched off is the key of the configuration that does so.
@@ -59,7 +61,9 @@ pub(super) fn directory(config: &Config) -> Result<Option<Arc<DataDir>>, StartEr
         return Ok(None);
     }
     let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
-    Ok(Some(DataDir::open_with(&config.data_dir, verify)?))
+    let directory = DataDir::open_with(&config.data_dir, verify)?;
+    cluster_node::leave_cluster(&directory)?;
+    Ok(Some(directory))
 }
 
 impl Home {

@@ -238,6 +238,11 @@ impl Builder {
     }
 }
 
+/// A gateway whose home is another's: only connections of devices are left, until the process ends.
+pub struct ReleasedGateway {
+    _gateway: Gateway,
+}
+
 /// A running gateway.
 pub struct Gateway {
     broker: Broker,
@@ -312,6 +317,29 @@ impl Gateway {
     /// latest values, sessions and queues are written. Bounded by `shutdown.deadline`.
     pub async fn shutdown(self) {
         self.end().instrument(info_span!("shutdown")).await;
+    }
+
+    /// Lets go of a home that goes to another gateway: nobody connects any more, callers are told, what waits is written. Connections
+    /// of devices stay, and end with the process: for them it is as if it had been killed, so no will is published. Returns when the
+    /// stores may be cut off. Bounded by `shutdown.deadline`.
+    pub async fn release(mut self) -> ReleasedGateway {
+        let deadline = self.config.shutdown.deadline.0;
+        let end = tokio::time::Instant::now() + deadline;
+        let _ = self.draining.send(true);
+        let grpc_task = self.grpc_task.take();
+        let told = async {
+            self.shared.refuse_connects().await;
+            if let Some(task) = grpc_task {
+                let _ = task.await;
+            }
+        };
+        if tokio::time::timeout(deadline / 2, told).await.is_err() {
+            warn!(?deadline, "callers still there at half of the shutdown deadline, they end now");
+        }
+        let _ = self.stopping.send(true);
+        std::mem::take(&mut self.endings).end(end).await;
+        self.home.close().await;
+        ReleasedGateway { _gateway: self }
     }
 
     async fn end(mut self) {

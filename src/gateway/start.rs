@@ -51,6 +51,9 @@ use super::{
 /// Interval at which files that can be read again are looked at.
 const RELOAD_LOOK: Duration = Duration::from_secs(1);
 
+/// Time between two looks whether a lease is back for which acknowledgements wait.
+const LEASE_LOOK: Duration = Duration::from_millis(20);
+
 pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let Builder { config, auth, authorizer, sockets, ledger } = builder;
     check(&config, auth.as_ref())?;
@@ -100,6 +103,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     let pattern = config.response_pattern();
     let shared =
         NetShared::new(broker.clone(), authenticator, authority.clone(), guard, pattern, mark.clone());
+    if let Some(ledger) = &ledger {
+        let lease = Arc::clone(&ledger.lease);
+        shared.lease.set(move || lease());
+    }
     // Before anything is published.
     let consumers = home.restore(&config, &broker, &shared).await?;
     broker.end_superseded(clock::now(), &mut Turn::default());
@@ -158,6 +165,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         let broker = broker.clone();
         tasks.spawn(async move { broker.append_events(grpc::encode_event).await });
     }
+    if shared.lease.is_set() {
+        tasks.spawn(look_at_lease(Arc::clone(&shared)));
+    }
     tasks.spawn(run_ticks(broker.clone(), bans, home.clock().cloned()));
     if let Some(sys) = sys {
         tasks.spawn(sys.run(config.sys.interval.0));
@@ -189,6 +199,14 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         listeners,
         tasks,
     })
+}
+
+/// Lets go of acknowledgements that wait for a lease, soon after it is back.
+async fn look_at_lease(shared: Arc<NetShared>) {
+    loop {
+        tokio::time::sleep(LEASE_LOOK).await;
+        shared.lease.look();
+    }
 }
 
 /// Refuses a configuration that cannot work, and warns of one that is open.

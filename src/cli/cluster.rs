@@ -1,0 +1,106 @@
+//! `mqtt-server cluster`: a cluster and its ledger, also while no gateway answers.
+
+use std::{
+    error::Error,
+    hash::{BuildHasher as _, RandomState},
+    io::{Write as _, stdout},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+};
+
+use cluster_node::{ClusterStatus, accept_loss, create, order_takeover, status};
+use config::{Config, Flags};
+use store::DataDir;
+
+use super::commands::{ClusterCommand, ClusterConfig};
+use crate::cluster::Engine;
+
+/// Runs a command.
+pub(crate) fn run(
+    command: &ClusterCommand,
+    load: impl Fn(&Flags) -> Result<Config, Box<dyn Error>>,
+) -> Result<ExitCode, Box<dyn Error>> {
+    let (ClusterCommand::Create(ClusterConfig { config })
+    | ClusterCommand::Status(ClusterConfig { config })
+    | ClusterCommand::Takeover { config: ClusterConfig { config }, .. }
+    | ClusterCommand::AcceptLoss { config: ClusterConfig { config }, .. }) = command;
+    let config = load(&Flags { config: config.as_ref().map(PathBuf::from), ..Flags::default() })?;
+    if !config.cluster.is_on() {
+        return Err(
+            "cluster.name is empty: name the cluster in the configuration, with cluster.ledger".into()
+        );
+    }
+    let engine = Engine::open(&config)?;
+    match command {
+        ClusterCommand::Create(_) => make(&config, &engine),
+        ClusterCommand::Status(_) => show(&engine),
+        ClusterCommand::Takeover { node, .. } => {
+            let ledger = Arc::clone(&engine.ledger);
+            let node = node.clone().unwrap_or_default();
+            let ordered = engine.handle().block_on(async move { order_takeover(&ledger, &node).await });
+            writeln!(stdout(), "ordered: epoch {} of the home ends", ordered?)?;
+            Ok(ExitCode::SUCCESS)
+        }
+        &ClusterCommand::AcceptLoss { home, stream, epoch, n, .. } => {
+            let ledger = Arc::clone(&engine.ledger);
+            let accepted = async move { accept_loss(&ledger, home, stream, epoch, n).await };
+            engine.handle().block_on(accepted)?;
+            writeln!(stdout(), "stream {stream} of home {home} ends before record {n} of epoch {epoch}")?;
+            Ok(ExitCode::SUCCESS)
+        }
+    }
+}
+
+fn make(config: &Config, engine: &Engine) -> Result<ExitCode, Box<dyn Error>> {
+    let directory = match config.data_dir.join("state").exists() {
+        true => Some(DataDir::open(&config.data_dir)?),
+        false => None,
+    };
+    let drawn = || RandomState::new().hash_one(std::process::id());
+    let cluster = u128::from(drawn()) << 64 | u128::from(drawn());
+    let (ledger, name) = (Arc::clone(&engine.ledger), config.cluster.name.clone());
+    let is_import = directory.is_some();
+    let made = async move { create(ledger, &name, cluster, drawn(), directory).await };
+    let made = engine.handle().block_on(engine.handle().spawn(made))?;
+    let bytes = made?;
+    let mut out = stdout();
+    writeln!(out, "cluster {} is made", config.cluster.name)?;
+    if is_import {
+        let from = config.data_dir.display();
+        writeln!(out, "its home is that of {from}, {bytes} bytes in the ledger")?;
+    }
+    tell_lacks(engine)?;
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Writes what the engine lacks, a line each.
+fn tell_lacks(engine: &Engine) -> Result<(), Box<dyn Error>> {
+    let ledger = Arc::clone(&engine.ledger);
+    let findings = engine.handle().block_on(async move { ledger.findings().await })?;
+    for finding in findings {
+        let kind = if finding.is_fatal { "error" } else { "warning" };
+        writeln!(stdout(), "{kind}: {}", finding.text)?;
+    }
+    Ok(())
+}
+
+fn show(engine: &Engine) -> Result<ExitCode, Box<dyn Error>> {
+    let ledger = Arc::clone(&engine.ledger);
+    let ClusterStatus { owner, epoch, chain, nodes } =
+        engine.handle().block_on(async move { status(&ledger).await })?;
+    let mut out = stdout();
+    let serves = if owner.is_empty() { "nobody" } else { &owner };
+    writeln!(out, "{serves} serves, in epoch {epoch}; {} earlier epochs are needed still", chain.len())?;
+    for node in nodes {
+        let does = match () {
+            () if node.name == owner => "serves",
+            () if node.is_warm => "stands by, warm",
+            () => "stands by, its copy is being made",
+        };
+        let does = if node.is_alive { does } else { "gives no sign of life" };
+        writeln!(out, "{:<20} {does:<34} {}", node.name, node.address)?;
+    }
+    tell_lacks(engine)?;
+    Ok(ExitCode::SUCCESS)
+}

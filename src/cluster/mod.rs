@@ -1,0 +1,13 @@
+//! A gateway of a cluster, from the start of its process to its end: it stands by, serves when the home is its own, and ends or begins
+//! anew when it no longer is.
+//!
+//! ```text
+//! engine    opens the database that keeps the ledger
+//! member    stands by, then serves
+//! ```
+
+mod engine;
+mod member;
+
+pub(crate) use engine::{Engine, EngineError};
+pub(crate) use member::{Member, ServedHome, Serving, begin_anew};
