@@ -22,6 +22,30 @@ pub(crate) enum MemoryKind {
     Mosquitto,
 }
 
+/// What clients connect to.
+pub(crate) trait Server {
+    /// The port on which it is reached.
+    fn port(&self) -> u16;
+    /// See that it runs.
+    fn look_after(&mut self);
+    /// What it has logged.
+    fn log(&self) -> String;
+}
+
+impl Server for Broker {
+    fn port(&self) -> u16 {
+        self.port
+    }
+
+    fn look_after(&mut self) {
+        Self::look_after(self);
+    }
+
+    fn log(&self) -> String {
+        Self::log(self)
+    }
+}
+
 pub(crate) struct Broker {
     kind: MemoryKind,
     dir: tempfile::TempDir,

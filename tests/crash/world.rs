@@ -8,7 +8,7 @@ use gateway_core::{
 };
 
 use super::{
-    broker::Broker,
+    broker::Server,
     client::{Peer, Profile, Will},
     clock,
     history::{Durable, Event, Record, states},
@@ -153,7 +153,7 @@ impl World {
     }
 
     /// Lets every client have its session and its subscriptions, so that what follows is checked for all.
-    pub(crate) fn settle(&mut self, broker: &mut Broker) {
+    pub(crate) fn settle(&mut self, broker: &mut dyn Server) {
         let deadline = clock::now() + PATIENCE;
         while !self.peers.iter().all(|peer| peer.is_open() && peer.is_subscribed()) {
             broker.look_after();
@@ -163,11 +163,11 @@ impl World {
     }
 
     /// Load for so many nanoseconds.
-    pub(crate) fn run(&mut self, broker: &mut Broker, nanoseconds: u64) {
+    pub(crate) fn run(&mut self, broker: &mut dyn Server, nanoseconds: u64) {
         let end = clock::now() + nanoseconds;
         while clock::now() < end {
             for number in 0..self.peers.len() {
-                self.act(number, broker.port);
+                self.act(number, broker.port());
             }
             self.turn(broker);
         }
@@ -175,7 +175,7 @@ impl World {
 
     /// Load until a message of after `since` is acknowledged and waits for a client that is away: only a server that has
     /// kept it can still send it.
-    pub(crate) fn run_until_something_waits(&mut self, broker: &mut Broker, since: u64) {
+    pub(crate) fn run_until_something_waits(&mut self, broker: &mut dyn Server, since: u64) {
         let deadline = clock::now() + PATIENCE;
         while !self.something_waits(since) {
             assert!(clock::now() < deadline, "nothing waits for anybody\n{}", broker.log());
@@ -194,18 +194,18 @@ impl World {
     }
 
     /// Reads what the dead server has sent before it died.
-    pub(crate) fn after_kill(&mut self, broker: &Broker) {
+    pub(crate) fn after_kill(&mut self, broker: &dyn Server) {
         for _ in 0..3 {
             for peer in &mut self.peers {
                 if peer.is_open() {
-                    peer.step(broker.port, &mut self.history);
+                    peer.step(broker.port(), &mut self.history);
                 }
             }
         }
     }
 
     /// Everybody comes back and nothing new is published, until all is there or nothing comes any more.
-    pub(crate) fn drain(&mut self, broker: &mut Broker) {
+    pub(crate) fn drain(&mut self, broker: &mut dyn Server) {
         let start = clock::now();
         let mut last = start;
         let mut complete = false;
@@ -238,7 +238,7 @@ impl World {
     }
 
     /// A last client that reads all retained messages.
-    pub(crate) fn probe(&mut self, broker: &mut Broker) {
+    pub(crate) fn probe(&mut self, broker: &mut dyn Server) {
         let number = self.peers.len();
         let profile = Profile { persistent: false, ..client("probe", V5, &[("r/#", 2)]) };
         self.peers.push(Peer::new(number, profile, Durable::default()));
@@ -263,10 +263,10 @@ impl World {
         &self.peers[number].profile.name
     }
 
-    fn turn(&mut self, broker: &mut Broker) -> bool {
+    fn turn(&mut self, broker: &mut dyn Server) -> bool {
         let mut busy = false;
         for peer in &mut self.peers {
-            busy |= peer.step(broker.port, &mut self.history) && peer.is_open();
+            busy |= peer.step(broker.port(), &mut self.history) && peer.is_open();
         }
         if !busy {
             broker.look_after();
