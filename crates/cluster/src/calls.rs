@@ -18,6 +18,8 @@ const FIRST_REPEAT: Duration = Duration::from_millis(200);
 const REPEAT: Duration = Duration::from_secs(1);
 /// Most attempts of a call that are under way at a time: an engine that hangs is not drowned.
 const ATTEMPTS: usize = 3;
+/// Time after which the oldest attempt gives way to a new one: its connection may be dead without telling.
+const GIVE_WAY: Duration = Duration::from_secs(10);
 
 /// Output of the first of two futures.
 pub(crate) enum First<A, B> {
@@ -64,6 +66,10 @@ pub(crate) async fn until_answered<'a, T>(
         match first(any(&mut attempts), clock.sleep(delay)).await {
             First::One(answer) => return answer,
             First::Other(()) => delay = REPEAT.min(delay * 2),
+        }
+        let is_dead = |(begun, _): &(Duration, _)| clock.now().saturating_sub(*begun) >= GIVE_WAY;
+        if attempts.len() >= ATTEMPTS && attempts.first().is_some_and(is_dead) {
+            drop(attempts.remove(0));
         }
         if attempts.len() < ATTEMPTS {
             repeats.fetch_add(1, Relaxed);

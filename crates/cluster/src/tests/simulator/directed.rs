@@ -212,6 +212,41 @@ fn a_home_is_handed_over_by_a_clean_stop_without_a_wait() {
     }
 }
 
+/// The failure: two standbys suspect the same owner, and the second takes the home from the first.
+#[test]
+fn a_home_that_has_changed_hands_is_left_alone() {
+    let mut cluster = Cluster::new(Engine::Stored);
+    cluster.serve("a", &Directory::new(STREAMS));
+    let take_from = |cluster: &mut Cluster, name: &'static str, from| {
+        let ledger: Arc<dyn Ledger> = Arc::new(cluster.twin.clone());
+        let (clock, node) = (Arc::clone(&cluster.clock), Arc::new(Node::new(name, 1)));
+        let mut directory = Directory::new(STREAMS);
+        cluster.run(async move {
+            take(&ledger, &clock, &node, 0, Some(from), Duration::ZERO, &mut directory).await.map(|_| ())
+        })
+    };
+    assert_eq!(take_from(&mut cluster, "b", 1), Ok(()));
+    let not_owner = ViewError::NotOwner { home: 0, epoch: 2, owner: "b".to_owned() };
+    assert_eq!(take_from(&mut cluster, "c", 1), Err(TakeError::View(not_owner)));
+}
+
+/// The failure: connections that are dead without telling use up all attempts of a call, which is never made again.
+#[test]
+fn a_call_is_made_again_when_all_its_attempts_are_dead() {
+    let mut cluster = Cluster::new(Engine::Stored);
+    let clock = Arc::clone(&cluster.clock);
+    let answered = async move {
+        let (mut attempts, repeats) = (0, std::sync::atomic::AtomicU64::new(0));
+        let call = || -> BoxFuture<'static, Result<u32, Unknown>> {
+            attempts += 1;
+            let attempt = attempts;
+            if attempt < 5 { Box::pin(std::future::pending()) } else { Box::pin(async move { Ok(attempt) }) }
+        };
+        calls::until_answered(&*clock, &repeats, call).await.1
+    };
+    assert_eq!(cluster.run(answered), 5);
+}
+
 /// The failure: an append that its caller gave up is in the ledger, and the next record takes its number.
 #[test]
 fn an_append_that_is_dropped_ends_the_tenure() {
