@@ -9,13 +9,14 @@ use scylla::{
 /// Tables; `{}` is the keyspace. Only `mqtt-server cluster create` makes them.
 ///
 /// `view` is a row of `cluster` and replaced by conditional writes alone; its owners stand in a column of their own, as they are read
-/// with every append. A segment of the ledger is a partition, written once and removed whole: the levelled compaction merges
+/// with every append: by all replicas at once (`ALWAYS`), since a read that waits for one that has just died takes as long as slow ones
+/// do, until the others know. A segment of the ledger is a partition, written once and removed whole: the levelled compaction merges
 /// the mark of its removal with its rows soon, where the default would keep both until files of their size meet.
 pub(super) const TABLES: [(&str, &str); 3] = [
     (
         "cluster",
         "CREATE TABLE IF NOT EXISTS {}.cluster (name text PRIMARY KEY, id uuid, version bigint, document blob, \
-         owners frozen<list<frozen<tuple<int, text, bigint, bigint>>>>)",
+         owners frozen<list<frozen<tuple<int, text, bigint, bigint>>>>) WITH speculative_retry = 'ALWAYS'",
     ),
     (
         "member",
