@@ -1,5 +1,7 @@
 //! One LMDB environment: its memory map, and the gate that guards growing it.
 
+mod shipped;
+
 use std::{
     fs::File,
     io,
@@ -21,9 +23,10 @@ use super::{
     format, marker,
     open::{self, FoundDamage},
     reserve::{RESERVE, Reserve},
-    shipping::{self, Cursor, Shipping},
+    shipping::Shipping,
     table::{Redo, Table, UNNUMBERED, WriteTxn},
 };
+use shipped::RepeatCursor;
 use store::{DataDir, StoreError};
 
 /// Called in the writing thread before every commit, with its changes; an error fails that commit. For tests of failing and slow
@@ -36,30 +39,30 @@ const STALE_READERS: Duration = Duration::from_secs(60);
 /// Fewer pages, of a small file or of little that was read, are not worth being unmapped.
 const WORTH_UNMAPPING: usize = 64 << 20;
 /// Bytes counted for each look-up: at worst it touches a page of its own.
-pub(super) const PAGE: usize = 4 << 10;
+pub(crate) const PAGE: usize = 4 << 10;
 
 /// Options for opening an environment.
-pub(super) struct EnvironmentOptions {
+pub(crate) struct EnvironmentOptions {
     /// Folder in the data directory, also the name in messages.
-    pub(super) name: &'static str,
+    pub(crate) name: &'static str,
     /// First size of the memory map.
-    pub(super) map_size: usize,
+    pub(crate) map_size: usize,
     /// Largest size of the memory map; beyond it commits fail.
-    pub(super) max_map_size: usize,
+    pub(crate) max_map_size: usize,
     /// Number of named tables; that of the format comes on top.
-    pub(super) tables: u32,
-    pub(super) hook: Option<CommitHook>,
+    pub(crate) tables: u32,
+    pub(crate) hook: Option<CommitHook>,
     /// A ledger that has each transaction before it is committed.
-    pub(super) shipping: Option<Arc<dyn Shipping>>,
+    pub(crate) shipping: Option<Arc<dyn Shipping>>,
 }
 
 /// An open environment.
-pub(super) struct Environment {
-    pub(super) env: Env<WithoutTls>,
+pub(crate) struct Environment {
+    pub(crate) env: Env<WithoutTls>,
     name: &'static str,
     max_map_size: usize,
     /// Every read transaction holds the read side; growing the map holds the write side.
-    pub(super) gate: RwLock<()>,
+    gate: RwLock<()>,
     /// Held by the one write transaction, from before it begins until the map was grown for it.
     writing: Mutex<Upkeep>,
     /// Only removals are written, from what was kept for them.
@@ -74,21 +77,21 @@ pub(super) struct Environment {
     hook: Option<CommitHook>,
     shipping: Option<Arc<dyn Shipping>>,
     /// The home belongs to another process.
-    pub(super) lost: AtomicBool,
+    lost: AtomicBool,
     directory: Arc<DataDir>,
 }
 
 /// Things that a writer looks after.
-pub(super) struct Upkeep {
+struct Upkeep {
     reserve: Reserve,
     readers_checked: Option<Instant>,
     /// Keys that were repeated for the ledger.
-    pub(super) cursor: Cursor,
+    cursor: RepeatCursor,
 }
 
 impl Environment {
     /// Opens or creates it; sets a damaged file aside. Blocks on the disk.
-    pub(super) fn open(directory: &Arc<DataDir>, options: EnvironmentOptions) -> Result<Self, StoreError> {
+    pub(crate) fn open(directory: &Arc<DataDir>, options: EnvironmentOptions) -> Result<Self, StoreError> {
         let opened = open::open(directory, options.name, options.map_size, options.tables + 1)?;
         let file = directory.path().join(options.name).join("data.mdb");
         let file = File::open(&file)
@@ -101,7 +104,7 @@ impl Environment {
             writing: Mutex::new(Upkeep {
                 reserve: Reserve::open(directory.path().join(options.name).join("reserve")),
                 readers_checked: None,
-                cursor: Cursor::default(),
+                cursor: RepeatCursor::default(),
             }),
             low: AtomicBool::new(false),
             damaged: AtomicBool::new(false),
@@ -117,31 +120,31 @@ impl Environment {
     }
 
     /// Returns the path to which a damaged file was moved at open, if there was one.
-    pub(super) fn set_aside(&self) -> Option<&PathBuf> {
+    pub(crate) fn set_aside(&self) -> Option<&PathBuf> {
         self.damage.as_ref().map(|damage| &damage.set_aside)
     }
 
     /// Returns whether a table was lost to damage that was found at open.
-    pub(super) fn has_lost(&self, table: &str) -> bool {
+    pub(crate) fn has_lost(&self, table: &str) -> bool {
         let is_lost =
             |damage: &FoundDamage| damage.lost_tables.as_ref().is_none_or(|lost| lost.contains(&table));
         self.damage.as_ref().is_some_and(is_lost)
     }
 
     /// Its folder, also its name in messages.
-    pub(super) fn name(&self) -> &'static str {
+    pub(crate) fn name(&self) -> &'static str {
         self.name
     }
 
     /// Opens a table, and makes it if it is not there.
-    pub(super) fn table(&self, txn: &mut WriteTxn<'_>, name: &str) -> Result<Table, heed::Error> {
+    pub(crate) fn table(&self, txn: &mut WriteTxn<'_>, name: &str) -> Result<Table, heed::Error> {
         let place = format::tables(self.name).position(|table| table == name);
         let number = place.and_then(|place| u8::try_from(place).ok()).unwrap_or(UNNUMBERED);
         Table::create(&self.env, txn, name, number)
     }
 
     /// Runs `read` in a read transaction, with no growth of the map meanwhile. Keep it under 100 ms.
-    pub(super) fn reading<T>(
+    pub(crate) fn reading<T>(
         &self,
         read: impl FnOnce(&RoTxn<'_, WithoutTls>) -> Result<T, heed::Error>,
     ) -> Result<T, StoreError> {
@@ -153,7 +156,7 @@ impl Environment {
 
     /// Runs `write` in a write transaction and commits it. `write` runs again, from the state before, when the map had
     /// to grow. It may use what is kept for removals.
-    pub(super) fn writing<T>(
+    pub(crate) fn writing<T>(
         &self,
         write: impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
@@ -161,7 +164,7 @@ impl Environment {
     }
 
     /// As [`Self::writing`], for what adds: fails when only the room for removals is left.
-    pub(super) fn adding<T>(
+    pub(crate) fn adding<T>(
         &self,
         write: impl FnMut(&mut WriteTxn<'_>) -> Result<T, heed::Error>,
     ) -> Result<T, heed::Error> {
@@ -180,21 +183,21 @@ impl Environment {
 
     /// Returns whether LMDB met damage. Nothing more is read or written, as LMDB trusts its file and would end the process at the
     /// next such page; the next start sets the file aside.
-    pub(super) fn is_damaged(&self) -> bool {
+    pub(crate) fn is_damaged(&self) -> bool {
         self.damaged.load(Relaxed)
     }
 
     /// Notes that nothing is written from now on; what is written all the same makes the note untrue.
-    pub(super) fn note_closed(&self) {
+    pub(crate) fn note_closed(&self) {
         marker::was_closed(&self.folder());
     }
 
-    pub(super) fn folder(&self) -> PathBuf {
+    pub(crate) fn folder(&self) -> PathBuf {
         self.directory.path().join(self.name)
     }
 
     /// Takes note of what an error of LMDB says about the file.
-    pub(super) fn met(&self, error: &heed::Error) {
+    pub(crate) fn met(&self, error: &heed::Error) {
         if open::is_damage(error) {
             self.met_damage(error);
         } else if matches!(error, heed::Error::Mdb(MdbError::Panic)) {
@@ -214,12 +217,12 @@ impl Environment {
     }
 
     /// Returns whether the disk or the map is so full that only removals are written.
-    pub(super) fn is_low(&self) -> bool {
+    pub(crate) fn is_low(&self) -> bool {
         self.low.load(Relaxed)
     }
 
     /// Returns whether there is room again after there was too little.
-    pub(super) fn recover(&self) -> bool {
+    pub(crate) fn recover(&self) -> bool {
         self.is_low() && self.recover_now(&mut self.writing.lock()).unwrap_or(false)
     }
 
@@ -238,7 +241,7 @@ impl Environment {
     /// Unmaps and maps again a large file that is mostly free, as it is once a burst is gone: each page that was ever
     /// read counts as the process's memory until the system is short of it. Pages in use are mapped again when they are
     /// read; the system still has them. True if it was done.
-    pub(super) fn unmap_free(&self) -> Result<bool, heed::Error> {
+    pub(crate) fn unmap_free(&self) -> Result<bool, heed::Error> {
         self.usable()?;
         let _upkeep = self.writing.lock();
         let (used, map_size) = (self.used(), self.env.info().map_size);
@@ -256,7 +259,7 @@ impl Environment {
 
     /// Notes bytes read by a transaction that is over. Now and then the file is unmapped and mapped again, so that
     /// reading it bit by bit does not bring all of it into memory. No writer waits for that.
-    pub(super) fn note_read(&self, bytes: usize) {
+    pub(crate) fn note_read(&self, bytes: usize) {
         if self.touched.fetch_add(bytes, Relaxed) + bytes < WORTH_UNMAPPING || self.usable().is_err() {
             return;
         }
@@ -271,7 +274,7 @@ impl Environment {
     }
 
     /// Bytes of pages in use.
-    pub(super) fn filled(&self) -> Result<u64, heed::Error> {
+    pub(crate) fn filled(&self) -> Result<u64, heed::Error> {
         self.usable()?;
         let _gate = self.gate.read();
         self.env.non_free_pages_size()
@@ -321,7 +324,7 @@ impl Environment {
     }
 
     /// Returns whether the home belongs to another process: nothing is written, and nobody is told anything.
-    pub(super) fn is_lost(&self) -> bool {
+    pub(crate) fn is_lost(&self) -> bool {
         self.lost.load(Relaxed)
     }
 
@@ -336,7 +339,7 @@ impl Environment {
             self.met_damage(&"its file was cut short while it was in use");
         }
         if self.is_lost() {
-            return Err(shipping::lost());
+            return Err(shipped::lost());
         }
         if self.is_damaged() { Err(heed::Error::Mdb(MdbError::Corrupted)) } else { Ok(()) }
     }
@@ -394,7 +397,7 @@ impl Environment {
     }
 
     /// The error as callers of the store see it.
-    pub(super) fn failed(&self, error: &heed::Error) -> StoreError {
+    pub(crate) fn failed(&self, error: &heed::Error) -> StoreError {
         self.met(error);
         if open::is_damage(error) {
             StoreError::Damaged(format!("{}: {error}", self.name))
