@@ -31,9 +31,8 @@
 //! crates/ledger        the ledger of a cluster: trait of its engines, records, a twin in memory
 //! crates/cluster       the protocol of a cluster over it; no I/O, no clock
 //! crates/cluster-node  a gateway of a cluster: stands by, takes over, ships
-//! crates/disk          those stores in the data directory: LMDB, and segments of the log
-//! crates/ledger        a database's copy of a home: the trait of its engines, the format of records
-//! crates/cluster       the protocol of a cluster over it: who owns a home, what is acknowledged, takeover
+//! crates/disk          those stores in the data directory, over LMDB, and the tools for all of it
+//! crates/segment-log   the log of consumer groups in segment files
 //! crates/lmdb-0-9-pages   the pages of a file of LMDB, read without it
 //! crates/cassandra     those stores, and the ledger of a cluster, in Cassandra or Scylla
 //! crates/postgres      the ledger of a cluster in PostgreSQL

@@ -2,6 +2,6 @@
 #![no_main]
 
 libfuzzer_sys::fuzz_target!(|data: &[u8]| {
-    disk::fuzz_log(data);
-    disk::fuzz_log_frame(data);
+    segment_log::fuzz_log(data);
+    segment_log::fuzz_log_frame(data);
 });

@@ -3,7 +3,7 @@
 use gateway_core::metrics::{CounterTable, Family, Row, figures};
 
 /// The crates that count.
-static TABLES: [&CounterTable; 17] = [
+static TABLES: [&CounterTable; 18] = [
     &auth::counters::TABLE,
     &broker::counters::TABLE,
     &cassandra::counters::TABLE,
@@ -17,6 +17,7 @@ static TABLES: [&CounterTable; 17] = [
     &grpc::counters::TABLE,
     &grpc_messages::counters::TABLE,
     &net::counters::TABLE,
+    &segment_log::counters::TABLE,
     &session::counters::TABLE,
     &store::counters::TABLE,
     &telemetry::counters::TABLE,

@@ -8,11 +8,12 @@ use consumer_groups::{
     ConsumerGroups, GroupError, GroupMessageFilter, GroupStatus as Status, GroupsOptions, Intake, Marker,
     MessageFilter,
 };
-use disk::{EmbeddedLog, EmbeddedRecords, LogOptions};
+use disk::EmbeddedRecords;
 use gateway_core::{
     GroupId, clock,
     metrics::{Figure, Row, figures},
 };
+use segment_log::{EmbeddedLog, LogOptions};
 use store::{DataDir, PartitionedLog as _, StoreError, StoreHealth};
 
 use super::{StartError, home::HomeLedger};

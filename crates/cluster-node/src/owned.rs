@@ -3,8 +3,9 @@
 use std::sync::Arc;
 
 use cluster::{Lease, Tenure};
-use disk::{ShippedFiles, ShippedStore, Shipping};
+use disk::{ShippedFiles, ShippedStore};
 use ledger::Ledger;
+use ledger::Shipping;
 use store::DataDir;
 use tokio::{
     runtime::Handle,

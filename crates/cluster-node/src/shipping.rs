@@ -7,7 +7,7 @@ use std::sync::{
 };
 
 use cluster::{Appended, StreamWriter, Tenure};
-use disk::{Shipped, Shipping};
+use ledger::{Shipped, Shipping};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,

@@ -3,11 +3,12 @@
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The gateway's crates besides `mqtt_server` that write lines, as their events name them.
-pub const CRATES: [&str; 19] = [
+pub const CRATES: [&str; 21] = [
     "auth",
     "bridges",
     "broker",
     "cassandra",
+    "cluster_node",
     "commands",
     "config",
     "consumer_groups",
@@ -20,6 +21,7 @@ pub const CRATES: [&str; 19] = [
     "grpc_messages",
     "net",
     "postgres",
+    "segment_log",
     "store",
     "telemetry",
     "values",

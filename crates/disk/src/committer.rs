@@ -195,15 +195,8 @@ impl<W: EnvironmentWriter> Drop for Committer<W> {
         self.shared.state.lock().closing = true;
         self.shared.wake.notify_one();
         if let Some(thread) = self.thread.take() {
-            join(thread);
+            store::join(thread);
         }
-    }
-}
-
-/// Waits for a store's thread to end, unless it is the current one: a task that the store wakes may be the last to hold it.
-pub(super) fn join(thread: JoinHandle<()>) {
-    if thread.thread().id() != std::thread::current().id() {
-        let _ = thread.join();
     }
 }
 

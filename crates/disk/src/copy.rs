@@ -11,8 +11,8 @@ use super::{
     environment::{Environment, EnvironmentOptions},
     files::{self, FilesCopy},
     format::{RECORD_TABLES, STATE_TABLES},
-    log::{self, LogCopy},
 };
+use segment_log::LogCopy;
 use store::{DataDir, StoreError};
 
 /// A store that has a stream of its own in the ledger. The numbers are those of the streams.
@@ -147,7 +147,7 @@ impl DirectoryCopy {
         let holds = |environment: &Environment| environment.has_entries().unwrap_or(true);
         let is_new = ShippedStore::ALL.iter().all(|store| self.position(*store).is_none());
         let path = self.directory.path();
-        let has_log = log::has_segments(&path.join("log"));
+        let has_log = segment_log::has_segments(&path.join("log"));
         is_new && (holds(&self.state) || holds(&self.records) || has_log)
     }
 
@@ -168,7 +168,7 @@ impl DirectoryCopy {
         let path = self.directory.path().to_owned();
         self.state.export_to(&mut |changes| ship(ShippedStore::State, changes))?;
         self.records.export_to(&mut |changes| ship(ShippedStore::Records, changes))?;
-        log::export(&path.join("log"), |changes| ship(ShippedStore::Log, changes))?;
+        segment_log::export(&path.join("log"), |changes| ship(ShippedStore::Log, changes))?;
         files::export(&path, &FILES, |changes| ship(ShippedStore::Files, changes))?;
         self.log = LogCopy::open(&path.join("log")).map_err(failed)?;
         self.files = FilesCopy::open(&path);

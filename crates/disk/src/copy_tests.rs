@@ -23,10 +23,9 @@ use store::{
     },
 };
 
-use super::{
-    DirectoryCopy, EmbeddedLog, EmbeddedRecords, LogOptions, RecordOptions, Shipped, ShippedFiles,
-    ShippedStore, Shipping,
-};
+use super::{DirectoryCopy, EmbeddedRecords, RecordOptions, ShippedFiles, ShippedStore};
+use ledger::{Shipped, Shipping};
+use segment_log::{EmbeddedLog, LogOptions};
 
 /// A stream in memory.
 #[derive(Default)]
@@ -273,8 +272,8 @@ fn files_come_along_and_go_again() {
     let mut copy = DirectoryCopy::open(&DataDir::open(copied.path()).unwrap()).unwrap();
     for escaping in ["../bans", "lock/x", ".hidden", "ledger", ""] {
         let mut changes = Vec::new();
-        super::fields::put_bytes(&mut changes, escaping.as_bytes());
-        super::fields::put_bytes(&mut changes, b"x");
+        store::encoding::fields::put_bytes(&mut changes, escaping.as_bytes());
+        store::encoding::fields::put_bytes(&mut changes, b"x");
         assert!(copy.apply(ShippedStore::Files, position(9), &changes).is_err(), "{escaping}");
     }
     copy.clear(ShippedStore::Files).unwrap();

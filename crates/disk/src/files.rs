@@ -13,10 +13,8 @@ use std::{
 use ledger::Position;
 use parking_lot::Mutex;
 
-use super::{
-    Shipped, Shipping,
-    fields::{Input, put_bytes},
-};
+use ledger::{Shipped, Shipping};
+use store::encoding::fields::{Input, put_bytes};
 use store::{FileShipping, StoreError, replace_file};
 
 const NAME: &str = "ledger";

@@ -11,32 +11,9 @@ const FORMAT: &[u8] = b"format";
 /// Key of the CRC-32 of these records: damage must not pass for a newer format, which would be refused.
 pub(super) const SUM: &[u8] = b"sum";
 
-/// Key of the [position](NO_POSITION).
+/// Key of the environment's place in the ledger of a cluster: the [position](Position) of the last record that is in it. Outside a
+/// cluster there is none.
 pub(super) const POSITION: &[u8] = b"position";
-
-/// The environment's place in the ledger of a cluster: epoch and number of the last record that is in it, and that record's checksum.
-/// Outside a cluster there is none.
-pub(super) const NO_POSITION: [u8; 20] = [0; 20];
-
-/// The position in its bytes; `None` if it is [`NO_POSITION`], or none at all.
-pub(super) fn position(bytes: &[u8]) -> Option<Position> {
-    let bytes: [u8; 20] = bytes.try_into().ok()?;
-    if bytes == NO_POSITION {
-        return None;
-    }
-    let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
-    let sum = u32::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
-    Some(Position { epoch: u64_at(0), n: u64_at(8), sum })
-}
-
-/// The bytes of a position.
-pub(super) fn position_bytes(position: Position) -> [u8; 20] {
-    let mut bytes = NO_POSITION;
-    bytes[..8].copy_from_slice(&position.epoch.to_le_bytes());
-    bytes[8..16].copy_from_slice(&position.n.to_le_bytes());
-    bytes[16..].copy_from_slice(&position.sum.to_le_bytes());
-    bytes
-}
 
 /// No format is so high; without a sum, as older versions left it, this is damage.
 const IMPOSSIBLE: u32 = 1000;
@@ -116,7 +93,7 @@ fn is_sound(records: &[Entry]) -> bool {
 pub(super) fn note(format: u32) -> [(&'static [u8], Vec<u8>); 3] {
     let format = format.to_le_bytes();
     let sum = crc32fast::hash(&format).to_le_bytes();
-    [(FORMAT, format.into()), (SUM, sum.into()), (POSITION, NO_POSITION.into())]
+    [(FORMAT, format.into()), (SUM, sum.into()), (POSITION, Position::NONE.into())]
 }
 
 /// The format after all upgrades.

@@ -2,10 +2,8 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{
-    Shipping,
-    environment::{CommitHook, EnvironmentOptions},
-};
+use super::environment::{CommitHook, EnvironmentOptions};
+use ledger::Shipping;
 
 /// Settings of one store.
 #[derive(Clone)]

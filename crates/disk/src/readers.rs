@@ -4,7 +4,6 @@ use std::sync::Arc;
 
 use tokio::sync::Semaphore;
 
-use super::closed;
 use store::StoreError;
 
 /// Permits for reads.
@@ -22,7 +21,7 @@ impl ReadPermits {
         self,
         read: impl FnOnce() -> Result<T, StoreError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let permit = self.0.acquire_owned().await.map_err(|_| closed())?;
+        let permit = self.0.acquire_owned().await.map_err(|_| StoreError::closed())?;
         // The permit goes with the read: a caller that gave up must not make room for one more that hangs.
         let read = move || {
             let _permit = permit;

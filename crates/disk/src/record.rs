@@ -5,8 +5,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use gateway_core::{ClientId, QoS, Timestamp};
 
-use super::fields::{self, Input, decode_properties, encode_properties, open, put_bytes, seal};
 use store::LatestValue;
+use store::encoding::fields::{self, Input, decode_properties, encode_properties, open, put_bytes, seal};
 
 /// Set beside the QoS in its byte; older records never have it.
 const RETAIN: u8 = 0x80;

@@ -7,7 +7,7 @@ use std::ops::{Bound, Deref};
 
 use heed::{Database, Env, PutFlags, RoTxn, RwTxn, WithoutTls, types::Bytes};
 
-use super::fields::{Input, put_bytes};
+use store::encoding::fields::{Input, put_bytes};
 
 /// Number of a table that is in no redo: the environment's notes on itself.
 pub(super) const UNNUMBERED: u8 = u8::MAX;

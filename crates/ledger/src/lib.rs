@@ -11,6 +11,7 @@
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
 mod record;
+mod shipping;
 #[cfg(any(test, feature = "test-util"))]
 pub mod suite;
 #[cfg(any(test, feature = "test-util"))]
@@ -27,6 +28,7 @@ pub use record::{
     Assembly, FORMAT, MAX_PARTS, MAX_ROW, Misread, Position, RecordHead, assemble, cut, cut_small, decode,
     encode,
 };
+pub use shipping::{Shipped, Shipping};
 
 /// A future that is given out.
 pub type BoxFuture<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;

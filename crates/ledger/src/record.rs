@@ -43,6 +43,31 @@ pub struct Position {
     pub sum: u32,
 }
 
+impl Position {
+    /// The bytes of no position.
+    pub const NONE: [u8; 20] = [0; 20];
+
+    /// The position in its bytes; `None` if they are [`Self::NONE`], or of another length.
+    pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let bytes: [u8; 20] = bytes.try_into().ok()?;
+        if bytes == Self::NONE {
+            return None;
+        }
+        let u64_at = |at: usize| u64::from_le_bytes(std::array::from_fn(|i| bytes[at + i]));
+        let sum = u32::from_le_bytes(std::array::from_fn(|i| bytes[16 + i]));
+        Some(Self { epoch: u64_at(0), n: u64_at(8), sum })
+    }
+
+    /// Its bytes, as they are kept beside what was applied.
+    pub fn to_bytes(self) -> [u8; 20] {
+        let mut bytes = Self::NONE;
+        bytes[..8].copy_from_slice(&self.epoch.to_le_bytes());
+        bytes[8..16].copy_from_slice(&self.n.to_le_bytes());
+        bytes[16..].copy_from_slice(&self.sum.to_le_bytes());
+        bytes
+    }
+}
+
 /// Head of a record.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RecordHead {

@@ -10,6 +10,7 @@
 //! shadows shadow_records         trait: documents of device shadows; over a store of records
 //! log                            trait: what consumer groups read
 //! data_dir clock_mark versions server_id   the directory and its lock, where its time, versions and name go on
+//! encoding threads               bytes of records, and the end of a thread, for the backends in the data directory
 //! memory                         twins: stores in memory that can be away; `NoRecords` also serves
 //! suite                          tests that every backend of a trait must pass
 //! ```
@@ -20,6 +21,7 @@
 mod clock_mark;
 pub mod counters;
 mod data_dir;
+pub mod encoding;
 mod history;
 mod latest;
 mod log;
@@ -34,6 +36,7 @@ mod shadows;
 mod state;
 #[cfg(any(test, feature = "test-util"))]
 pub mod suite;
+mod threads;
 mod versions;
 
 use std::{future::Future, pin::Pin};
@@ -69,6 +72,7 @@ pub use sessions::{Restore, SessionOp, StoredSession, StoredSubscription, Stored
 pub use shadow_records::{RecordShadows, is_deleted_shadow, shadow_change, shadow_record};
 pub use shadows::{MAX_SHADOW_DEVICE, MAX_SHADOW_NAME, ShadowPut, ShadowRecord, ShadowStore};
 pub use state::{LoadedRetained, StateStore, StoreHealth};
+pub use threads::join;
 pub use versions::{VersionClock, VersionMark, version_offset};
 
 /// A boxed future, as store traits return.
@@ -107,4 +111,11 @@ pub enum StoreError {
     /// The store lists the values of given devices only.
     #[error("this store lists by device id only")]
     NeedsDevices,
+}
+
+impl StoreError {
+    /// The error of calls that a store has not answered when it ends.
+    pub fn closed() -> Self {
+        Self::Unavailable("the store is closed".to_owned())
+    }
 }

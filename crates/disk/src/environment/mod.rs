@@ -17,13 +17,13 @@ use std::{
 };
 
 use heed::{Env, MdbError, RoTxn, WithoutTls};
+use ledger::Shipping;
 use parking_lot::{Mutex, RwLock};
 
 use super::{
     format, marker,
     open::{self, FoundDamage},
     reserve::{RESERVE, Reserve},
-    shipping::Shipping,
     table::{Redo, Table, UNNUMBERED, WriteTxn},
 };
 use shipped::RepeatCursor;

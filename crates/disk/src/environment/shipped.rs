@@ -17,13 +17,12 @@ use std::{
 };
 
 use heed::{MdbError, types::Bytes};
-use ledger::Position;
+use ledger::{Position, Shipped, Shipping};
 
 use super::{Environment, Upkeep};
 use crate::{
     format::{self, META, POSITION},
     open,
-    shipping::{Shipped, Shipping},
     table::{self, Table, WriteTxn},
 };
 use store::StoreError;
@@ -64,7 +63,7 @@ impl Environment {
         self.reading(|txn| {
             let meta = self.env.open_database::<Bytes, Bytes>(txn, Some(META))?;
             let Some(meta) = meta else { return Ok(None) };
-            Ok(meta.get(txn, POSITION)?.and_then(format::position))
+            Ok(meta.get(txn, POSITION)?.and_then(Position::from_bytes))
         })
     }
 
@@ -94,14 +93,14 @@ impl Environment {
                 table.clear(txn.bare())?;
             }
             let meta = self.table(txn, META)?;
-            meta.put(txn, POSITION, &format::NO_POSITION)
+            meta.put(txn, POSITION, &Position::NONE)
         });
         emptied.map_err(|error| self.failed(&error))
     }
 
     /// Forgets the place of the last record.
     pub(crate) fn forget_position(&self) -> Result<(), StoreError> {
-        let forgotten = self.writing(|txn| self.table(txn, META)?.put(txn, POSITION, &format::NO_POSITION));
+        let forgotten = self.writing(|txn| self.table(txn, META)?.put(txn, POSITION, &Position::NONE));
         forgotten.map_err(|error| self.failed(&error))
     }
 
@@ -142,7 +141,7 @@ impl Environment {
 
     fn note_position(&self, txn: &mut WriteTxn<'_>, position: Position) -> Result<(), heed::Error> {
         let meta = self.table(txn, META)?;
-        meta.put(txn, POSITION, &format::position_bytes(position))
+        meta.put(txn, POSITION, &position.to_bytes())
     }
 
     /// Repeats the oldest keys at the beginning of a transaction, if the ledger wants that. Returns where the round has come, and

@@ -22,7 +22,6 @@ use tables::LatestTables;
 use write::{LatestInbox, LatestJob, LatestWork};
 
 use crate::{
-    closed,
     committer::{Committer, Lazy},
     environment::{Environment, EnvironmentOptions},
     readers::ReadPermits,
@@ -98,10 +97,10 @@ impl EmbeddedLatest {
     }
 
     async fn submit(&self, batch: Arc<[LatestValue]>, removal: bool) -> Result<(), StoreError> {
-        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| closed())?;
+        let place = Arc::clone(&self.places).acquire_owned().await.map_err(|_| StoreError::closed())?;
         let (done, result) = oneshot::channel();
         self.committer.submit(LatestJob { batch, removal, done, place }, true);
-        result.await.map_err(|_| closed())?
+        result.await.map_err(|_| StoreError::closed())?
     }
 
     /// Runs `read` on the blocking pool.

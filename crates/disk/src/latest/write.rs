@@ -8,7 +8,6 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::{read, tables::LatestTables};
 use crate::{
-    closed,
     committer::{EnvironmentWriter, Inbox},
     keys, record,
     table::WriteTxn,
@@ -244,6 +243,6 @@ impl EnvironmentWriter for LatestWork {
 
     fn close(&mut self) {
         self.chosen.extend(self.waiting.drain(..));
-        self.answer(&Err(closed()));
+        self.answer(&Err(StoreError::closed()));
     }
 }

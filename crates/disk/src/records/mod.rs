@@ -30,15 +30,15 @@ use gateway_core::Commit;
 use tokio::sync::oneshot;
 
 use super::{
-    DurableOptions, closed,
+    DurableOptions,
     committer::{Committer, Lazy},
     counters::count,
     environment::Environment,
-    fields,
     readers::ReadPermits,
     table::Table,
 };
 use room::ShadowRoom;
+use store::encoding::fields;
 use store::{
     BoxFuture, DataDir, Record, RecordChange, RecordKind, RecordOutcome, RecordRange, RecordStore,
     RecordWaiter, RecordWrite, StoreError, StoreHealth,
@@ -165,7 +165,7 @@ impl RecordStore for EmbeddedRecords {
     fn write(&self, write: RecordWrite) -> BoxFuture<'static, Result<RecordOutcome, StoreError>> {
         let (reply, answer) = oneshot::channel();
         self.committer.submit(RecordOp { write, waiter: RecordWaiter::Call(reply) }, true);
-        Box::pin(async move { answer.await.map_err(|_| closed())? })
+        Box::pin(async move { answer.await.map_err(|_| StoreError::closed())? })
     }
 
     fn read(&self, range: RecordRange) -> BoxFuture<'static, Result<Vec<Record>, StoreError>> {

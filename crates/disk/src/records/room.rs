@@ -14,7 +14,8 @@ use std::{
 
 use heed::RoTxn;
 
-use crate::{environment::PAGE, fields, table::Table, table::WriteTxn};
+use crate::{environment::PAGE, table::Table, table::WriteTxn};
+use store::encoding::fields;
 
 /// Records that are looked at for one change in search of remains of deleted shadows.
 const LOOK: usize = 256;

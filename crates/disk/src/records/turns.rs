@@ -348,7 +348,7 @@ impl Turns {
     pub(super) fn close(&mut self) {
         for lane in &mut self.lanes.lanes {
             for op in mem::take(&mut lane.writes).into_values() {
-                op.refuse(crate::closed());
+                op.refuse(StoreError::closed());
             }
         }
     }

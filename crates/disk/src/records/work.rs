@@ -6,7 +6,8 @@ use super::{
     room::{self, ShadowRoom},
     turns::{Turns, TurnsInbox},
 };
-use crate::{committer::EnvironmentWriter, fields, table::WriteTxn};
+use crate::{committer::EnvironmentWriter, table::WriteTxn};
+use store::encoding::fields;
 use store::{Expect, RecordChange, RecordFence, RecordKind, RecordOutcome, RecordWrite};
 
 /// The writer's.

@@ -25,13 +25,14 @@ use std::{
 use gateway_core::{Commit, Journal, Message, NoRoom, QueueId, QueueOp, SharedMessage, Timestamp, clock};
 
 use super::{
-    CommitHook, Shipping,
+    CommitHook,
     committer::{Committer, Lazy},
     earlier,
     environment::{Environment, EnvironmentOptions},
     format::STATE_TABLES,
 };
 use crate::table::WriteTxn;
+use ledger::Shipping;
 use queues::{QueueTables, Queues, transfer::QueueRecord};
 use retained::{RetainedOp, RetainedReader, RetainedTables};
 use sessions::SessionTables;

@@ -10,7 +10,7 @@ use super::{
     own,
 };
 use crate::{
-    format, message,
+    format,
     open::{Existing, existing},
     record, records,
     state::{
@@ -22,6 +22,7 @@ use crate::{
     },
 };
 use store::StoreError;
+use store::encoding::message;
 
 /// Writes sessions, subscriptions, shared groups, queues, retained messages and latest values of the data directory into
 /// `file`, which must not be there yet. Changes nothing in the directory. Damaged records are left out and counted.

@@ -14,11 +14,12 @@ use std::{fs, io, path::Path, sync::Arc, thread, time::Duration};
 use heed::{CompactionOption, Env, WithoutTls, types::Bytes};
 
 use super::{
-    earlier, format, log, message,
+    earlier, format,
     open::{Existing, existing, in_use},
     record, records,
     state::{queues::audit, sessions},
 };
+use store::encoding::message;
 use store::{DataDir, StoreError, sync_directory};
 
 pub use convert::{ConversionRoom, conversion_room, convert};
@@ -267,7 +268,7 @@ fn copy_all(
     }
     // After the groups: none of them may be further than its log.
     let (from, to) = (path.join("log"), target.join("log"));
-    if let Some(bytes) = log::copy(&from, &to)? {
+    if let Some(bytes) = segment_log::copy(&from, &to)? {
         reports.push(StoreReport { store: "log", records: 0, damaged: 0, bytes, problem: None });
     }
     // Files that a gateway keeps beside the stores: the mark below which no version is used again.

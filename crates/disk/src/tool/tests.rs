@@ -6,9 +6,10 @@ use gateway_core::{Commit, Journal, Message, Origin, QoS, QueueEntry, QueueId, Q
 
 use super::*;
 use crate::{
-    DurableOptions, EmbeddedLatest, EmbeddedLog, EmbeddedOptions, EmbeddedRecords, EmbeddedState, LogOptions,
-    RecordOptions, StateOptions,
+    DurableOptions, EmbeddedLatest, EmbeddedOptions, EmbeddedRecords, EmbeddedState, RecordOptions,
+    StateOptions,
 };
+use segment_log::{EmbeddedLog, LogOptions};
 use store::{
     LatestStore, RecordStore, SessionOp, ShadowRecord, StateStore, shadow_change,
     suite::{latest::value, shadows::record},

@@ -3,7 +3,8 @@
 use heed::{Env, RoTxn, WithoutTls};
 
 use super::tables::{self, EntryHead, EntryKey, QueueTables};
-use crate::{format::QUEUE_TABLES, message, table::Table};
+use crate::{format::QUEUE_TABLES, table::Table};
+use store::encoding::message;
 
 /// The tables of an environment that is only read; none if it was never used.
 pub(crate) fn tables(env: &Env<WithoutTls>, txn: &RoTxn<'_>) -> Result<Option<QueueTables>, heed::Error> {

@@ -18,8 +18,8 @@ use super::tables::{self, EntryHead, QueueTables};
 use crate::{
     counters::count,
     environment::{Environment, PAGE},
-    message,
 };
+use store::encoding::message;
 use store::{Loaded, StoreError};
 
 /// A read transaction ends after this time, so that old pages can be reused.

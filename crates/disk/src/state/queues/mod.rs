@@ -28,9 +28,10 @@ use parking_lot::Mutex;
 use tokio::sync::oneshot;
 
 use super::{QueueGauges, StateOptions};
-use crate::{committer::join, environment::Environment};
+use crate::environment::Environment;
 use inbox::InboxGauges;
 use load::{PageRequest, QueueReader, QueueReaders};
+use store::join;
 use store::{BoxFuture, Expiry, Loaded, QueueSummary, StoreError};
 
 pub(crate) use inbox::{QueueInbox, QueueJob};
@@ -151,5 +152,5 @@ pub(super) fn load(
 ) -> (QueueJob, BoxFuture<'static, Result<Loaded, StoreError>>) {
     let (reply, answer) = oneshot::channel();
     let job = QueueJob::Load(PageRequest { queue, from, messages, bytes, reply });
-    (job, Box::pin(async move { answer.await.map_err(|_| crate::closed())? }))
+    (job, Box::pin(async move { answer.await.map_err(|_| StoreError::closed())? }))
 }

@@ -10,13 +10,8 @@ use std::ops::Bound;
 use gateway_core::{QoS, QueueEntry, QueueId, Timestamp};
 use heed::RoTxn;
 
-use crate::{
-    environment::Environment,
-    fields::{Input, put_varint},
-    format::QUEUE_TABLES,
-    table::Table,
-    table::WriteTxn,
-};
+use crate::{environment::Environment, format::QUEUE_TABLES, table::Table, table::WriteTxn};
+use store::encoding::fields::{Input, put_varint};
 
 const QUEUE: usize = 8;
 /// The number of a group's queue in an entry. It is of the same home as the entry's own queue.

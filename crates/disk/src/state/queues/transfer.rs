@@ -8,9 +8,10 @@ use super::{
     audit,
     tables::{self, EntryKey, QueueTables},
 };
+use store::encoding::message;
 pub(crate) use tables::EntryHead;
 
-use crate::{environment::Environment, message, table::WriteTxn};
+use crate::{environment::Environment, table::WriteTxn};
 use store::StoreError;
 
 /// One record. Messages come first, in the order of their numbers, then entries, then what was received.

@@ -18,8 +18,9 @@ use super::{
     tables::{self, EntryHead, QueueTables},
     uses::Uses,
 };
-use crate::{committer::EnvironmentWriter, counters::count, message, table::WriteTxn};
+use crate::{committer::EnvironmentWriter, counters::count, table::WriteTxn};
 use store::Expiry;
+use store::encoding::message;
 
 /// Operations in one transaction, unless a unit has more.
 const MAX_JOBS: usize = 20_000;

@@ -9,10 +9,8 @@ use std::{
 use tokio::sync::oneshot;
 
 use super::tables::RetainedTables;
-use crate::{
-    committer::join,
-    environment::{Environment, PAGE},
-};
+use crate::environment::{Environment, PAGE};
+use store::join;
 use store::{BoxFuture, LoadedRetained, StoreError};
 
 /// A read transaction ends after this time, so that old pages can be reused.
@@ -62,7 +60,7 @@ impl RetainedReader {
             // Without the thread the answer's sender is dropped.
             let _ = requests.send(TopicsRequest { topics, reply });
         }
-        Box::pin(async move { answer.await.map_err(|_| crate::closed())? })
+        Box::pin(async move { answer.await.map_err(|_| StoreError::closed())? })
     }
 }
 

@@ -6,9 +6,9 @@ use gateway_core::{SharedMessage, Timestamp};
 use heed::RoTxn;
 
 use crate::{
-    counters::count, environment::Environment, format::RETAINED_TABLE, keys, message, table::Table,
-    table::WriteTxn,
+    counters::count, environment::Environment, format::RETAINED_TABLE, keys, table::Table, table::WriteTxn,
 };
+use store::encoding::message;
 
 /// The tables.
 #[derive(Clone, Copy)]

@@ -324,7 +324,7 @@ fn topics_with_one_hash_are_kept_apart() {
     let table = store.tables.retained.table();
     let place = keys::key(mine.as_bytes(), 0);
     let mut record = Vec::new();
-    crate::message::encode(&message(&other, 1), &mut record);
+    store::encoding::message::encode(&message(&other, 1), &mut record);
     store.environment.writing(|txn| table.put(txn, &place, &record)).unwrap();
     set(&store, &mine, 1).unwrap();
     assert_eq!(topics(&store), [mine.as_str(), &other]);

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use gateway_core::{ClientId, Protocol, QoS, QueueId, Timestamp};
 
-use crate::{
+use store::encoding::{
     fields::{Input, begin, open, put_short_text, put_varint, seal},
     message,
 };

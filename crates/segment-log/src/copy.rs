@@ -10,7 +10,7 @@ use store::{StoreError, sync_directory};
 ///
 /// # Errors
 /// [`StoreError::Format`] if a newer version wrote any of it; nothing is copied then.
-pub(crate) fn copy(from: &Path, to: &Path) -> Result<Option<u64>, StoreError> {
+pub fn copy(from: &Path, to: &Path) -> Result<Option<u64>, StoreError> {
     if !from.is_dir() {
         return Ok(None);
     }

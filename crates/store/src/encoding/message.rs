@@ -15,19 +15,19 @@ const CLIENT_ID: u8 = 1 << 6;
 const PROPERTIES: u8 = 1 << 7;
 
 /// Writes a record of `message` into `out`, which is cleared first.
-pub(super) fn encode(message: &SharedMessage, out: &mut Vec<u8>) {
+pub fn encode(message: &SharedMessage, out: &mut Vec<u8>) {
     fields::begin(out);
     encode_fields(message, out);
     fields::seal(out);
 }
 
 /// Reads a message's record. Its slot is 0 and nobody waits for a receipt.
-pub(super) fn decode(record: &[u8]) -> Option<SharedMessage> {
+pub fn decode(record: &[u8]) -> Option<SharedMessage> {
     decode_fields(&mut fields::open(record)?)
 }
 
 /// Adds the message to a record that is begun; its payload takes the rest of the record.
-pub(super) fn encode_fields(message: &SharedMessage, out: &mut Vec<u8>) {
+pub fn encode_fields(message: &SharedMessage, out: &mut Vec<u8>) {
     let kind = match message.kind {
         OriginKind::Device => 0,
         OriginKind::Backend if message.direct => 3,
@@ -58,7 +58,7 @@ pub(super) fn encode_fields(message: &SharedMessage, out: &mut Vec<u8>) {
 }
 
 /// Reads what [`encode_fields`] wrote.
-pub(super) fn decode_fields(input: &mut Input<'_>) -> Option<SharedMessage> {
+pub fn decode_fields(input: &mut Input<'_>) -> Option<SharedMessage> {
     let flags = input.u8()?;
     let qos = QoS::from_bits(flags & QOS)?;
     let (kind, direct) = match (flags & KIND) >> 3 {
@@ -89,7 +89,7 @@ pub(super) fn decode_fields(input: &mut Input<'_>) -> Option<SharedMessage> {
 }
 
 /// Decodes the time at which the message was received from bytes that [`encode_fields`] wrote.
-pub(super) fn decode_received(input: &mut Input<'_>) -> Option<Timestamp> {
+pub fn decode_received(input: &mut Input<'_>) -> Option<Timestamp> {
     input.u8()?;
     time(input)
 }

@@ -10,7 +10,7 @@
 //! writer      the one thread that appends: encode, write, sync, show, tell
 //! tail        the last records in memory
 //! copy        a backup
-//! ledger      the log in the ledger of a cluster, and the copy made of it
+//! shipped     the log in the ledger of a cluster, and the copy made of it
 //! read        threads that read the disk, and remove segments that nobody needs
 //! ```
 //!
@@ -20,14 +20,15 @@
 //! The next segment begins where the last sync that succeeded ended, and with that says what of the old one counts.
 
 mod copy;
+pub mod counters;
 mod format;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
-mod ledger;
 mod open;
 mod read;
 mod segment;
 mod shared;
+mod shipped;
 mod synced;
 mod tail;
 #[cfg(test)]
@@ -48,20 +49,19 @@ use gateway_core::{
 };
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::committer::join;
 use crate::counters::count;
-pub(super) use copy::copy;
+pub use copy::copy;
 use format::GroupCount;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::{fuzz_log, fuzz_log_frame};
-use ledger::LogLedger;
-pub(super) use ledger::{LogCopy, export, has_segments};
 use read::{LogReadRequest, LogReaders};
 use shared::{LogCounts, LogShared, OVERHEAD, SubmittedRecord, now};
 pub use shared::{LogHook, LogOptions, LogStep};
+use shipped::LogLedger;
+pub use shipped::{LogCopy, export, has_segments};
 use store::{
     BoxFuture, DataDir, LogFull, LogRead, LogWatcher, Mark, PartitionBounds, PartitionedLog, ReadLimit,
-    StoreError, StoreHealth,
+    StoreError, StoreHealth, join,
 };
 use tail::Tails;
 

@@ -3,7 +3,7 @@
 use std::fs::OpenOptions;
 
 use super::*;
-use crate::log::format::Prefix;
+use crate::format::Prefix;
 
 /// As a power cut leaves it: the note that all was synced is cut off, and that of the last place never came to the disk.
 fn killed(dir: &Path) -> PathBuf {

@@ -40,7 +40,7 @@ fn kill_9_in_the_middle_of_appends_loses_and_repeats_nothing() {
     let dir = tempfile::tempdir().unwrap();
     for round in 1..=8 {
         let mut child = Command::new(std::env::current_exe().unwrap())
-            .args(["--exact", "log::tests::crash::child_that_appends_until_killed", "--nocapture"])
+            .args(["--exact", "tests::crash::child_that_appends_until_killed", "--nocapture"])
             .env(CHILD, dir.path())
             .stdout(Stdio::piped())
             .spawn()

@@ -19,7 +19,8 @@ use super::{
     synced::SyncedMark,
     tail::LeavingOrder,
 };
-use crate::{Shipped, counters::count};
+use crate::counters::count;
+use ledger::Shipped;
 use store::StoreError;
 
 /// Bytes of messages in one write; what is more waits for the next.

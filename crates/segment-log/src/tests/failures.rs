@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicU32;
 use gateway_core::{ClientId, Origin, OriginKind, QoS};
 
 use super::*;
-use crate::log::format::Prefix;
+use crate::format::Prefix;
 
 /// Stands in for the disk.
 #[derive(Default)]

@@ -85,7 +85,7 @@ impl LogReaders {
         work.waiting.push_back(request(reply));
         drop(work);
         self.wake.notify_one();
-        Box::pin(async move { answer.await.map_err(|_| crate::closed())? })
+        Box::pin(async move { answer.await.map_err(|_| StoreError::closed())? })
     }
 
     /// Looks soon whether segments can be removed.

@@ -6,10 +6,10 @@ use bytes::Bytes;
 use gateway_core::Properties;
 
 /// The format version of all records.
-pub(super) const FORMAT: u8 = 1;
+pub const FORMAT: u8 = 1;
 
 /// Bytes before the fields.
-pub(super) const HEAD: usize = 5;
+pub const HEAD: usize = 5;
 
 const PAYLOAD_FORMAT: u8 = 1;
 const CONTENT_TYPE: u8 = 2;
@@ -18,20 +18,20 @@ const CORRELATION_DATA: u8 = 8;
 const PRESENT: u8 = 16;
 
 /// Begins a record in `out`, which is cleared.
-pub(super) fn begin(out: &mut Vec<u8>) {
+pub fn begin(out: &mut Vec<u8>) {
     out.clear();
     out.extend_from_slice(&[0; 4]);
     out.push(FORMAT);
 }
 
 /// Ends a record: puts its checksum in front.
-pub(super) fn seal(out: &mut [u8]) {
+pub fn seal(out: &mut [u8]) {
     let crc = crc32fast::hash(&out[4..]);
     out[..4].copy_from_slice(&crc.to_le_bytes());
 }
 
 /// The fields of a sound record.
-pub(super) fn open(record: &[u8]) -> Option<Input<'_>> {
+pub fn open(record: &[u8]) -> Option<Input<'_>> {
     let mut input = Input(record);
     let crc = input.u32()?;
     let sound = crc == crc32fast::hash(input.0) && input.u8()? == FORMAT;
@@ -39,14 +39,14 @@ pub(super) fn open(record: &[u8]) -> Option<Input<'_>> {
 }
 
 /// Adds bytes after their length.
-pub(super) fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
+pub fn put_bytes(out: &mut Vec<u8>, bytes: &[u8]) {
     // Names and properties come from MQTT packets, whose lengths fit in 32 bits.
     out.extend_from_slice(&(bytes.len() as u32).to_le_bytes());
     out.extend_from_slice(bytes);
 }
 
 /// Adds a number as [`Input::varint`] reads it.
-pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u32) {
+pub fn put_varint(out: &mut Vec<u8>, mut value: u32) {
     while value >= 0x80 {
         out.push(value as u8 | 0x80);
         value >>= 7;
@@ -55,14 +55,14 @@ pub(super) fn put_varint(out: &mut Vec<u8>, mut value: u32) {
 }
 
 /// Adds text as [`Input::short_text`] reads it.
-pub(super) fn put_short_text(out: &mut Vec<u8>, text: &str) {
+pub fn put_short_text(out: &mut Vec<u8>, text: &str) {
     // Names come from MQTT packets, whose lengths fit in 32 bits.
     put_varint(out, text.len() as u32);
     out.extend_from_slice(text.as_bytes());
 }
 
 /// Adds properties.
-pub(super) fn encode_properties(properties: Option<&Properties>, out: &mut Vec<u8>) {
+pub fn encode_properties(properties: Option<&Properties>, out: &mut Vec<u8>) {
     let Some(properties) = properties else { return out.push(0) };
     let mask = out.len();
     out.push(PRESENT);
@@ -89,7 +89,7 @@ pub(super) fn encode_properties(properties: Option<&Properties>, out: &mut Vec<u
 }
 
 /// `None` if damaged, `Some(None)` if the value has no properties.
-pub(super) fn decode_properties(input: &mut Input<'_>) -> Option<Option<Properties>> {
+pub fn decode_properties(input: &mut Input<'_>) -> Option<Option<Properties>> {
     let mask = input.u8()?;
     if mask == 0 {
         return Some(None);
@@ -115,21 +115,21 @@ pub(super) fn decode_properties(input: &mut Input<'_>) -> Option<Option<Properti
 }
 
 /// Rest of a record.
-pub(super) struct Input<'a>(pub(super) &'a [u8]);
+pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    pub(super) fn take(&mut self, n: usize) -> Option<&'a [u8]> {
+    pub fn take(&mut self, n: usize) -> Option<&'a [u8]> {
         let (taken, rest) = self.0.split_at_checked(n)?;
         self.0 = rest;
         Some(taken)
     }
 
-    pub(super) fn u8(&mut self) -> Option<u8> {
+    pub fn u8(&mut self) -> Option<u8> {
         self.take(1).map(|b| b[0])
     }
 
     /// A length of at most 32 bits, 7 bits a byte, lowest first.
-    pub(super) fn varint(&mut self) -> Option<u32> {
+    pub fn varint(&mut self) -> Option<u32> {
         let mut value = 0u64;
         for shift in [0, 7, 14, 21, 28] {
             let byte = self.u8()?;
@@ -142,30 +142,30 @@ impl<'a> Input<'a> {
     }
 
     /// A big-endian number of `n` bytes, at most 8.
-    pub(super) fn be(&mut self, n: usize) -> Option<u64> {
+    pub fn be(&mut self, n: usize) -> Option<u64> {
         Some(self.take(n)?.iter().fold(0, |value, &byte| value << 8 | u64::from(byte)))
     }
 
     /// Text after its length as [`Self::varint`].
-    pub(super) fn short_text(&mut self) -> Option<&'a str> {
+    pub fn short_text(&mut self) -> Option<&'a str> {
         let length = self.varint()?;
         std::str::from_utf8(self.take(length as usize)?).ok()
     }
 
-    pub(super) fn u32(&mut self) -> Option<u32> {
+    pub fn u32(&mut self) -> Option<u32> {
         self.take(4).and_then(|b| b.try_into().ok()).map(u32::from_le_bytes)
     }
 
-    pub(super) fn u64(&mut self) -> Option<u64> {
+    pub fn u64(&mut self) -> Option<u64> {
         self.take(8).and_then(|b| b.try_into().ok()).map(u64::from_le_bytes)
     }
 
-    pub(super) fn bytes(&mut self) -> Option<&'a [u8]> {
+    pub fn bytes(&mut self) -> Option<&'a [u8]> {
         let length = self.u32()? as usize;
         self.take(length)
     }
 
-    pub(super) fn text(&mut self) -> Option<&'a str> {
+    pub fn text(&mut self) -> Option<&'a str> {
         std::str::from_utf8(self.bytes()?).ok()
     }
 }

@@ -1,7 +1,8 @@
-//! Cost of the log of consumer groups: `cargo bench -p disk --bench log`. With `LOG_GIB=20`, that of a log of 20 GiB, too: its
+//! Cost of the log of consumer groups: `cargo bench -p segment-log --bench log`. With `LOG_GIB=20`, that of a log of 20 GiB, too: its
 //! start, reads from the disk, and commits during a trim.
 #![expect(clippy::print_stdout, clippy::disallowed_methods, clippy::unwrap_used, reason = "a measurement")]
 
+#[path = "../../disk/benches/support/mod.rs"]
 mod support;
 
 use std::{
@@ -11,11 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use disk::{EmbeddedLog, LogOptions};
 use gateway_core::{
     ClientId, Commit, GroupId, Message, Origin, OriginKind, PARTITIONS, Partition, QoS, SharedMessage,
     Timestamp,
 };
+use segment_log::{EmbeddedLog, LogOptions};
 use store::{DataDir, LogRead, PartitionedLog as _, ReadLimit};
 use support::Watch;
 

@@ -18,15 +18,11 @@ use std::{
     sync::Arc,
 };
 
-use ledger::Position;
+use ledger::{Position, Shipped, Shipping};
 use parking_lot::Mutex;
+use store::encoding::fields::{Input, put_bytes};
 
 use super::{open, segment};
-use crate::{
-    Shipped, Shipping,
-    fields::{Input, put_bytes},
-    format,
-};
 
 const ID: u8 = 0;
 const BEGIN: u8 = 1;
@@ -37,7 +33,7 @@ const NAME: &str = "ledger";
 
 /// Where a copy has come.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Reached {
+struct LogReached {
     position: Position,
     /// Segment that grows, and the place in its file behind the last batch.
     base: u64,
@@ -46,7 +42,7 @@ struct Reached {
     begins: Vec<(u64, u64, u64)>,
 }
 
-impl Reached {
+impl LogReached {
     fn read(folder: &Path) -> Option<Self> {
         let bytes = fs::read(folder.join(NAME)).ok()?;
         let (body, sum) = bytes.split_last_chunk::<4>()?;
@@ -54,7 +50,7 @@ impl Reached {
             return None;
         }
         let mut input = Input(body);
-        let position = format::position(input.take(20)?)?;
+        let position = Position::from_bytes(input.take(20)?)?;
         let (base, place) = (input.u64()?, input.u64()?);
         let mut begins = Vec::new();
         while !input.0.is_empty() {
@@ -64,7 +60,7 @@ impl Reached {
     }
 
     fn encode(&self) -> Vec<u8> {
-        let mut out = format::position_bytes(self.position).to_vec();
+        let mut out = self.position.to_bytes().to_vec();
         let begins = self.begins.iter().flat_map(|(base, epoch, n)| [base, epoch, n]);
         for number in [&self.base, &self.place].into_iter().chain(begins) {
             out.extend_from_slice(&number.to_le_bytes());
@@ -90,7 +86,7 @@ fn open_mark(folder: &Path) -> io::Result<File> {
 pub(super) struct LogLedger {
     shipping: Arc<dyn Shipping>,
     mark: File,
-    reached: Mutex<Reached>,
+    reached: Mutex<LogReached>,
     /// Changes that go with the next batch.
     before: Mutex<Vec<u8>>,
 }
@@ -98,7 +94,7 @@ pub(super) struct LogLedger {
 impl LogLedger {
     /// Goes on with what is in `folder`. The id goes first if no segment has it yet.
     pub(super) fn open(folder: &Path, id: u64, shipping: Arc<dyn Shipping>) -> io::Result<Self> {
-        let reached = Reached::read(folder).unwrap_or_default();
+        let reached = LogReached::read(folder).unwrap_or_default();
         let mut before = Vec::new();
         if reached.begins.is_empty() {
             before.push(ID);
@@ -154,26 +150,26 @@ impl LogLedger {
 }
 
 /// A log that is kept by the records of another process.
-pub(crate) struct LogCopy {
+pub struct LogCopy {
     folder: PathBuf,
     mark: File,
-    reached: Option<Reached>,
+    reached: Option<LogReached>,
     /// The file of the last segment.
     file: Option<(u64, File)>,
 }
 
 impl LogCopy {
     /// Opens the log in `folder`: what is behind the place that it has reached is cut.
-    pub(crate) fn open(folder: &Path) -> io::Result<Self> {
+    pub fn open(folder: &Path) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
-        let reached = Reached::read(folder);
+        let reached = LogReached::read(folder);
         let mut copy = Self { folder: folder.to_owned(), mark: open_mark(folder)?, reached, file: None };
         copy.cut()?;
         Ok(copy)
     }
 
     /// The last record that is in it.
-    pub(crate) fn position(&self) -> Option<Position> {
+    pub fn position(&self) -> Option<Position> {
         self.reached.as_ref().map(|reached| reached.position)
     }
 
@@ -198,7 +194,7 @@ impl LogCopy {
     }
 
     /// Makes a record's changes. False if they are not of a log.
-    pub(crate) fn apply(&mut self, position: Position, changes: &[u8]) -> io::Result<bool> {
+    pub fn apply(&mut self, position: Position, changes: &[u8]) -> io::Result<bool> {
         let mut input = Input(changes);
         let mut reached = self.reached.take().unwrap_or_default();
         while !input.0.is_empty() {
@@ -213,7 +209,7 @@ impl LogCopy {
     fn change(
         &mut self,
         input: &mut Input<'_>,
-        reached: &mut Reached,
+        reached: &mut LogReached,
         position: Position,
     ) -> Option<io::Result<()>> {
         match input.u8()? {
@@ -263,7 +259,7 @@ impl LogCopy {
     }
 
     /// Makes durable and notes what was applied.
-    pub(crate) fn sync(&self) -> io::Result<()> {
+    pub fn sync(&self) -> io::Result<()> {
         if let Some((_, file)) = &self.file {
             file.sync_data()?;
         }
@@ -274,12 +270,12 @@ impl LogCopy {
     }
 
     /// Forgets its place in the ledger, and keeps what is in it.
-    pub(crate) fn forget(self) -> io::Result<()> {
+    pub fn forget(self) -> io::Result<()> {
         remove_if_there(&self.folder.join(NAME))
     }
 
     /// Empties it.
-    pub(crate) fn clear(&mut self) -> io::Result<()> {
+    pub fn clear(&mut self) -> io::Result<()> {
         (self.reached, self.file) = (None, None);
         self.mark.set_len(0)?;
         for base in open::bases(&self.folder)? {
@@ -298,20 +294,20 @@ fn remove_if_there(path: &Path) -> io::Result<()> {
 }
 
 /// Returns whether there is a segment in `folder`.
-pub(crate) fn has_segments(folder: &Path) -> bool {
+pub fn has_segments(folder: &Path) -> bool {
     open::bases(folder).is_ok_and(|bases| !bases.is_empty())
 }
 
 /// Gives `into` the log in `folder` as the changes of records, from the first segment on, each about a megabyte, and returns the
 /// number of records.
-pub(crate) fn export(
+pub fn export(
     folder: &Path,
     mut into: impl FnMut(&[u8]) -> io::Result<Position>,
 ) -> Result<(), store::StoreError> {
     const CHUNK: u64 = 1 << 20;
     let opened = open::open(folder)?;
     let mut give = || -> io::Result<()> {
-        let mut reached = Reached::default();
+        let mut reached = LogReached::default();
         let mut changes = vec![ID];
         changes.extend_from_slice(&opened.id.to_le_bytes());
         for segment in &opened.segments {

@@ -18,7 +18,7 @@ use std::sync::Arc;
 
 use gateway_core::{GroupId, LogRecord, PARTITIONS, Partition, SharedMessage, Timestamp};
 
-use crate::{
+use store::encoding::{
     fields::{self, Input},
     message,
 };

@@ -15,8 +15,8 @@ use gateway_core::{Commit, Feeder, GroupId, Partition, SharedMessage, Shares, Ti
 use hashbrown::HashMap;
 use parking_lot::{Condvar, Mutex, RwLock};
 
-use super::{format::GroupCount, ledger::LogLedger, segment::LogSegment, tail::Tails};
-use crate::Shipping;
+use super::{format::GroupCount, segment::LogSegment, shipped::LogLedger, tail::Tails};
+use ledger::Shipping;
 use store::{DataDir, LogWatcher};
 
 /// While the disk fails, one append per this many milliseconds may try whether it takes it.

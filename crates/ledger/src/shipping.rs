@@ -1,6 +1,6 @@
 //! A ledger in which every transaction is stored before it is committed here, and before anybody is told.
 
-use ledger::Position;
+use super::Position;
 
 /// The end of an append.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
