@@ -168,7 +168,7 @@ impl GrpcApi {
         Self {
             limit: call_limit(&config, &account, bounds),
             access: Access::new(backends, config.calls()),
-            routes: Routes::from(axum::Router::new().fallback(answer)),
+            routes: Routes::default().into_axum_router().fallback(answer).into(),
             health: ServiceHealth::new(HealthReporter::new(), needs),
             streams: Arc::new(OpenStreams::new(config.streams(), Arc::clone(&account))),
             account,
