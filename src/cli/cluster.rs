@@ -14,7 +14,7 @@ use config::{Config, Flags};
 use store::DataDir;
 
 use super::commands::{ClusterCommand, ClusterConfig};
-use crate::cluster::Engine;
+use crate::cluster::LedgerEngine;
 
 /// Runs a command.
 pub(crate) fn run(
@@ -31,7 +31,7 @@ pub(crate) fn run(
             "cluster.name is empty: name the cluster in the configuration, with cluster.ledger".into()
         );
     }
-    let engine = Engine::open(&config)?;
+    let engine = LedgerEngine::open(&config)?;
     match command {
         ClusterCommand::Create(_) => make(&config, &engine),
         ClusterCommand::Status(_) => show(&engine),
@@ -52,7 +52,7 @@ pub(crate) fn run(
     }
 }
 
-fn make(config: &Config, engine: &Engine) -> Result<ExitCode, Box<dyn Error>> {
+fn make(config: &Config, engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Error>> {
     let directory = match config.data_dir.join("state").exists() {
         true => Some(DataDir::open(&config.data_dir)?),
         false => None,
@@ -75,7 +75,7 @@ fn make(config: &Config, engine: &Engine) -> Result<ExitCode, Box<dyn Error>> {
 }
 
 /// Writes what the engine lacks, a line each.
-fn tell_lacks(engine: &Engine) -> Result<(), Box<dyn Error>> {
+fn tell_lacks(engine: &LedgerEngine) -> Result<(), Box<dyn Error>> {
     let ledger = Arc::clone(&engine.ledger);
     let findings = engine.handle().block_on(async move { ledger.findings().await })?;
     for finding in findings {
@@ -85,7 +85,7 @@ fn tell_lacks(engine: &Engine) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-fn show(engine: &Engine) -> Result<ExitCode, Box<dyn Error>> {
+fn show(engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Error>> {
     let ledger = Arc::clone(&engine.ledger);
     let ClusterStatus { owner, epoch, chain, nodes } =
         engine.handle().block_on(async move { status(&ledger).await })?;

@@ -36,7 +36,7 @@ use tracing::{debug, error, info, warn};
 
 use self::commands::{Command, CommandLine};
 use crate::{
-    cluster::{Member, ServedHome, Serving, begin_anew},
+    cluster::{ClusterMember, ServedHome, ServingMember, begin_anew},
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
 };
@@ -190,12 +190,12 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
             Err(error) => return fail(1, &error),
         },
         true => {
-            let standing_by = async { Member::start(Arc::new(config))?.serve().await };
+            let standing_by = async { ClusterMember::start(Arc::new(config))?.serve().await };
             // A service manager need not wait until another gateway is gone.
             supervisor::ready();
             tokio::select! {
                 served = standing_by => match served {
-                    Ok(Serving { gateway, home }) => (gateway, Some(home)),
+                    Ok(ServingMember { gateway, home }) => (gateway, Some(home)),
                     Err(error) => return fail(error.code(), &error),
                 },
                 () = shutdown.wait() => {

@@ -34,12 +34,12 @@ pub(crate) enum EngineError {
 }
 
 /// The open engine. Dropping it does not wait for calls under way.
-pub(crate) struct Engine {
+pub(crate) struct LedgerEngine {
     pub(crate) ledger: Arc<dyn Ledger>,
     runtime: Option<Runtime>,
 }
 
-impl Engine {
+impl LedgerEngine {
     /// Opens the ledger that `[cluster]` names. Connects when it can.
     pub(crate) fn open(config: &Config) -> Result<Self, EngineError> {
         let runtime = Builder::new_multi_thread()
@@ -97,7 +97,7 @@ impl Engine {
     }
 }
 
-impl Drop for Engine {
+impl Drop for LedgerEngine {
     fn drop(&mut self) {
         if let Some(runtime) = self.runtime.take() {
             runtime.shutdown_background();

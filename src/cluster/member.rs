@@ -17,7 +17,7 @@ use thiserror::Error;
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use tracing::{info, warn};
 
-use super::{Engine, EngineError};
+use super::{EngineError, LedgerEngine};
 use crate::gateway::{Gateway, HomeLedger, Standby, StandbyPages, StartError};
 
 /// Tells the next image of the process that it has just given the home up.
@@ -64,9 +64,9 @@ impl MemberError {
 }
 
 /// A gateway that stands by.
-pub(crate) struct Member {
+pub(crate) struct ClusterMember {
     config: Arc<Config>,
-    engine: Engine,
+    engine: LedgerEngine,
     state: watch::Receiver<NodeState>,
     running: JoinHandle<Result<OwnedHome, NodeError>>,
     lacks: JoinHandle<Option<String>>,
@@ -74,7 +74,7 @@ pub(crate) struct Member {
 }
 
 /// A gateway that serves.
-pub(crate) struct Serving {
+pub(crate) struct ServingMember {
     /// Over the home.
     pub(crate) gateway: Gateway,
     /// In which it serves.
@@ -85,13 +85,13 @@ pub(crate) struct Serving {
 pub(crate) struct ServedHome {
     home: OwnedHome,
     /// Until the end.
-    _engine: Engine,
+    _engine: LedgerEngine,
 }
 
-impl Member {
+impl ClusterMember {
     /// Joins the cluster, and answers backends and operators. In a Tokio runtime.
     pub(crate) fn start(config: Arc<Config>) -> Result<Self, MemberError> {
-        let engine = Engine::open(&config)?;
+        let engine = LedgerEngine::open(&config)?;
         let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
         let directory = DataDir::open_with(&config.data_dir, verify)?;
         let settings = NodeSettings {
@@ -119,7 +119,7 @@ impl Member {
     }
 
     /// Stands by until the home is this gateway's, then starts it. Not cancel safe: to end, drop it.
-    pub(crate) async fn serve(self) -> Result<Serving, MemberError> {
+    pub(crate) async fn serve(self) -> Result<ServingMember, MemberError> {
         let Self { config, engine, mut state, mut running, mut lacks, standby } = self;
         let mut has_looked = false;
         let home = loop {
@@ -150,7 +150,7 @@ impl Member {
             builder = builder.socket(name, socket);
         }
         let gateway = builder.start().await?;
-        Ok(Serving { gateway, home: ServedHome { home, _engine: engine } })
+        Ok(ServingMember { gateway, home: ServedHome { home, _engine: engine } })
     }
 }
 

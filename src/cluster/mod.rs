@@ -9,5 +9,5 @@
 mod engine;
 mod member;
 
-pub(crate) use engine::{Engine, EngineError};
-pub(crate) use member::{Member, ServedHome, Serving, begin_anew};
+pub(crate) use engine::{EngineError, LedgerEngine};
+pub(crate) use member::{ClusterMember, ServedHome, ServingMember, begin_anew};

@@ -1,6 +1,6 @@
 //! The counters of all crates, in the order in which `/metrics`, OTLP and docs/metrics.md show them.
 
-use gateway_core::metrics::{CounterTable, Family, Row, figures};
+use gateway_core::metrics::{CounterTable, Family, MetricRow, figures};
 
 /// The crates that count.
 static TABLES: [&CounterTable; 18] = [
@@ -155,8 +155,8 @@ const ORDER: &[&str] = &[
 ];
 
 /// Returns the rows of all counters.
-pub(super) fn rows() -> Vec<Row> {
-    let mut rows: Vec<Row> = TABLES.iter().flat_map(|table| (table.rows)()).collect();
+pub(super) fn rows() -> Vec<MetricRow> {
+    let mut rows: Vec<MetricRow> = TABLES.iter().flat_map(|table| (table.rows)()).collect();
     rows.sort_by_cached_key(|row| place(row.name));
     rows
 }

@@ -11,7 +11,7 @@ use consumer_groups::{
 use disk::EmbeddedRecords;
 use gateway_core::{
     GroupId, clock,
-    metrics::{Figure, Row, figures},
+    metrics::{Figure, MetricRow, figures},
 };
 use segment_log::{EmbeddedLog, LogOptions};
 use store::{DataDir, PartitionedLog as _, StoreError, StoreHealth};
@@ -148,7 +148,7 @@ const OF_GROUPS: [OfGroup; 8] = [
 
 impl OpenedGroups {
     /// The log, and each group: as many as groups.max_groups allows.
-    pub(super) fn figures(&self, groups: &ConsumerGroups) -> Vec<Row> {
+    pub(super) fn figures(&self, groups: &ConsumerGroups) -> Vec<MetricRow> {
         let memory = self.log.memory();
         let mut all = vec![
             figures::LOG_BYTES.is(self.log.bytes() as f64),

@@ -8,7 +8,7 @@ use disk::EmbeddedLatest;
 use edge::tls::TlsStore;
 use gateway_core::{
     clock,
-    metrics::{Row, figures},
+    metrics::{MetricRow, figures},
 };
 use store::StoreHealth;
 use tokio::sync::watch;
@@ -91,7 +91,7 @@ impl StoreWatch {
         text
     }
 
-    pub(super) fn figures(&self) -> Vec<Row> {
+    pub(super) fn figures(&self) -> Vec<MetricRow> {
         let mut all = vec![figures::STORE_SET_ASIDE.is(self.set_aside.len() as f64)];
         all.extend(
             self.bans.counts().map(|(source, count)| figures::BANS.of([source.as_str()], count as f64)),

@@ -15,7 +15,7 @@ use broker::{Broker, GroupLog, Stores};
 use config::Config;
 use consumer_groups::ConsumerGroups;
 use disk::EmbeddedRecords;
-use gateway_core::metrics::{Row, figures};
+use gateway_core::metrics::{MetricRow, figures};
 use grpc::{GrpcConfig, PublisherMemory};
 use ledger::Shipping;
 use net::NetShared;
@@ -208,7 +208,7 @@ impl Home {
     }
 
     /// What `/metrics` shows of it.
-    pub(super) fn figures(&self) -> Vec<Row> {
+    pub(super) fn figures(&self) -> Vec<MetricRow> {
         let mut all = Vec::new();
         if let (Some(log), Some(groups)) = (&self.log, self.groups.get()) {
             all.extend(log.figures(groups));

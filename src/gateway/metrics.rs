@@ -4,14 +4,14 @@ use ::values::LatestCache;
 use broker::{Broker, Counted, MemoryKind};
 use gateway_core::{
     clock,
-    metrics::{Row, figures},
+    metrics::{MetricRow, figures},
 };
 use telemetry::{ProcessStats, rows};
 
 use super::{counters, health::StoreWatch};
 
 /// Returns the figures that `/metrics` and OTLP show.
-pub(super) fn metrics(broker: &Broker, latest: Option<&LatestCache>, watch: &StoreWatch) -> Vec<Row> {
+pub(super) fn metrics(broker: &Broker, latest: Option<&LatestCache>, watch: &StoreWatch) -> Vec<MetricRow> {
     let mut read = figures(broker, latest);
     read.extend(watch.figures());
     let mut rows = rows(counters::rows(), read, &ProcessStats::read());
@@ -22,7 +22,7 @@ pub(super) fn metrics(broker: &Broker, latest: Option<&LatestCache>, watch: &Sto
     rows
 }
 
-fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<Row> {
+fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<MetricRow> {
     let (now, queues) = (broker.gauges(), broker.queues());
     let account = broker.account();
     let mut all = vec![

@@ -7,7 +7,7 @@ use config::Config;
 use disk::{DurableOptions, EmbeddedRecords, EmbeddedState, RecordOptions, StateOptions};
 use gateway_core::{
     clock,
-    metrics::{Row, figures},
+    metrics::{MetricRow, figures},
 };
 use store::{DataDir, StateStore as _, StoreHealth};
 use tokio::runtime::Handle;
@@ -93,7 +93,7 @@ impl OpenedStores {
     }
 
     /// What `/metrics` shows of them.
-    pub(super) fn figures(&self) -> [Row; 3] {
+    pub(super) fn figures(&self) -> [MetricRow; 3] {
         let queues = self.state.gauges();
         [
             figures::STORE_WAITING_BYTES.is(queues.waiting_bytes as f64),

@@ -8,7 +8,7 @@ use cassandra::{ScyllaHistory, ScyllaLatest, ScyllaOptions, ScyllaShadows, Scyll
 use config::Config;
 use disk::{EmbeddedLatest, EmbeddedOptions};
 use edge::tls;
-use gateway_core::metrics::{Row, figures};
+use gateway_core::metrics::{MetricRow, figures};
 use store::{DataDir, SpillStore, VersionMark, server_id, version_offset};
 use tracing::info;
 
@@ -150,7 +150,7 @@ fn open_history(config: &Config, database: &ScyllaLatest, latest: &LatestOptions
 }
 
 /// Returns the figures of values that wait for the database.
-pub(super) fn history_figures(history: &History) -> [Row; 3] {
+pub(super) fn history_figures(history: &History) -> [MetricRow; 3] {
     let now = history.gauges();
     [
         figures::HISTORY_PENDING.is(now.pending as f64),

@@ -35,7 +35,7 @@ use broker::Broker;
 use config::KafkaBridge;
 use config::{Bridge, Config, ConfigError, Direction, Problem};
 use consumer_groups::{ConsumerGroups, Info};
-use gateway_core::metrics::Row;
+use gateway_core::metrics::MetricRow;
 use tokio::{sync::watch, task::JoinSet};
 use tracing::warn;
 
@@ -247,7 +247,7 @@ impl BridgesStatus {
     }
 
     /// Writes the rows that `/metrics` shows.
-    pub fn rows(&self, groups: Option<&ConsumerGroups>, rows: &mut Vec<Row>) {
+    pub fn rows(&self, groups: Option<&ConsumerGroups>, rows: &mut Vec<MetricRow>) {
         for (direction, status) in &self.0 {
             let info = groups.and_then(|groups| groups.get(&group_of(status.name())).ok());
             let lag = info.filter(|_| *direction == Direction::Out);

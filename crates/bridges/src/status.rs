@@ -8,7 +8,7 @@ use std::{
 
 use gateway_core::{
     Timestamp, clock,
-    metrics::{Row, figures},
+    metrics::{MetricRow, figures},
 };
 use parking_lot::Mutex;
 use tracing::{debug, info, warn};
@@ -372,7 +372,7 @@ impl BridgeStatus {
     }
 
     /// Writes the bridge's rows for `/metrics`; `lag` counts the messages that wait on the disk, and their bytes.
-    pub(super) fn rows(&self, lag: (u64, u64), rows: &mut Vec<Row>) {
+    pub(super) fn rows(&self, lag: (u64, u64), rows: &mut Vec<MetricRow>) {
         let of = [self.name.as_str(), self.kind, self.direction];
         let is_up = u64::from(self.state.load(Relaxed) == UP);
         for (figure, value) in [

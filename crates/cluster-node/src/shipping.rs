@@ -17,7 +17,7 @@ use tokio::{
 const SMALL: u64 = 1 << 20;
 
 /// A transaction that waits in its writer's thread.
-struct Append {
+struct QueuedAppend {
     changes: Vec<u8>,
     ends_round: bool,
     answer: answers::SyncSender<Shipped>,
@@ -27,7 +27,7 @@ struct Append {
 pub(crate) struct StreamShipping {
     stream: u8,
     tenure: Tenure,
-    appends: mpsc::Sender<Append>,
+    appends: mpsc::Sender<QueuedAppend>,
     /// Bytes of the stream in the ledger.
     bytes: Arc<AtomicU64>,
     /// Epoch and number of the record with which the stream may begin.
@@ -80,12 +80,12 @@ impl StreamTasks {
 
 async fn write(
     mut writer: StreamWriter,
-    mut waiting: mpsc::Receiver<Append>,
+    mut waiting: mpsc::Receiver<QueuedAppend>,
     bytes: Arc<AtomicU64>,
     mut stop: watch::Receiver<bool>,
 ) -> StreamWriter {
     loop {
-        let Append { changes, ends_round, answer } = tokio::select! {
+        let QueuedAppend { changes, ends_round, answer } = tokio::select! {
             biased;
             append = waiting.recv() => match append {
                 Some(append) => append,
@@ -116,7 +116,7 @@ async fn publish(tenure: Tenure, stream: u8, mut begins: watch::Receiver<(u64, u
 impl Shipping for StreamShipping {
     fn ship(&self, changes: &[u8], ends_round: bool) -> Shipped {
         let (answer, shipped) = answers::sync_channel(1);
-        let mut append = Append { changes: changes.to_vec(), ends_round, answer };
+        let mut append = QueuedAppend { changes: changes.to_vec(), ends_round, answer };
         // `blocking_send` is for threads outside every runtime, and a store is opened inside one. There is one writer.
         loop {
             match self.appends.try_send(append) {

@@ -4,7 +4,7 @@ use ledger::{Ledger, Position, Segment, Stream};
 
 use crate::{
     Clock, EndedEpoch, HomeView, Sealed,
-    reader::{Damage, DamagedRecord, RecordReader, WholeRecord, damaged, locate},
+    reader::{Damage, DamagedRecord, LedgerReader, WholeRecord, damaged, locate},
 };
 
 /// A part of a stream that is read in one go: an epoch, from a record on.
@@ -104,7 +104,7 @@ pub(crate) async fn standing(
     let bound = last.map(|last| last.segment);
     let record = match locate(ledger, clock, first, bound, position.n).await {
         Some(number) => {
-            RecordReader::new(ledger, clock, Segment { number, ..first }, position.n).next().await?
+            LedgerReader::new(ledger, clock, Segment { number, ..first }, position.n).next().await?
         }
         None => None,
     };

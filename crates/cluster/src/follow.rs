@@ -7,7 +7,7 @@ use crate::{
     Clock, HomeCopy, HomeView, TakeError,
     chain::{Standing, Stretch, StretchEnd, standing, stretches},
     change::read_view,
-    reader::RecordReader,
+    reader::LedgerReader,
 };
 
 /// Most bytes of changes that a step reads before it applies them.
@@ -15,7 +15,7 @@ const STEP: usize = 16 << 20;
 
 /// A step of a follower.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Followed {
+pub struct FollowStep {
     /// Records that it applied.
     pub applied: u64,
     /// It stopped before the end: the next step goes on at once.
@@ -60,7 +60,7 @@ impl Follower {
         ledger: &dyn Ledger,
         clock: &dyn Clock,
         copy: &mut dyn HomeCopy,
-    ) -> Result<Followed, TakeError> {
+    ) -> Result<FollowStep, TakeError> {
         let (of, streams) = match self.seen.take() {
             Some(seen) => seen,
             None => self.look(ledger, clock).await?,
@@ -78,8 +78,8 @@ impl Follower {
         self.seen = Some(seen);
         let (pending, more) = match read {
             // Of a view that is old: its records may be deleted by now.
-            Err(TakeError::Damaged(_)) if !is_unchanged => return Ok(Followed { applied: 0, more: true }),
-            _ if !is_same => return Ok(Followed { applied: 0, more: true }),
+            Err(TakeError::Damaged(_)) if !is_unchanged => return Ok(FollowStep { applied: 0, more: true }),
+            _ if !is_same => return Ok(FollowStep { applied: 0, more: true }),
             read => read?,
         };
         let applied = pending.len() as u64;
@@ -93,7 +93,7 @@ impl Follower {
                 *checked = Some((position, segment));
             }
         }
-        Ok(Followed { applied, more })
+        Ok(FollowStep { applied, more })
     }
 
     /// Records behind the copy's positions, and whether there are more.
@@ -119,7 +119,7 @@ impl Follower {
                     StretchEnd::Open(_) if from.epoch != of.epoch || of.owner.is_none() => break,
                     StretchEnd::Open(until) => until,
                 };
-                let mut reader = RecordReader::new(ledger, clock, from, n);
+                let mut reader = LedgerReader::new(ledger, clock, from, n);
                 let mut held: Option<Unapplied> = None;
                 let mut next = n;
                 while next < until && size < STEP {

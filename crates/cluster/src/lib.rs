@@ -43,7 +43,7 @@ mod tests;
 pub use change::{change, create, read_view};
 pub use clock::Clock;
 pub use copy::HomeCopy;
-pub use follow::{Followed, Follower};
+pub use follow::{FollowStep, Follower};
 pub use lease::{LEASE, LEASE_WAIT, Lease};
 pub use node::Node;
 pub use reader::{Damage, DamagedRecord};

@@ -62,7 +62,7 @@ pub(crate) fn damaged(stream: Stream, epoch: u64, n: u64, damage: Damage) -> Dam
 }
 
 /// Reads the records of a stream in an epoch from one on, up to the first gap.
-pub(crate) struct RecordReader<'a> {
+pub(crate) struct LedgerReader<'a> {
     ledger: &'a dyn Ledger,
     clock: &'a dyn Clock,
     repeats: AtomicU64,
@@ -77,7 +77,7 @@ pub(crate) struct RecordReader<'a> {
     pub(crate) parts_only: bool,
 }
 
-impl<'a> RecordReader<'a> {
+impl<'a> LedgerReader<'a> {
     /// Begins with record `n`, which is in `segment` or begins the one behind it.
     pub(crate) fn new(ledger: &'a dyn Ledger, clock: &'a dyn Clock, segment: Segment, n: u64) -> Self {
         Self {

@@ -10,7 +10,7 @@ use crate::{
     calls::until_answered,
     chain::{Standing, Stretch, StretchEnd, standing, stretches},
     change::{change, read_view, swap},
-    reader::{Damage, DamagedRecord, RecordReader, damaged},
+    reader::{Damage, DamagedRecord, LedgerReader, damaged},
 };
 
 /// A takeover that did not come about.
@@ -224,7 +224,7 @@ async fn restore(
         // The position itself, if this is its epoch.
         let mut last = position.filter(|(position, _)| position.epoch == from.epoch);
         let mut last = last.take().map(|(position, segment)| Sealed { n: position.n, segment });
-        let mut reader = RecordReader::new(ledger, clock, from, n);
+        let mut reader = LedgerReader::new(ledger, clock, from, n);
         let until = match end {
             StretchEnd::Empty => 0,
             StretchEnd::Sealed(sealed) => sealed.n + 1,

@@ -19,7 +19,7 @@ const LEDGER_FORM: &str = "write postgres://USER@HOST[:PORT][,HOST...]/DATABASE 
 /// `[cluster]`.
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Serialize)]
 #[serde(default, deny_unknown_fields)]
-pub struct Cluster {
+pub struct ClusterSettings {
     /// Name of the cluster, the same on every gateway of it; empty is a gateway alone.
     pub name: String,
     /// Name of this gateway in it, which no other has; empty takes the name of the host.
@@ -44,7 +44,7 @@ pub struct Cluster {
     pub tls: DatabaseTls,
 }
 
-impl Default for Cluster {
+impl Default for ClusterSettings {
     fn default() -> Self {
         Self {
             name: String::new(),
@@ -129,7 +129,7 @@ fn split_port(text: &str, default: u16) -> Option<(String, u16)> {
     (!host.is_empty() && port > 0).then(|| (host.to_owned(), port))
 }
 
-impl Cluster {
+impl ClusterSettings {
     /// Returns whether this gateway is in a cluster.
     pub fn is_on(&self) -> bool {
         !self.name.is_empty()

@@ -518,7 +518,7 @@ pub struct Config {
     /// `[database]`.
     pub database: super::Database,
     /// `[cluster]`.
-    pub cluster: super::Cluster,
+    pub cluster: super::ClusterSettings,
     /// `[store]`.
     pub store: Store,
     /// `[sys]`.
@@ -573,7 +573,7 @@ impl Default for Config {
             http: Http::default(),
             latest: Latest::default(),
             database: super::Database::default(),
-            cluster: super::Cluster::default(),
+            cluster: super::ClusterSettings::default(),
             store: Store::default(),
             sys: Sys::default(),
             groups: super::Groups::default(),

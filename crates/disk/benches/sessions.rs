@@ -13,12 +13,12 @@ use support::Watch;
 const SESSIONS: u64 = 1_000_000;
 
 #[derive(Default)]
-struct Restored {
+struct Recovered {
     sessions: u64,
     subscriptions: u64,
 }
 
-impl Restore for Restored {
+impl Restore for Recovered {
     fn session(&mut self, _: StoredSession, subscriptions: Vec<StoredSubscription>) {
         self.sessions += 1;
         self.subscriptions += subscriptions.len() as u64;
@@ -74,7 +74,7 @@ fn main() {
     println!("  {} bytes on disk each", bytes / SESSIONS);
     let watch = Watch::start();
     let store = open(dir.path());
-    let mut restored = Restored::default();
+    let mut restored = Recovered::default();
     store.restore_sessions(&mut restored).unwrap();
     watch.report("restored", SESSIONS);
     assert_eq!((restored.sessions, restored.subscriptions), (SESSIONS, SESSIONS));

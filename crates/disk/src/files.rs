@@ -24,12 +24,12 @@ const MOST: usize = 64;
 
 /// What the ledger knows of a directory's files.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct Reached {
+struct FilesReached {
     position: Option<Position>,
     names: BTreeSet<String>,
 }
 
-impl Reached {
+impl FilesReached {
     fn read(directory: &Path) -> Self {
         let text = fs::read_to_string(directory.join(NAME)).unwrap_or_default();
         let mut lines = text.lines();
@@ -70,13 +70,13 @@ fn put_file(changes: &mut Vec<u8>, name: &str, content: &[u8]) {
 pub struct ShippedFiles {
     directory: PathBuf,
     shipping: Arc<dyn Shipping>,
-    reached: Mutex<Reached>,
+    reached: Mutex<FilesReached>,
 }
 
 impl ShippedFiles {
     /// Goes on with the files of `directory`.
     pub fn open(directory: &Path, shipping: Arc<dyn Shipping>) -> Self {
-        let reached = Mutex::new(Reached::read(directory));
+        let reached = Mutex::new(FilesReached::read(directory));
         Self { directory: directory.to_owned(), shipping, reached }
     }
 }
@@ -113,12 +113,12 @@ impl FileShipping for ShippedFiles {
 /// Files that are kept by the records of another process.
 pub(super) struct FilesCopy {
     directory: PathBuf,
-    reached: Reached,
+    reached: FilesReached,
 }
 
 impl FilesCopy {
     pub(super) fn open(directory: &Path) -> Self {
-        Self { directory: directory.to_owned(), reached: Reached::read(directory) }
+        Self { directory: directory.to_owned(), reached: FilesReached::read(directory) }
     }
 
     pub(super) fn position(&self) -> Option<Position> {
@@ -171,7 +171,7 @@ pub(super) fn export(
     into: impl FnOnce(&[u8]) -> io::Result<Position>,
 ) -> Result<(), StoreError> {
     let failed = |error: io::Error| StoreError::Unavailable(format!("{}: {error}", directory.display()));
-    let (mut changes, mut reached) = (Vec::new(), Reached::default());
+    let (mut changes, mut reached) = (Vec::new(), FilesReached::default());
     for name in names {
         match fs::read(directory.join(name)) {
             Ok(content) => {

@@ -13,7 +13,7 @@ const RETAIN: u8 = 0x80;
 
 /// The fixed beginning of a value's record, and its names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct RecordHead<'a> {
+pub(super) struct ValueHead<'a> {
     pub(super) version: u64,
     pub(super) device: &'a str,
     pub(super) topic: &'a str,
@@ -57,7 +57,7 @@ pub(super) fn encode_newest(version: u64, device: &str, topic: &str, out: &mut V
 }
 
 /// Version and names of a record of either kind.
-pub(super) fn decode_head(record: &[u8]) -> Option<RecordHead<'_>> {
+pub(super) fn decode_head(record: &[u8]) -> Option<ValueHead<'_>> {
     read_head(&mut open(record)?)
 }
 
@@ -68,6 +68,6 @@ fn begin_value(out: &mut Vec<u8>, version: u64, device: &str, topic: &str) {
     put_bytes(out, topic.as_bytes());
 }
 
-fn read_head<'a>(input: &mut Input<'a>) -> Option<RecordHead<'a>> {
-    Some(RecordHead { version: input.u64()?, device: input.text()?, topic: input.text()? })
+fn read_head<'a>(input: &mut Input<'a>) -> Option<ValueHead<'a>> {
+    Some(ValueHead { version: input.u64()?, device: input.text()?, topic: input.text()? })
 }

@@ -7,7 +7,7 @@ use ::commands::{CancelError, CommandStartError, CommandState, NoReply, SendStag
 use access::backends::Role;
 use auth::{
     abuse::BanError,
-    backends::{Unknown, file::FileError},
+    backends::{UnknownCaller, file::FileError},
 };
 use consumer_groups::{GroupError, MemberEnd};
 use gateway_api::gateway::v1;
@@ -90,7 +90,7 @@ pub enum Error {
     #[error("the gateway shuts down")]
     ShuttingDown,
     #[error("{0}")]
-    Unauthenticated(Unknown),
+    Unauthenticated(UnknownCaller),
     #[error("the role {role} may not call this; see docs/security.md for what each role may do")]
     RoleDenied { role: Role },
     #[error("{field}: is not in the caller's scope")]
@@ -603,10 +603,10 @@ mod tests {
             (Error::ShuttingDown, Code::Unavailable, "SHUTTING_DOWN"),
             (Error::CutShort(reached), Code::Unavailable, "SHUTTING_DOWN"),
             (Error::NotActive { address: "b:10000".to_owned() }, Code::Unavailable, "NOT_ACTIVE"),
-            (Error::Unauthenticated(Unknown::Nobody), Code::Unauthenticated, "CREDENTIALS_MISSING"),
-            (Error::Unauthenticated(Unknown::Wrong), Code::Unauthenticated, "CREDENTIALS_UNKNOWN"),
-            (Error::Unauthenticated(Unknown::Expired), Code::Unauthenticated, "CREDENTIALS_EXPIRED"),
-            (Error::Unauthenticated(Unknown::Revoked), Code::Unauthenticated, "CREDENTIALS_REVOKED"),
+            (Error::Unauthenticated(UnknownCaller::Nobody), Code::Unauthenticated, "CREDENTIALS_MISSING"),
+            (Error::Unauthenticated(UnknownCaller::Wrong), Code::Unauthenticated, "CREDENTIALS_UNKNOWN"),
+            (Error::Unauthenticated(UnknownCaller::Expired), Code::Unauthenticated, "CREDENTIALS_EXPIRED"),
+            (Error::Unauthenticated(UnknownCaller::Revoked), Code::Unauthenticated, "CREDENTIALS_REVOKED"),
             (Error::RoleDenied { role: Role::Reader }, Code::PermissionDenied, "ROLE_DENIED"),
             (Error::OutOfScope { field: "topic".to_owned() }, Code::PermissionDenied, "OUT_OF_SCOPE"),
             (Error::HadOtherFilters { field: "name".to_owned() }, Code::PermissionDenied, "OUT_OF_SCOPE"),

@@ -10,7 +10,7 @@ use config::Config;
 use consumer_groups::ConsumerGroups;
 use device_shadows::ShadowService;
 use edge::{reload::Reloads, tls::TlsStore};
-use gateway_core::{Timestamp, metrics::Row};
+use gateway_core::{Timestamp, metrics::MetricRow};
 use store::{BoxFuture, LatestPage, LatestQuery, LatestValue, StoreError};
 use telemetry::TraceClients;
 use tokio::sync::{Semaphore, watch};
@@ -72,7 +72,7 @@ pub struct Operated {
     /// Time at which the program started.
     pub started: Timestamp,
     /// The metrics now.
-    pub metrics: Box<dyn Fn() -> Vec<Row> + Send + Sync>,
+    pub metrics: Box<dyn Fn() -> Vec<MetricRow> + Send + Sync>,
     /// Current problems, a line each.
     pub problems: Box<dyn Fn() -> String + Send + Sync>,
     /// Bridges to other systems.

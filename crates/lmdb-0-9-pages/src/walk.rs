@@ -115,7 +115,7 @@ struct TreeFindings {
 }
 
 /// A tree and where in it the walk is.
-struct Position<'k> {
+struct TreePosition<'k> {
     kind: TreeKind,
     depth: u16,
     level: u16,
@@ -221,7 +221,7 @@ impl<'a> FileWalk<'a> {
             }
             self.visit(
                 db.root,
-                &Position { kind, depth: db.depth, level: 1, low: None, high: None },
+                &TreePosition { kind, depth: db.depth, level: 1, low: None, high: None },
                 &mut tree,
             )?;
         }
@@ -236,7 +236,7 @@ impl<'a> FileWalk<'a> {
     fn visit(
         &mut self,
         number: u64,
-        place: &Position<'_>,
+        place: &TreePosition<'_>,
         tree: &mut TreeFindings,
     ) -> Result<(), VerifyFault> {
         let mut page = self.spare.pop().unwrap_or_else(|| vec![0; self.page]);
@@ -258,7 +258,7 @@ impl<'a> FileWalk<'a> {
             for (at, node) in nodes.iter().enumerate() {
                 let low = if at == 0 { place.low } else { Some(node.key) };
                 let high = nodes.get(at + 1).map(|next| next.key).or(place.high);
-                self.visit(node.number, &Position { level: place.level + 1, low, high, ..*place }, tree)?;
+                self.visit(node.number, &TreePosition { level: place.level + 1, low, high, ..*place }, tree)?;
             }
         } else {
             tree.leaves += 1;
@@ -434,7 +434,7 @@ fn nodes(page: &[u8], branch: bool) -> Option<Vec<PageNode<'_>>> {
 }
 
 /// Returns whether keys are no longer than allowed, in order, and between the keys of the page above.
-fn in_order(nodes: &[PageNode<'_>], branch: bool, place: &Position<'_>) -> bool {
+fn in_order(nodes: &[PageNode<'_>], branch: bool, place: &TreePosition<'_>) -> bool {
     let by_number = matches!(place.kind, TreeKind::Free(_));
     let compare = |one: &[u8], other: &[u8]| match by_number {
         true => u64_at(one, 0).cmp(&u64_at(other, 0)),

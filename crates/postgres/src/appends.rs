@@ -44,13 +44,13 @@ struct Append {
     owner: Owner,
     rows: Arc<[Row]>,
     /// Of the calls that began before its statement was sent.
-    replies: Vec<Reply>,
+    replies: Vec<InsertReply>,
     is_under_way: bool,
     /// Of those that came since: an answer tells nothing about the time after they began, from which a lease would count.
-    late: Vec<Reply>,
+    late: Vec<InsertReply>,
 }
 
-type Reply = oneshot::Sender<Result<Inserted, StatementError>>;
+type InsertReply = oneshot::Sender<Result<Inserted, StatementError>>;
 
 impl Appends {
     /// Starts the task that batches, over a session of its own.
@@ -156,7 +156,7 @@ impl AppendTask {
     }
 
     /// Ends a try: whom its answer is for. What came meanwhile is the next.
-    fn end(&mut self, key: Key) -> Vec<Reply> {
+    fn end(&mut self, key: Key) -> Vec<InsertReply> {
         let mut waiting = self.waiting.lock();
         let Some(append) = waiting.get_mut(&key) else { return Vec::new() };
         let late = std::mem::take(&mut append.late);

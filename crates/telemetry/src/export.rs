@@ -3,13 +3,13 @@
 use std::{path::PathBuf, sync::Arc, time::Duration};
 
 use config::{Log, Otel as OtelConfig};
-use gateway_core::metrics::Row;
+use gateway_core::metrics::MetricRow;
 use thiserror::Error;
 
 use super::{audit::AuditFile, logs};
 
 /// Reads all metrics; see [`super::rows`].
-pub type ReadRows = Arc<dyn Fn() -> Vec<Row> + Send + Sync>;
+pub type ReadRows = Arc<dyn Fn() -> Vec<MetricRow> + Send + Sync>;
 
 /// Error that stops logs or export from starting.
 #[derive(Debug, Error)]

@@ -2,13 +2,13 @@
 
 use std::fmt::Write;
 
-use gateway_core::metrics::{Row, figures};
+use gateway_core::metrics::{MetricRow, figures};
 
 use super::ProcessStats;
 
 /// Returns everything countable: the rows of counters, those in `read`, figures of the process and the version. `/metrics`
 /// and OTLP show exactly these.
-pub fn rows(counters: Vec<Row>, read: Vec<Row>, process: &ProcessStats) -> Vec<Row> {
+pub fn rows(counters: Vec<MetricRow>, read: Vec<MetricRow>, process: &ProcessStats) -> Vec<MetricRow> {
     let mut rows = counters;
     rows.extend(read);
     rows.extend(process_rows(process));
@@ -18,7 +18,7 @@ pub fn rows(counters: Vec<Row>, read: Vec<Row>, process: &ProcessStats) -> Vec<R
 
 /// Renders rows as a page. HELP and TYPE appear once per name, and all rows of a name stand together, in any order of
 /// the input.
-pub fn render(rows: &[Row]) -> String {
+pub fn render(rows: &[MetricRow]) -> String {
     let mut page = Exposition::default();
     for row in rows {
         page.row(row);
@@ -26,7 +26,7 @@ pub fn render(rows: &[Row]) -> String {
     page.finish()
 }
 
-fn process_rows(process: &ProcessStats) -> [Row; 8] {
+fn process_rows(process: &ProcessStats) -> [MetricRow; 8] {
     [
         figures::PROCESS_RESIDENT.is(process.rss_bytes as f64),
         figures::PROCESS_RESIDENT_PEAK.is(process.rss_peak_bytes as f64),
@@ -54,7 +54,7 @@ fn number(value: f64) -> String {
 struct Exposition(Vec<(&'static str, String)>);
 
 impl Exposition {
-    fn row(&mut self, row: &Row) {
+    fn row(&mut self, row: &MetricRow) {
         let name = row.name;
         let position = self.0.iter().position(|(known, _)| *known == name).unwrap_or_else(|| {
             let kind = row.kind.name();

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use gateway_core::metrics::{MetricKind, Row};
+use gateway_core::metrics::{MetricKind, MetricRow};
 use opentelemetry::{
     KeyValue,
     metrics::{AsyncInstrument, MeterProvider},
@@ -77,7 +77,7 @@ fn register(provider: &SdkMeterProvider, read: ReadRows) {
     let rows = Arc::new(Mutex::new(read()));
     let all = rows.lock().clone();
     let mut known = Vec::new();
-    for Row { name, suffix, help, kind, .. } in all {
+    for MetricRow { name, suffix, help, kind, .. } in all {
         if known.contains(&(name, suffix)) {
             continue;
         }

@@ -11,7 +11,7 @@ use arc_swap::ArcSwap;
 use config::BackendJwt;
 use parking_lot::Mutex;
 
-use super::{Unknown, now};
+use super::{UnknownCaller, now};
 
 /// Tokens that were found good, so that not each call checks a signature; beyond it all are forgotten.
 const REMEMBERED: usize = 1_024;
@@ -87,24 +87,24 @@ impl Jwt {
     }
 
     /// Returns the grant of a token, and the reading of the keys by which the token was checked.
-    pub(super) fn find(&self, token: &str) -> Result<(Arc<TokenGrant>, u64), Unknown> {
+    pub(super) fn find(&self, token: &str) -> Result<(Arc<TokenGrant>, u64), UnknownCaller> {
         let of = hash(token);
         let keys = self.keys.load_full();
         if let Some(grant) = self.good.lock().get(&of) {
             // If the keys change in between, it was good by those before.
             let good = (Arc::clone(grant), keys.reading);
-            return if grant.is_expired(now()) { Err(Unknown::Expired) } else { Ok(good) };
+            return if grant.is_expired(now()) { Err(UnknownCaller::Expired) } else { Ok(good) };
         }
         let verified = verify(token, &keys.keys, &self.expected, now()).map_err(|error| match error {
-            JwtError::Expired => Unknown::Expired,
-            _ => Unknown::Wrong,
+            JwtError::Expired => UnknownCaller::Expired,
+            _ => UnknownCaller::Wrong,
         })?;
-        let grant = self.grant(&verified.principal, verified.expires, of).ok_or(Unknown::Wrong)?;
+        let grant = self.grant(&verified.principal, verified.expires, of).ok_or(UnknownCaller::Wrong)?;
         let grant = Arc::new(grant);
         let mut good = self.good.lock();
         if !Arc::ptr_eq(&keys, &self.keys.load()) {
             // The keys have changed meanwhile.
-            return Err(Unknown::Wrong);
+            return Err(UnknownCaller::Wrong);
         }
         if good.len() >= REMEMBERED {
             good.clear();

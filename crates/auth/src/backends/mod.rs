@@ -70,7 +70,7 @@ impl CredentialKind {
 
 /// Error that left a caller unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
-pub enum Unknown {
+pub enum UnknownCaller {
     /// Shows nothing that says who it is.
     #[error(
         "no credentials: send the metadata 'authorization: Bearer TOKEN', or use a client certificate that has a role"
@@ -87,7 +87,7 @@ pub enum Unknown {
     Revoked,
 }
 
-impl Unknown {
+impl UnknownCaller {
     /// The stable name for programs.
     pub fn reason(self) -> &'static str {
         match self {
@@ -195,48 +195,48 @@ impl BackendAuthenticator {
         &self,
         authorization: Option<&[u8]>,
         certificate: Option<&CertificateNames>,
-    ) -> Result<Caller, Unknown> {
+    ) -> Result<Caller, UnknownCaller> {
         if !self.on {
             return Ok(self.anybody.clone());
         }
         match (authorization, certificate) {
             (Some(value), _) => self.bearer(value),
             (None, Some(names)) => self.holder(names),
-            (None, None) => Err(Unknown::Nobody),
+            (None, None) => Err(UnknownCaller::Nobody),
         }
     }
 
-    fn bearer(&self, value: &[u8]) -> Result<Caller, Unknown> {
-        let text = std::str::from_utf8(value).map_err(|_| Unknown::Wrong)?;
-        let (scheme, token) = text.split_once(' ').ok_or(Unknown::Wrong)?;
+    fn bearer(&self, value: &[u8]) -> Result<Caller, UnknownCaller> {
+        let text = std::str::from_utf8(value).map_err(|_| UnknownCaller::Wrong)?;
+        let (scheme, token) = text.split_once(' ').ok_or(UnknownCaller::Wrong)?;
         if !scheme.eq_ignore_ascii_case("bearer") {
-            return Err(Unknown::Wrong);
+            return Err(UnknownCaller::Wrong);
         }
         let token = token.trim();
         if let Some((_, jwt)) = self.jwt.as_ref().filter(|_| looks_like_token(token)) {
             let (grant, reading) = jwt.find(token)?;
             return Ok(Caller { credential: CredentialKind::Jwt(reading), grant });
         }
-        let grant = Arc::clone(self.tokens.load().find(token).ok_or(Unknown::Wrong)?);
+        let grant = Arc::clone(self.tokens.load().find(token).ok_or(UnknownCaller::Wrong)?);
         if grant.is_expired(now()) {
-            return Err(Unknown::Expired);
+            return Err(UnknownCaller::Expired);
         }
         Ok(Caller { credential: CredentialKind::Token, grant })
     }
 
-    fn holder(&self, names: &CertificateNames) -> Result<Caller, Unknown> {
+    fn holder(&self, names: &CertificateNames) -> Result<Caller, UnknownCaller> {
         let named = |(pattern, _): &&(String, TokenGrant)| {
             names.all().any(|name| access::backends::pattern_matches(pattern, name))
         };
         let mut grant = match (self.certificates.iter().find(named), self.any_certificate) {
             (Some((_, grant)), _) => grant.clone(),
             (None, Some(role)) => unlimited("", role),
-            (None, None) => return Err(Unknown::Nobody),
+            (None, None) => return Err(UnknownCaller::Nobody),
         };
         // A connection may outlive its certificate.
         grant.expires = names.until;
         if grant.is_expired(now()) {
-            return Err(Unknown::Expired);
+            return Err(UnknownCaller::Expired);
         }
         grant.id = names.all().next().unwrap_or("certificate without a name").to_owned();
         Ok(Caller { credential: CredentialKind::Certificate, grant: Arc::new(grant) })
@@ -246,17 +246,17 @@ impl BackendAuthenticator {
     ///
     /// # Errors
     /// The reason for which the credentials are no longer good.
-    pub fn check(&self, caller: &Caller) -> Result<(), Unknown> {
+    pub fn check(&self, caller: &Caller) -> Result<(), UnknownCaller> {
         if caller.grant.is_expired(now()) {
-            return Err(Unknown::Expired);
+            return Err(UnknownCaller::Expired);
         }
         match caller.credential {
             CredentialKind::Jwt(reading)
                 if self.jwt.as_ref().is_none_or(|(_, jwt)| jwt.reading() != reading) =>
             {
-                Err(Unknown::Revoked)
+                Err(UnknownCaller::Revoked)
             }
-            CredentialKind::Token if !self.tokens.load().has(&caller.grant) => Err(Unknown::Revoked),
+            CredentialKind::Token if !self.tokens.load().has(&caller.grant) => Err(UnknownCaller::Revoked),
             _ => Ok(()),
         }
     }
@@ -397,7 +397,7 @@ mod tests {
         let backends = BackendAuthenticator::open(&section).unwrap();
         let bearer = |text: &str| backends.identify(Some(text.as_bytes()), None);
         let (token, id) = mint().unwrap();
-        assert_eq!(bearer(&format!("Bearer {token}")).unwrap_err(), Unknown::Wrong);
+        assert_eq!(bearer(&format!("Bearer {token}")).unwrap_err(), UnknownCaller::Wrong);
         let mut changes = backends.changes();
         let write = |grant: &TokenGrant| {
             backends.edit(|text| Tokens::with(text, grant).map_err(|_| file::FileError::None)).unwrap();
@@ -409,12 +409,12 @@ mod tests {
         assert_eq!((caller.credential, caller.grant.id.as_str()), (CredentialKind::Token, id.as_str()));
         assert_eq!(backends.check(&caller), Ok(()));
         for wrong in ["", "Bearer", &token, "Basic eDp5", "Bearer mqs_x", "Bearer \u{fe}"] {
-            assert_eq!(bearer(wrong).unwrap_err(), Unknown::Wrong, "{wrong}");
+            assert_eq!(bearer(wrong).unwrap_err(), UnknownCaller::Wrong, "{wrong}");
         }
-        assert_eq!(backends.identify(Some(b"Bearer \xff"), None).unwrap_err(), Unknown::Wrong);
-        assert_eq!(backends.identify(None, None).unwrap_err(), Unknown::Nobody);
+        assert_eq!(backends.identify(Some(b"Bearer \xff"), None).unwrap_err(), UnknownCaller::Wrong);
+        assert_eq!(backends.identify(None, None).unwrap_err(), UnknownCaller::Nobody);
         write(&grant("old", "mqs_old", Some(1_000)));
-        assert_eq!(bearer("Bearer mqs_old").unwrap_err(), Unknown::Expired);
+        assert_eq!(bearer("Bearer mqs_old").unwrap_err(), UnknownCaller::Expired);
 
         let left = Tokens::without(&std::fs::read_to_string(&path).unwrap(), &id).unwrap();
         std::fs::write(&path, format!("{left}nonsense\n")).unwrap();
@@ -423,7 +423,7 @@ mod tests {
         assert_eq!(backends.check(&caller), Ok(()), "a broken file keeps what was there");
         std::fs::write(&path, left).unwrap();
         assert_eq!(backends.reload().unwrap(), "1 tokens");
-        assert_eq!(backends.check(&caller), Err(Unknown::Revoked));
+        assert_eq!(backends.check(&caller), Err(UnknownCaller::Revoked));
     }
 
     #[test]
@@ -448,14 +448,14 @@ mod tests {
         };
         assert_eq!(role(&section, &["x.ops.example.com"]), Ok(Role::Operator));
         assert_eq!(role(&section, &["CN", "x.example.com"]), Ok(Role::Reader));
-        assert_eq!(role(&section, &["x.example.org"]), Err(Unknown::Nobody));
+        assert_eq!(role(&section, &["x.example.org"]), Err(UnknownCaller::Nobody));
         let section = Section { certificate_role: Some(Role::Admin), ..section };
         assert_eq!(role(&section, &["x.example.org"]), Ok(Role::Admin));
         let backends = BackendAuthenticator::open(&section).unwrap();
         let mut over = named(&["x.ops.example.com"]);
         over.until = Some(1_000);
-        assert_eq!(backends.identify(None, Some(&over)).unwrap_err(), Unknown::Expired);
+        assert_eq!(backends.identify(None, Some(&over)).unwrap_err(), UnknownCaller::Expired);
         let wrong = backends.identify(Some(b"Bearer x"), Some(&named(&["x.ops.example.com"])));
-        assert_eq!(wrong.unwrap_err(), Unknown::Wrong, "a wrong token beside a good certificate");
+        assert_eq!(wrong.unwrap_err(), UnknownCaller::Wrong, "a wrong token beside a good certificate");
     }
 }

@@ -19,9 +19,9 @@ use crate::{
 };
 
 /// Anything that bytes go through.
-trait Stream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
+trait LinkStream: AsyncRead + AsyncWrite + Send + Sync + Unpin {}
 
-impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> Stream for T {}
+impl<T: AsyncRead + AsyncWrite + Send + Sync + Unpin> LinkStream for T {}
 
 /// Parameters of a session that the bridge asks for.
 #[derive(Debug, Clone, Copy)]
@@ -36,8 +36,8 @@ pub(super) struct SessionParameters {
 
 /// See the module.
 pub(super) struct BrokerLink {
-    reader: ReadHalf<Box<dyn Stream>>,
-    writer: WriteHalf<Box<dyn Stream>>,
+    reader: ReadHalf<Box<dyn LinkStream>>,
+    writer: WriteHalf<Box<dyn LinkStream>>,
     input: BytesMut,
     /// Bytes that are still to be written.
     output: BytesMut,
@@ -84,7 +84,7 @@ impl BrokerLink {
         };
         let socket = TcpStream::connect((dial.host.as_str(), dial.port)).await.map_err(failed)?;
         let _ = socket.set_nodelay(true);
-        let stream: Box<dyn Stream> = match tls {
+        let stream: Box<dyn LinkStream> = match tls {
             None => Box::new(socket),
             Some((connector, name)) => {
                 let tls = connector.connect(name, socket).await;

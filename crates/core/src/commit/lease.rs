@@ -13,13 +13,13 @@ use super::Commit;
 /// waits, as for a disk; if the lease never comes back, it is never acknowledged.
 #[derive(Default)]
 pub struct LeaseGate {
-    lease: OnceLock<Held>,
+    lease: OnceLock<HoldsLease>,
     /// What waits: as much as all peers together may have unanswered.
     waiting: Mutex<Vec<Arc<Commit>>>,
 }
 
 /// Tells whether the lease is held.
-type Held = Box<dyn Fn() -> bool + Send + Sync>;
+type HoldsLease = Box<dyn Fn() -> bool + Send + Sync>;
 
 impl LeaseGate {
     /// From now on `held` decides. Once, before anybody is admitted.

@@ -8,7 +8,7 @@ use std::{
 
 use parking_lot::Mutex;
 
-use super::row::{Family, Row};
+use super::row::{Family, MetricRow};
 
 /// One counter of one thread. Only its own thread adds; any thread reads.
 #[derive(Debug, Default)]
@@ -96,15 +96,15 @@ pub struct CounterTable {
     /// The families that it declares.
     pub families: &'static [Family],
     /// Reads the rows of all of them, in their order.
-    pub rows: fn() -> Vec<Row>,
+    pub rows: fn() -> Vec<MetricRow>,
 }
 
 /// The rows of `families` with these values.
-pub fn counter_rows(families: &'static [Family], values: &[u64]) -> Vec<Row> {
+pub fn counter_rows(families: &'static [Family], values: &[u64]) -> Vec<MetricRow> {
     let declared =
         families.iter().flat_map(|family| family.rows.iter().map(move |(labels, _)| (family, *labels)));
     let rows = declared.zip(values);
-    rows.map(|((family, labels), value)| Row::new(family, "", labels.into(), *value as f64)).collect()
+    rows.map(|((family, labels), value)| MetricRow::new(family, "", labels.into(), *value as f64)).collect()
 }
 
 /// Declares the counters of a crate, for its `counters.rs`. The comment of a family, and of a row, is what operators read in
@@ -159,7 +159,7 @@ macro_rules! counters {
 
         impl Totals {
             /// The rows of all counters.
-            pub fn rows(&self) -> ::std::vec::Vec<$crate::metrics::Row> {
+            pub fn rows(&self) -> ::std::vec::Vec<$crate::metrics::MetricRow> {
                 $crate::metrics::counter_rows(TABLE.families, &[$($(self.$field),+),*])
             }
         }

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use super::row::{Figure, Row};
+use super::row::{Figure, MetricRow};
 
 /// Durations in buckets. Any thread may observe; meant for what happens now and then, not for each message.
 #[derive(Debug)]
@@ -36,11 +36,12 @@ impl Histogram {
     }
 
     /// Rows of this figure: cumulated buckets, sum in seconds, count.
-    pub fn rows(&self, figure: &'static Figure<0>) -> Vec<Row> {
+    pub fn rows(&self, figure: &'static Figure<0>) -> Vec<MetricRow> {
         let mut total = 0;
-        let row = |suffix, labels: String, value| Row::new(&figure.family, suffix, labels.into(), value);
+        let row =
+            |suffix, labels: String, value| MetricRow::new(&figure.family, suffix, labels.into(), value);
         let bounds = self.bounds.iter().map(f64::to_string).chain(["+Inf".to_owned()]);
-        let mut rows: Vec<Row> = bounds
+        let mut rows: Vec<MetricRow> = bounds
             .zip(&self.buckets)
             .map(|(bound, bucket)| {
                 total += bucket.load(Relaxed);

@@ -7,4 +7,4 @@ mod row;
 
 pub use counters::{Counter, CounterSets, CounterTable, counter_rows};
 pub use histogram::Histogram;
-pub use row::{Family, Figure, MetricKind, Row};
+pub use row::{Family, Figure, MetricKind, MetricRow};

@@ -73,17 +73,17 @@ pub struct Figure<const LABELS: usize> {
 
 impl<const LABELS: usize> Figure<LABELS> {
     /// A row with these values of its labels, in their order.
-    pub fn of(&'static self, values: [&str; LABELS], value: f64) -> Row {
+    pub fn of(&'static self, values: [&str; LABELS], value: f64) -> MetricRow {
         let pairs = self.family.labels.iter().zip(values);
         let labels: Vec<String> =
             pairs.map(|(label, value)| format!("{label}=\"{}\"", escape_label(value))).collect();
-        Row::new(&self.family, "", labels.join(",").into(), value)
+        MetricRow::new(&self.family, "", labels.join(",").into(), value)
     }
 }
 
 impl Figure<0> {
     /// Its only row.
-    pub fn is(&'static self, value: f64) -> Row {
+    pub fn is(&'static self, value: f64) -> MetricRow {
         self.of([], value)
     }
 }
@@ -92,7 +92,7 @@ impl Figure<0> {
 /// crate or in [`super::figures`], can be a row.
 #[derive(Debug, Clone, PartialEq)]
 #[non_exhaustive]
-pub struct Row {
+pub struct MetricRow {
     /// Metric name; counters end in `_total`.
     pub name: &'static str,
     /// For rows of a histogram, what follows the name: `_bucket`, `_sum` or `_count`.
@@ -107,7 +107,7 @@ pub struct Row {
     pub value: f64,
 }
 
-impl Row {
+impl MetricRow {
     pub(super) fn new(
         family: &'static Family,
         suffix: &'static str,

@@ -36,7 +36,7 @@ pub(super) fn locate<'t>(
     table: Table,
     txn: &'t RoTxn<'_>,
     name: &[u8],
-    owns: impl Fn(&record::RecordHead<'_>) -> bool,
+    owns: impl Fn(&record::ValueHead<'_>) -> bool,
 ) -> Result<Option<Located<'t>>, heed::Error> {
     if name.is_empty() {
         return Ok(None);

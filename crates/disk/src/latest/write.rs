@@ -129,7 +129,7 @@ impl LatestWork {
     fn put(&mut self, txn: &mut WriteTxn<'_>, value: &LatestValue) -> Result<bool, heed::Error> {
         let (device, topic) = (value.device.as_str(), &*value.topic);
         let name = keys::name(device, topic);
-        let owns = |head: &record::RecordHead<'_>| head.device == device && head.topic == topic;
+        let owns = |head: &record::ValueHead<'_>| head.device == device && head.topic == topic;
         let Some(place) = read::locate(self.tables.latest, txn, &name, owns)? else { return Ok(false) };
         if let Some(stored) = place.record.and_then(record::decode_head) {
             if stored.version >= value.version {

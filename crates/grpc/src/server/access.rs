@@ -37,7 +37,7 @@ use super::{
 };
 use crate::counters::count;
 use auth::backends::{
-    BackendAuthenticator, Caller, Unknown,
+    BackendAuthenticator, Caller, UnknownCaller,
     audit::{self, AuditLine},
     callers::{CallerKey, CallerPlaces, CallerShares, ForwardedFor, NoPlace},
     now,
@@ -309,7 +309,7 @@ impl<S> Guarded<S> {
         &self,
         headers: &HeaderMap,
         connection_calls: Option<&Arc<ConnectionCalls>>,
-    ) -> Result<Caller, Unknown> {
+    ) -> Result<Caller, UnknownCaller> {
         let mut values = headers.get_all(AUTHORIZATION).iter();
         let value = values.next().map(|value| value.as_bytes());
         if value.is_some_and(|value| value.len() > MOST_BYTES) || values.next().is_some() {
@@ -382,7 +382,7 @@ fn ending(answer: Response<Body>, backends: Arc<BackendAuthenticator>, call: Arc
 
 /// Takes the stream from its caller, with all that the service did for it. Not left to the one who reads the stream: while the
 /// caller takes nothing nobody does, and he would keep what he has.
-fn close(open: &Mutex<PermittedBody>, unknown: Unknown) {
+fn close(open: &Mutex<PermittedBody>, unknown: UnknownCaller) {
     let (body, waker) = {
         let mut open = open.lock();
         open.lost = Some(unknown);
@@ -396,7 +396,7 @@ fn close(open: &Mutex<PermittedBody>, unknown: Unknown) {
 }
 
 /// Waits until `caller` is no longer who it was, and says why.
-async fn lost(backends: &BackendAuthenticator, caller: &Caller) -> Unknown {
+async fn lost(backends: &BackendAuthenticator, caller: &Caller) -> UnknownCaller {
     let mut changes = backends.changes();
     loop {
         if let Err(unknown) = backends.check(caller) {
@@ -415,7 +415,7 @@ async fn lost(backends: &BackendAuthenticator, caller: &Caller) -> Unknown {
         tokio::select! {
             () = expiry => {}
             changed = changes.changed() => if changed.is_err() {
-                return Unknown::Revoked;
+                return UnknownCaller::Revoked;
             },
         }
     }
@@ -432,7 +432,7 @@ struct PermittedBody {
     /// Gone at the end.
     body: Option<Body>,
     /// Why it ends early, until that is told.
-    lost: Option<Unknown>,
+    lost: Option<UnknownCaller>,
     waker: Option<Waker>,
 }
 
@@ -458,7 +458,7 @@ impl HttpBody for EndingCall {
         let Some(unknown) = open.lost.take() else { return Poll::Ready(None) };
         drop(open);
         count(|c| match unknown {
-            Unknown::Expired => c.backend_streams_expired.add(1),
+            UnknownCaller::Expired => c.backend_streams_expired.add(1),
             _ => c.backend_streams_revoked.add(1),
         });
         let error = Error::Unauthenticated(unknown);

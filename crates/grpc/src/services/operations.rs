@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use config::Direction;
 use gateway_core::{
     clock,
-    metrics::{MetricKind, Row},
+    metrics::{MetricKind, MetricRow},
 };
 use serde_json::Value;
 use tonic::{Request, Response, Status};
@@ -176,7 +176,7 @@ fn bridge(shown: ShownBridge) -> v1::Bridge {
     }
 }
 
-fn metric(row: Row) -> v1::Metric {
+fn metric(row: MetricRow) -> v1::Metric {
     v1::Metric {
         name: format!("{}{}", row.name, row.suffix),
         labels: labels(&row.labels),

@@ -59,7 +59,7 @@ struct TwinMessage {
 }
 
 /// Order of rows: number and part, within a segment.
-type RowKey = (u64, u16);
+type CellKey = (u64, u16);
 
 /// A row without its place.
 #[derive(Clone, PartialEq, Eq)]
@@ -70,7 +70,7 @@ struct Cell {
 
 #[derive(Default)]
 struct Replica {
-    segments: BTreeMap<Segment, BTreeMap<RowKey, Cell>>,
+    segments: BTreeMap<Segment, BTreeMap<CellKey, Cell>>,
     /// How many views it knows.
     views: usize,
     beats: BTreeMap<Arc<str>, (u64, Beat)>,
@@ -217,8 +217,8 @@ impl Replicas {
         });
     }
 
-    pub(super) fn read(&mut self, segment: Segment, from: RowKey, bytes: usize, reply: TwinReply<Rows>) {
-        let found = Arc::new(Mutex::new(Vec::<(usize, BTreeMap<RowKey, Cell>)>::new()));
+    pub(super) fn read(&mut self, segment: Segment, from: CellKey, bytes: usize, reply: TwinReply<Rows>) {
+        let found = Arc::new(Mutex::new(Vec::<(usize, BTreeMap<CellKey, Cell>)>::new()));
         for replica in self.chance.order(REPLICAS) {
             let (found, reply) = (Arc::clone(&found), reply.clone());
             self.send(move |world| {
@@ -388,12 +388,12 @@ impl Replicas {
     }
 }
 
-fn row(segment: Segment, (n, part): RowKey, cell: Cell) -> Row {
+fn row(segment: Segment, (n, part): CellKey, cell: Cell) -> Row {
     Row { segment, n, part, parts: cell.parts, data: cell.data }
 }
 
 /// The first rows, of about so many bytes.
-fn page(segment: Segment, cells: BTreeMap<RowKey, Cell>, bytes: usize) -> Rows {
+fn page(segment: Segment, cells: BTreeMap<CellKey, Cell>, bytes: usize) -> Rows {
     let (mut rows, mut size) = (Vec::new(), 0);
     for (place, cell) in cells {
         if size >= bytes && !rows.is_empty() {
