@@ -125,6 +125,28 @@ async fn health_names_every_service_and_shutdown_ends_the_server() {
     running.server.await.unwrap().unwrap();
 }
 
+/// The failure: UNIMPLEMENTED, as from a gateway of a version that lacks the method.
+#[tokio::test]
+async fn every_call_to_a_gateway_that_stands_by_is_refused() {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let (_stop, shutdown) = watch::channel(false);
+    let refusal = || grpc_messages::status::Error::NotActive { address: "b:10000".to_owned() };
+    let api = GrpcApi::standing_by(
+        GrpcConfig::default(),
+        Arc::new(Account::new(64 << 20)),
+        Arc::new(BackendAuthenticator::open(&Default::default()).unwrap()),
+        Duration::from_secs(30),
+        Arc::new(refusal),
+        shutdown,
+    );
+    let server = tokio::spawn(api.serve(listener, None));
+    let mut client = HealthClient::new(Endpoint::try_from(endpoint).unwrap().connect().await.unwrap());
+    let refused = client.check(HealthCheckRequest::default()).await.unwrap_err();
+    assert_eq!(refused.get_details_error_info().unwrap().reason, "NOT_ACTIVE");
+    server.abort();
+}
+
 #[tokio::test]
 async fn a_call_that_does_not_end_is_cut_off_after_the_drain_timeout() {
     let config = GrpcConfig { drain_timeout: Duration::from_millis(20), ..GrpcConfig::default() };
