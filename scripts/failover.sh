@@ -29,6 +29,7 @@ for built in target/release/mqtt-server target/debug/mqtt-server; do
   [ -n "$binary" ] || [ ! -x $built ] || binary=$root/$built
 done
 [ -x "$binary" ] || give_up "takeovers" "there is no server (cargo build --release, or BINARY)"
+binary=$(realpath "$binary")
 command -v python3 >/dev/null || give_up "takeovers" "python3 is missing"
 command -v openssl >/dev/null || give_up "takeovers" "openssl is missing"
 

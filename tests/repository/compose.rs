@@ -1,5 +1,5 @@
 //! docker-compose.yml, read and held against the program: what it starts is there, takes these flags, listens on these
-//! ports and answers this health check. Compose itself is not run.
+//! ports and answers this health check. So is deploy/compose/two-gateways.yml. Compose itself is not run.
 
 use std::{collections::BTreeMap, fs, process::Command, time::Duration};
 
@@ -228,4 +228,79 @@ fn an_address_of_the_configuration_holds_in_the_container() {
     let devices = config.addr.expect("an address for devices").to_string();
     let [grpc, http] = [config.grpc_addr, config.http_addr].map(|address| address.to_string());
     assert_eq!([&*devices, &*grpc, &*http], ["[::]:18883", "[::]:11000", "127.0.0.1:9099"]);
+}
+
+/// The gateways of deploy/compose/two-gateways.yml, which differ in their names, and their configurations.
+fn two_gateways(compose: &Value) -> [Config; 2] {
+    let [a, b] = ["a", "b"].map(|node| {
+        let service = &compose["services"][format!("gateway-{node}")];
+        let env = service["environment"].as_object().expect("an environment").iter();
+        let env = env.map(|(name, value)| (name.clone(), value.as_str().expect("a text").to_owned()));
+        let env: BTreeMap<String, String> = of_image().into_iter().chain(env).collect();
+        let args = ["mqtt-server"].into_iter().chain(texts(&service["command"]));
+        let flags = Flags::try_parse_from(args).expect("flags that are taken");
+        let config = Config::load(&flags, None, &env).expect("a configuration that is good");
+        assert_eq!(config.cluster.node, node);
+        assert_eq!(config.cluster.address, format!("gateway-{node}:{}", config.grpc_addr.port()));
+        assert!(config.backends.takes_bearers() && !config.insecure_grpc, "open to other containers");
+        let grace = service["stop_grace_period"].as_str().expect("a time").trim_end_matches('s');
+        let grace = Duration::from_secs(grace.parse().expect("seconds"));
+        assert!(grace > config.shutdown.deadline.0, "{grace:?}");
+        config
+    });
+    [a, b]
+}
+
+/// Both are of one cluster, whose database is a service that lets them in.
+#[test]
+fn two_gateways_of_compose_are_a_cluster_with_its_database() {
+    let Some(compose) = crate::yaml("deploy/compose/two-gateways.yml") else { return };
+    let [a, b] = two_gateways(&compose);
+    assert!(a.cluster.is_on() && a.cluster.name == b.cluster.name && a.cluster.ledger == b.cluster.ledger);
+    let ledger = a.cluster.ledger_address().expect("an address");
+    let [(host, 5432)] = &ledger.hosts[..] else { panic!("{:?}", ledger.hosts) };
+    let database = &compose["services"][host];
+    let set = |name: &str| database["environment"][name].as_str().expect("a variable").to_owned();
+    assert_eq!([set("POSTGRES_USER"), set("POSTGRES_DB")], [ledger.user, ledger.database]);
+    assert_eq!(set("POSTGRES_PASSWORD"), a.ledger_password().expect("a password").expose());
+    let made = texts(&compose["services"]["cluster"]["entrypoint"]);
+    assert_eq!(made[2], "mqtt-server cluster status || mqtt-server cluster create");
+    for service in compose["services"].as_object().expect("services").values() {
+        if let Some(image) = service["image"].as_str().filter(|_| service.get("build").is_none()) {
+            assert!(image.split_once(':').is_some_and(|(_, tag)| tag != "latest"), "{image}");
+        }
+        for volume in service.get("volumes").map(texts).unwrap_or_default() {
+            let (name, _) = volume.split_once(':').expect("a volume");
+            let file = root().join("deploy/compose").join(name);
+            assert!(compose["volumes"].get(name).is_some() || file.exists(), "volume {name}");
+        }
+    }
+}
+
+/// Clients come by HAProxy alone, on loopback, and it is set up as the guide says.
+#[test]
+fn haproxy_of_compose_is_that_of_the_guide_and_finds_the_gateways() {
+    let Some(compose) = crate::yaml("deploy/compose/two-gateways.yml") else { return };
+    let guide = fs::read_to_string(root().join("docs/guides/two-gateways.md")).expect("read the guide");
+    let (_, text) = guide.split_once("```text\n").expect("a configuration of HAProxy");
+    let (text, _) = text.split_once("```").expect("its end");
+    let text = text.replace("10.0.0.1", "gateway-a").replace("10.0.0.2", "gateway-b");
+    let file = fs::read_to_string(root().join("deploy/compose/haproxy.cfg")).expect("read haproxy.cfg");
+    let (_, file) = file.split_once('\n').expect("a comment and the configuration");
+    assert_eq!(file, text);
+    let mut listening = Vec::new();
+    for config in two_gateways(&compose) {
+        let Some(Address::Ip(devices)) = config.addr else { panic!("an address for devices") };
+        listening =
+            [devices.port(), config.grpc_addr.port()].map(|port| format!("127.0.0.1:{port}:{port}")).into();
+        for (port, what) in
+            [(devices.port(), ":"), (config.grpc_addr.port(), ":"), (config.http_addr.port(), "port ")]
+        {
+            assert!(file.contains(&format!("{what}{port}")), "{what}{port}");
+        }
+    }
+    for (name, service) in compose["services"].as_object().expect("services") {
+        let ports = service.get("ports").map(texts).unwrap_or_default();
+        assert_eq!(ports, if name == "haproxy" { &*listening } else { &[] }, "{name}");
+    }
 }

@@ -160,11 +160,17 @@ fn the_gateway_takes_the_variables_of_the_chart() {
     let chart = read("deploy/helm/mqtt-server/templates/statefulset.yaml");
     let set = |line: &str| -> Option<(String, String)> {
         let (name, value) = line.trim().strip_prefix("- {name: MQTT_SERVER_")?.split_once(", value: ")?;
-        Some((format!("MQTT_SERVER_{name}"), value.trim_end_matches('}').trim_matches('"').to_owned()))
+        Some((format!("MQTT_SERVER_{name}"), value.strip_suffix('}')?.trim_matches('"').to_owned()))
     };
     let mut env: BTreeMap<String, String> = chart.lines().filter_map(set).collect();
-    assert!(env.len() > 8, "{env:?}");
+    assert!(env.len() > 12, "{env:?}");
     env.remove("MQTT_SERVER_CONFIG");
+    // As somebody would set it.
+    let ledger =
+        env.insert("MQTT_SERVER_CLUSTER__LEDGER".to_owned(), "postgres://gateway@db/gateway".to_owned());
+    assert_eq!(ledger.as_deref(), Some("{{ .Values.cluster.ledger | quote }}"));
+    let cluster = env.insert("MQTT_SERVER_CLUSTER__NAME".to_owned(), "gateway".to_owned());
+    assert_eq!(cluster.as_deref(), Some("{{ .Values.cluster.name | default .Release.Name | quote }}"));
     env.remove("MQTT_SERVER_AUTH__ALLOW_ANONYMOUS");
     let values = read("deploy/helm/mqtt-server/values.yaml");
     let config = values.split_once("config: |\n").expect("a configuration").1;
@@ -177,6 +183,7 @@ fn the_gateway_takes_the_variables_of_the_chart() {
         |text: &str| Config::load(&Flags::default(), Some(text), &env).expect("a configuration that starts");
     let loaded = load(&config);
     assert!(!loaded.grpc_addr.ip().is_loopback() && loaded.backends.takes_bearers());
+    assert!(loaded.cluster.is_on() && loaded.cluster.password_file.is_some());
     // Its addresses do not hold before those of the configuration, as those of the unit of the package.
     let own = load(&format!(
         "addr = \"[::]:8883\"\ngrpc_addr = \"[::]:10000\"\nhttp_addr = \"[::]:9090\"\n{config}"
@@ -186,6 +193,25 @@ fn the_gateway_takes_the_variables_of_the_chart() {
     assert!(own.grpc_addr.is_ipv6() && own.http_addr.is_ipv6(), "{own:?}");
     let unit = read("deploy/deb/mqtt-server.service");
     assert!(!unit.contains("addr") && !unit.contains("Environment"), "{unit}");
+}
+
+/// The failure: a gateway that stands by is sent devices, or is restarted, or an update waits until it serves.
+#[test]
+fn the_chart_knows_ready_from_standing_by() {
+    let chart = read("deploy/helm/mqtt-server/templates/statefulset.yaml");
+    let asks = |probe: &str| -> String {
+        let (_, rest) = chart.split_once(probe).expect("a probe");
+        let (_, rest) = rest.split_once("'GET ").expect("a request");
+        rest.split_once(' ').expect("its path").0.to_owned()
+    };
+    let asked = ["startupProbe:", "readinessProbe:", "livenessProbe:"].map(asks);
+    assert_eq!(asked, ["/readyz?standby=ok", "/readyz", "/healthz"]);
+    for line in ["podManagementPolicy: Parallel", "updateStrategy: {type: OnDelete}"] {
+        assert!(chart.contains(line), "{line}");
+    }
+    assert!(
+        read("deploy/helm/mqtt-server/templates/services.yaml").contains("publishNotReadyAddresses: true")
+    );
 }
 
 /// The manifests of the guide are for this gateway: it takes their variables, and would start with them.
