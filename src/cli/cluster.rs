@@ -7,11 +7,13 @@ use std::{
     path::PathBuf,
     process::ExitCode,
     sync::Arc,
+    time::Duration,
 };
 
 use cluster_node::{ClusterStatus, accept_loss, create, order_takeover, status};
 use config::{Config, Flags};
 use store::DataDir;
+use tokio::time::timeout;
 
 use super::commands::{ClusterCommand, ClusterConfig};
 use crate::cluster::LedgerEngine;
@@ -72,6 +74,31 @@ fn make(config: &Config, engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Erro
     }
     tell_lacks(engine)?;
     Ok(ExitCode::SUCCESS)
+}
+
+/// Time to wait for an engine that is asked what it lacks.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// What the engine of the ledger lacks, with the remedies, for `--check`; nothing outside a cluster.
+///
+/// # Errors
+/// It lacks what no promise can be kept without, or cannot be opened.
+pub(crate) fn lacks(config: &Config) -> Result<Vec<String>, Box<dyn Error>> {
+    if !config.cluster.is_on() {
+        return Ok(Vec::new());
+    }
+    let engine = Engine::open(config)?;
+    let ledger = Arc::clone(&engine.ledger);
+    let asked = async move { timeout(ANSWER, ledger.findings()).await };
+    let findings = match engine.handle().block_on(asked) {
+        Ok(Ok(findings)) => findings,
+        Ok(Err(unknown)) => return Ok(vec![format!("cluster.ledger does not answer: {unknown}")]),
+        Err(_) => return Ok(vec![format!("cluster.ledger has not answered in {ANSWER:?}")]),
+    };
+    if let Some(fatal) = findings.iter().find(|finding| finding.is_fatal) {
+        return Err(format!("cluster.ledger: {}", fatal.text).into());
+    }
+    Ok(findings.into_iter().map(|finding| format!("cluster.ledger: {}", finding.text)).collect())
 }
 
 /// Writes what the engine lacks, a line each.

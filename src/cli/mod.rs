@@ -126,7 +126,14 @@ fn check(config: &Config) -> Result<(), Box<dyn std::error::Error>> {
     auth::open_rules(config, None, config.reserved_topics())?;
     PlannedBridges::open(config)?;
     BanRegistry::open(&config.bans, None)?;
-    for warning in config.anonymous_warning().into_iter().chain(config.warnings()).chain(open).chain(notices)
+    let lacks = cluster::lacks(config)?;
+    for warning in config
+        .anonymous_warning()
+        .into_iter()
+        .chain(config.warnings())
+        .chain(open)
+        .chain(notices)
+        .chain(lacks)
     {
         let _ = writeln!(std::io::stderr(), "mqtt-server: warning: {warning}");
     }

@@ -12,7 +12,9 @@ use cluster::Clock as _;
 use cluster_node::{HomeEnd, MachineClock, NodeError, NodeSettings, NodeState, OwnedHome, StandbyNode};
 use config::Config;
 use disk::ShippedStore;
+use gateway_core::metrics::{Row, figures};
 use store::{DataDir, StoreError, Verify};
+use telemetry::{ProcessStats, render, rows};
 use thiserror::Error;
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use tracing::{info, warn};
@@ -105,13 +107,13 @@ impl ClusterMember {
         info!(cluster = settings.cluster, node = settings.name, "standing by");
         let (node, state) = StandbyNode::new(Arc::clone(&engine.ledger), settings, directory);
         let lacks = engine.handle().spawn(look_for_lacks(Arc::clone(&engine.ledger)));
-        let (address, shown) = (state.clone(), state.clone());
+        let (address, shown, read) = (state.clone(), state.clone(), state.clone());
         let standby = Standby::start(
             &config,
             Arc::new(move || address.borrow().address.clone()),
             StandbyPages {
                 state: Arc::new(move || shown.borrow().line()),
-                metrics: Arc::new(|| telemetry::render(&[])),
+                metrics: Arc::new(move || render(&standby_rows(&read.borrow()))),
             },
         )?;
         let running = engine.handle().spawn(node.run());
@@ -144,6 +146,7 @@ impl ClusterMember {
                 let lease = Arc::clone(home.lease());
                 Arc::new(move || lease.held(MachineClock.now()))
             },
+            figures: Arc::new(home.figures()),
         };
         let mut builder = Gateway::builder((*config).clone()).home(ledger);
         for (name, socket) in standby.end().await {
@@ -185,6 +188,12 @@ pub(crate) fn begin_anew(given_up: bool) -> ExitCode {
     let error = command.exec();
     tracing::error!(%error, "cannot begin anew, the process ends");
     ExitCode::FAILURE
+}
+
+/// What `/metrics` shows while it stands by.
+fn standby_rows(state: &NodeState) -> Vec<Row> {
+    let read = vec![figures::CLUSTER_ACTIVE.is(0.0), figures::CLUSTER_WARM.is(u8::from(state.warm).into())];
+    rows(Vec::new(), read, &ProcessStats::read())
 }
 
 /// The name of this node.

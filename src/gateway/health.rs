@@ -84,6 +84,7 @@ impl StoreWatch {
         {
             text.push_str(&format!("database: degraded: {trouble}\n"));
         }
+        text.extend(self.home.ledger_problem());
         for file in &self.set_aside {
             let what = if file.ends_with("data.mdb") { "gone, and begun anew" } else { "set aside" };
             text.push_str(&format!("store: {what}: {}\n", file.display()));

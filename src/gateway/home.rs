@@ -8,10 +8,12 @@
 use std::{
     path::PathBuf,
     sync::{Arc, OnceLock},
+    time::Duration,
 };
 
 use ::commands::{CommandRegistry, CommandService, ReplyDispatcher};
 use broker::{Broker, GroupLog, Stores};
+use cluster_node::LedgerFigures;
 use config::Config;
 use consumer_groups::ConsumerGroups;
 use disk::EmbeddedRecords;
@@ -34,6 +36,7 @@ pub(super) struct Home {
     groups: OnceLock<Arc<ConsumerGroups>>,
     /// Once they are served.
     registry: OnceLock<Arc<CommandRegistry>>,
+    ledger: Option<Arc<dyn Fn() -> LedgerFigures + Send + Sync>>,
 }
 
 /// The ledger's side of a home in a cluster.
@@ -48,7 +51,12 @@ pub struct HomeLedger {
     pub log: Arc<dyn Shipping>,
     /// Tells whether this process may acknowledge, and admit clients.
     pub lease: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Reads its figures.
+    pub figures: Arc<dyn Fn() -> LedgerFigures + Send + Sync>,
 }
+
+/// An append that has waited for so long is told as a problem.
+const SLOW_LEDGER: Duration = Duration::from_secs(3);
 
 /// Services over a [`Home`]. A service that is switched off is the key of the configuration that does so.
 pub(super) struct HomeServices {
@@ -92,7 +100,8 @@ impl Home {
             }
             _ => None,
         };
-        Ok(Self { clock, stores, records, log, groups: OnceLock::new(), registry: OnceLock::new() })
+        let ledger = ledger.map(|ledger| Arc::clone(&ledger.figures));
+        Ok(Self { clock, stores, records, log, groups: OnceLock::new(), registry: OnceLock::new(), ledger })
     }
 
     /// Where the clock is kept.
@@ -217,14 +226,33 @@ impl Home {
             all.push(figures::COMMANDS_ACTIVE.is(registry.active() as f64));
         }
         all.extend(self.stores.iter().flat_map(stores::OpenedStores::figures));
+        if let Some(ledger) = &self.ledger {
+            let LedgerFigures { under_way, oldest, records, bytes, repeats, stored } = ledger();
+            all.extend([
+                figures::CLUSTER_ACTIVE.is(1.0),
+                figures::LEDGER_UNDER_WAY.is(under_way as f64),
+                figures::LEDGER_OLDEST.is(oldest.as_secs_f64()),
+                figures::LEDGER_RECORDS.is(records as f64),
+                figures::LEDGER_APPENDED.is(bytes as f64),
+                figures::LEDGER_REPEATS.is(repeats as f64),
+            ]);
+            all.extend(stored.map(|(store, bytes)| figures::LEDGER_BYTES.of([store.name()], bytes as f64)));
+        }
         all
+    }
+
+    /// A line about the ledger, if it does not answer in time.
+    pub(super) fn ledger_problem(&self) -> Option<String> {
+        let oldest = self.ledger.as_ref()?().oldest;
+        let is_slow = oldest > SLOW_LEDGER;
+        is_slow.then(|| {
+            format!("ledger: no answer for {} s, acknowledgements of QoS 1 and 2 wait\n", oldest.as_secs())
+        })
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use auth::{
         AllowAll,
         abuse::{AbuseGuard, BanRegistry},

@@ -105,7 +105,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         NetShared::new(broker.clone(), authenticator, authority.clone(), guard, pattern, mark.clone());
     if let Some(ledger) = &ledger {
         let lease = Arc::clone(&ledger.lease);
-        shared.lease.set(move || lease());
+        broker.lease().set(move || lease());
     }
     // Before anything is published.
     let consumers = home.restore(&config, &broker, &shared).await?;
@@ -165,8 +165,8 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         let broker = broker.clone();
         tasks.spawn(async move { broker.append_events(grpc::encode_event).await });
     }
-    if shared.lease.is_set() {
-        tasks.spawn(look_at_lease(Arc::clone(&shared)));
+    if broker.lease().is_set() {
+        tasks.spawn(look_at_lease(broker.clone()));
     }
     tasks.spawn(run_ticks(broker.clone(), bans, home.clock().cloned()));
     if let Some(sys) = sys {
@@ -202,10 +202,10 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
 }
 
 /// Lets go of acknowledgements that wait for a lease, soon after it is back.
-async fn look_at_lease(shared: Arc<NetShared>) {
+async fn look_at_lease(broker: Broker) {
     loop {
         tokio::time::sleep(LEASE_LOOK).await;
-        shared.lease.look();
+        broker.lease().look();
     }
 }
 

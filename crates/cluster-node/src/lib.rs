@@ -30,7 +30,7 @@ mod tests;
 pub use clock::MachineClock;
 pub use import::{ImportError, create};
 pub use order::order_takeover;
-pub use owned::{HomeEnd, HomeStreams, OwnedHome};
+pub use owned::{HomeEnd, HomeStreams, LedgerFigures, OwnedHome};
 pub use standby::{NodeError, NodeSettings, NodeState, Phase, StandbyNode, leave_cluster};
 pub use status::{ClusterStatus, NodeStatus, accept_loss, status};
 

@@ -1,6 +1,6 @@
 //! A home that is this node's.
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use cluster::{Lease, Tenure};
 use disk::{ShippedFiles, ShippedStore};
@@ -30,6 +30,23 @@ impl HomeStreams {
     pub fn of(&self, store: ShippedStore) -> Arc<dyn Shipping> {
         Arc::clone(&self.streams[store as usize]) as _
     }
+}
+
+/// Figures of a home and its ledger.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct LedgerFigures {
+    /// Appends under way.
+    pub under_way: usize,
+    /// Age of the oldest of them.
+    pub oldest: Duration,
+    /// Records appended.
+    pub records: u64,
+    /// Bytes of their changes.
+    pub bytes: u64,
+    /// Calls that were made again.
+    pub repeats: u64,
+    /// Bytes in the ledger, about, by store.
+    pub stored: [(ShippedStore, u64); ShippedStore::ALL.len()],
 }
 
 /// Why a home is not this node's for ever.
@@ -81,6 +98,17 @@ impl OwnedHome {
         &self.directory
     }
 
+    /// Reads figures of it, now and for as long as the process lives.
+    pub fn figures(&self) -> impl Fn() -> LedgerFigures + Send + Sync + use<> {
+        let (tenure, streams) = (self.tenure.clone(), self.streams.clone());
+        move || {
+            let cluster::Figures { under_way, oldest, records, bytes, repeats, .. } = tenure.figures();
+            let stored =
+                ShippedStore::ALL.map(|store| (store, streams.streams[store as usize].ledger_bytes()));
+            LedgerFigures { under_way, oldest: oldest.unwrap_or_default(), records, bytes, repeats, stored }
+        }
+    }
+
     /// Streams for the stores of the directory.
     pub fn streams(&self) -> &HomeStreams {
         &self.streams
@@ -108,11 +136,6 @@ impl OwnedHome {
             () = self.tenure.lost() => HomeEnd::Lost,
             _ = ordered => HomeEnd::Ordered,
         }
-    }
-
-    /// Bytes of each stream in the ledger.
-    pub fn ledger_bytes(&self) -> Vec<(u8, u64)> {
-        self.streams.streams.iter().map(|stream| (stream.stream(), stream.ledger_bytes())).collect()
     }
 
     /// Hands the home over: its stores are closed, and write nothing any more. Whoever stands by takes it at once. Returns why not, if

@@ -25,7 +25,6 @@ struct QueuedAppend {
 
 /// A stream, as its store uses it. Once the home is lost, every call says so.
 pub(crate) struct StreamShipping {
-    stream: u8,
     tenure: Tenure,
     appends: mpsc::Sender<QueuedAppend>,
     /// Bytes of the stream in the ledger.
@@ -56,17 +55,12 @@ impl StreamShipping {
             writer: tokio::spawn(write(writer, waiting, Arc::clone(&bytes), stop)),
             begins: tokio::spawn(publish(tenure.clone(), stream, begins)),
         };
-        (Arc::new(Self { stream, tenure: tenure.clone(), appends, bytes, begin }), tasks)
+        (Arc::new(Self { tenure: tenure.clone(), appends, bytes, begin }), tasks)
     }
 
     /// Bytes of the stream in the ledger.
     pub(crate) fn ledger_bytes(&self) -> u64 {
         self.bytes.load(Relaxed)
-    }
-
-    /// Number of the stream.
-    pub(crate) fn stream(&self) -> u8 {
-        self.stream
     }
 }
 

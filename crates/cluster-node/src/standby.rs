@@ -20,10 +20,13 @@ use crate::{
 };
 
 /// Time between two looks at beats and view.
-const LOOK: Duration = Duration::from_secs(1);
+const LOOK: Duration = Duration::from_millis(500);
+
+/// Time between two beats.
+const BEAT: Duration = Duration::from_secs(1);
 
 /// Time between two steps of the copy, if it has reached the end.
-const STEP: Duration = Duration::from_millis(250);
+const STEP: Duration = Duration::from_millis(500);
 
 /// A call that takes longer counts as unanswered, for what is told: it goes on.
 const ANSWER: Duration = Duration::from_secs(3);
@@ -196,7 +199,7 @@ impl StandbyNode {
                 about.warm = shown.borrow().warm;
                 node.set_about(about.encode());
                 let _ = timeout(ANSWER, ledger.beat(&node.next_beat())).await;
-                tokio::time::sleep(LOOK).await;
+                tokio::time::sleep(BEAT).await;
             }
         })
     }

@@ -32,6 +32,16 @@ pub enum ShippedStore {
 impl ShippedStore {
     /// All of them, by number.
     pub const ALL: [Self; 4] = [Self::State, Self::Records, Self::Log, Self::Files];
+
+    /// Its name.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::State => "state",
+            Self::Records => "records",
+            Self::Log => "log",
+            Self::Files => "files",
+        }
+    }
 }
 
 /// Files that a directory has when it was not in a cluster.

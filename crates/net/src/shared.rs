@@ -15,7 +15,6 @@ use broker::{Broker, Session, SessionCore};
 use config::Limits;
 use device::DeviceContext;
 use edge::door::ConnectionLimit;
-use gateway_core::LeaseGate;
 use tokio::sync::watch;
 
 use super::{accept::unauthenticated::Unauthenticated, evict::ConnectionChecks};
@@ -37,8 +36,6 @@ pub struct NetShared {
     pub response_information: String,
     /// The mark of this gateway, for bridges of other gateways.
     pub bridge_mark: String,
-    /// Whether anything may be acknowledged, and anybody admitted.
-    pub lease: LeaseGate,
     /// Connections in all, handshakes included.
     pub connection_limit: Arc<ConnectionLimit>,
     /// Shared by the devices.
@@ -92,7 +89,6 @@ impl NetShared {
             guard,
             response_information,
             bridge_mark,
-            lease: LeaseGate::default(),
             connection_limit,
             connection_checks: ConnectionChecks::default(),
             unauthenticated,

@@ -16,8 +16,8 @@ use std::{
 };
 
 use gateway_core::{
-    ClientId, Commit, DropReason, Durability, Effort, GroupId, JournalPage, Message, OriginKind, QoS,
-    QueueId, SharedMessage, Timestamp, limits::Limits,
+    ClientId, Commit, DropReason, Durability, Effort, GroupId, JournalPage, LeaseGate, Message, OriginKind,
+    QoS, QueueId, SharedMessage, Timestamp, limits::Limits,
 };
 use store::{Expiry, PartitionedLog, StoreError};
 use tokio::sync::broadcast;
@@ -88,6 +88,11 @@ impl Broker {
     /// The memory account of the process.
     pub fn account(&self) -> &Arc<Account> {
         &self.inner.account
+    }
+
+    /// Whether anything may be acknowledged, and anybody admitted.
+    pub fn lease(&self) -> &LeaseGate {
+        &self.inner.lease
     }
 
     /// The quota holders of a device with this user name, if it was proved, this client id and this tenant.

@@ -3,7 +3,7 @@
 use std::sync::{Arc, Weak, atomic::AtomicUsize};
 
 use ahash::RandomState;
-use gateway_core::{Message, NoRoom, ReservedTopics, Timestamp, limits::Limits};
+use gateway_core::{LeaseGate, Message, NoRoom, ReservedTopics, Timestamp, limits::Limits};
 use store::Recorder;
 
 use super::reserved::ReservedParts;
@@ -35,6 +35,8 @@ pub(crate) struct BrokerInner {
     pub(crate) reserved: Option<ReservedParts>,
     pub(crate) retained: RetainedMessages,
     pub(crate) account: Arc<Account>,
+    /// Whether anything may be acknowledged, and anybody admitted.
+    pub(crate) lease: LeaseGate,
     pub(crate) quota_holders: QuotaRegistry,
     pub(crate) events: Events,
     pub(crate) sessions: Sessions,
@@ -93,6 +95,7 @@ impl BrokerInner {
             retained,
             events: Events::new(&account),
             account,
+            lease: LeaseGate::default(),
             quota_holders,
             streams: AtomicUsize::new(0),
             limits,

@@ -82,6 +82,19 @@ figures! {
     Gauge STORE_WAITING_BYTES: "gateway_store_waiting_bytes" [] "Bytes of messages not yet on disk";
     Gauge STORE_QUEUED: "gateway_store_queued" [] "Messages queued on disk";
     Gauge STORE_SESSIONS: "gateway_store_sessions" [] "Sessions on disk";
+    /// Of a gateway that is in a [cluster](guides/two-gateways.md).
+    Gauge CLUSTER_ACTIVE: "gateway_cluster_active" [] "1 while this gateway serves, 0 while it stands by";
+    /// Of a gateway that stands by; it takes over faster with a warm copy.
+    Gauge CLUSTER_WARM: "gateway_cluster_warm" [] "1 while the copy of the home is near the end of the ledger";
+    Gauge LEDGER_UNDER_WAY: "gateway_ledger_appends" [] "Records on their way to the ledger";
+    /// It grows while the database does not answer: acknowledgements of QoS 1 and 2 wait as long.
+    Gauge LEDGER_OLDEST: "gateway_ledger_oldest_append_seconds" [] "Age of the oldest record on its way to the ledger";
+    Counter LEDGER_RECORDS: "gateway_ledger_records_total" [] "Records that the ledger has taken";
+    Counter LEDGER_APPENDED: "gateway_ledger_appended_bytes_total" [] "Bytes of these";
+    /// Calls without an answer after 200 ms; a few are ordinary.
+    Counter LEDGER_REPEATS: "gateway_ledger_repeats_total" [] "Calls of the ledger that were made again";
+    /// About three times as much as is stored at most; more right after a takeover, until keys have been repeated once.
+    Gauge LEDGER_BYTES: "gateway_ledger_bytes" ["store"] "Bytes of the home in the ledger, by store, about";
     /// Against `shadow.max_total_bytes`; not where they are in a database.
     Gauge SHADOW_STORED_BYTES: "gateway_shadow_stored_bytes" [] "Bytes of device shadows in the data directory";
     /// Against `groups.max_bytes`.

@@ -43,7 +43,7 @@ pub(crate) async fn route(
     };
     let expires = message.expires;
     drop(message);
-    let routed = routed(publication, published, receipt, commit)?;
+    let routed = routed(broker, publication, published, receipt, commit)?;
     let device = publication.device.as_deref();
     Ok(match device.zip(expires) {
         None => routed,
@@ -65,7 +65,7 @@ pub(crate) fn route_to_device(
     message.durability = durability(broker, publication);
     let outcome = broker.publish_to_device(device, &message, publication.offline, turn);
     let commit = message.issued().cloned();
-    let routed = routed(publication, direct(outcome)?, receipt, commit)?;
+    let routed = routed(broker, publication, direct(outcome)?, receipt, commit)?;
     Ok(match message.expires {
         None => routed,
         Some(at) => routed.until(broker, device, at),
@@ -86,6 +86,7 @@ fn durability(broker: &Broker, publication: &Publication) -> Durability {
 }
 
 fn routed(
+    broker: &Broker,
     publication: &Publication,
     published: Published,
     receipt: Option<Arc<Receipt>>,
@@ -98,6 +99,8 @@ fn routed(
         return Err(refused(refusal));
     }
     count(|c| c.grpc_published.add(1));
+    let is_barred = publication.wait == Wait::Durable && !broker.lease().is_open();
+    let commit = if is_barred { Some(broker.lease().wait_for(commit)) } else { commit };
     Ok(Routed {
         published,
         wait: publication.wait,

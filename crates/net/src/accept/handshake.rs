@@ -467,8 +467,8 @@ async fn open(
         if !device.is_written(opened.commit).await {
             return None;
         }
-        let is_barred = !shared.lease.is_open();
-        if is_barred && !device.is_written(Some(shared.lease.wait_for(None))).await {
+        let is_barred = !shared.broker.lease().is_open();
+        if is_barred && !device.is_written(Some(shared.broker.lease().wait_for(None))).await {
             return None;
         }
         if !opened.present {

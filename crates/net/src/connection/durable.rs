@@ -70,8 +70,8 @@ impl Connection {
     }
 
     fn answer_when(&mut self, mut held: HeldAnswer, answers: &mut Vec<u8>) -> Result<(), End> {
-        if !self.shared.lease.is_open() {
-            held.commit = Some(self.shared.lease.wait_for(held.commit));
+        if !self.shared.broker.lease().is_open() {
+            held.commit = Some(self.shared.broker.lease().wait_for(held.commit));
         }
         let waits = self.rare.as_ref().is_some_and(|rare| !rare.held.is_empty());
         let result = held.commit.as_ref().map_or(Some(Ok(())), |commit| commit.result());
