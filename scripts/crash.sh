@@ -17,6 +17,12 @@
 #                                              publish and a bridge carries it (scripts/bridges): for each kind of bridge; only when
 #                                              asked for. Builds the feature kafka, and needs what scripts/kafka.sh says
 #
+#   scripts/crash.sh ROUNDS cluster            so many faults of two gateways with a ledger in PostgreSQL, and as many on three nodes of
+#                                              Cassandra; only when asked for. Needs what scripts/postgres.sh and scripts/cassandra.sh say
+#
+# LEDGER=postgres://… or cassandra://… (with LEDGER_PASSWORD) runs the others on a ledger: the gateway's directory is gone at every
+# start, and all that it has comes from there (scripts/ledger-gateway.sh).
+#
 # Environment: PROFILE=release (or debug), SKIP_BUILD=1 (take the binaries that are there), SEED (repeats the choices,
 # as far as timing allows), CRASH_BINARY=PATH (another build of the server).
 # Exit 1: something was lost, duplicated at QoS 2, or did not run.
@@ -27,8 +33,8 @@ set -euo pipefail
 rounds=${1:-50} part=${2:-all}
 profile=${PROFILE:-release}
 seed=${SEED:-$(date +%s)}
-case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands|bridges]" >&2; exit 2 ;; esac
-case $part in all | mqload | tests | groups | commands | bridges) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands|bridges]" >&2; exit 2 ;; esac
+case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands|bridges|cluster]" >&2; exit 2 ;; esac
+case $part in all | mqload | tests | groups | commands | bridges | cluster) ;; *) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands|bridges|cluster]" >&2; exit 2 ;; esac
 
 features=()
 [ "$part" = bridges ] && features=(--features kafka)
@@ -55,6 +61,17 @@ held = [socket.socket() for _ in range(3)]
 for s in held: s.bind(("127.0.0.1", 0))
 print(*(s.getsockname()[1] for s in held))'
 }
+
+# On a ledger: the worlds start it without these variables.
+if [ -n "${LEDGER:-}" ]; then
+  {
+    echo '#!/bin/sh'
+    printf 'export LEDGER=%q LEDGER_PASSWORD=%q LEDGER_BINARY=%q\n' "$LEDGER" "${LEDGER_PASSWORD:-}" "$binary"
+    printf 'exec %q "$@"\n' "$root/scripts/ledger-gateway.sh"
+  } >"$work/gateway"
+  chmod +x "$work/gateway"
+  binary=$work/gateway
+fi
 
 run_mqload() {
   local port http grpc lost=0 duplicates=0 acknowledged=0 delivered=0 bad=0
@@ -189,7 +206,17 @@ run_bridges() {
   return $failed
 }
 
+run_cluster() {
+  CRASH_ROUNDS=$rounds CRASH_SEED=$seed CRASH_BINARY=$binary \
+    cargo test --locked --test crash cluster::many -- --ignored --nocapture --test-threads 1
+}
+
 result=0
+if [ "$part" = cluster ]; then
+  say "two gateways: $rounds faults on each database"
+  run_cluster || result=1
+  exit $result
+fi
 if [ "$part" = bridges ]; then
   say "bridges: $rounds kills"
   run_bridges || result=1

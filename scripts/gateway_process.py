@@ -49,7 +49,8 @@ class Gateway:
         deadline = time.monotonic() + 120
         while True:
             try:
-                socket.create_connection(("127.0.0.1", self.grpc), 1).close()
+                # One that stands by for another takes calls, and no devices.
+                socket.create_connection(("127.0.0.1", self.mqtt), 1).close()
                 return time.monotonic()
             except OSError:
                 if self.process.poll() is not None or time.monotonic() > deadline:

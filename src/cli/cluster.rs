@@ -87,7 +87,7 @@ pub(crate) fn lacks(config: &Config) -> Result<Vec<String>, Box<dyn Error>> {
     if !config.cluster.is_on() {
         return Ok(Vec::new());
     }
-    let engine = Engine::open(config)?;
+    let engine = LedgerEngine::open(config)?;
     let ledger = Arc::clone(&engine.ledger);
     let asked = async move { timeout(ANSWER, ledger.findings()).await };
     let findings = match engine.handle().block_on(asked) {

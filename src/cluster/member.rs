@@ -12,7 +12,7 @@ use cluster::Clock as _;
 use cluster_node::{HomeEnd, MachineClock, NodeError, NodeSettings, NodeState, OwnedHome, StandbyNode};
 use config::Config;
 use disk::ShippedStore;
-use gateway_core::metrics::{Row, figures};
+use gateway_core::metrics::{MetricRow, figures};
 use store::{DataDir, StoreError, Verify};
 use telemetry::{ProcessStats, render, rows};
 use thiserror::Error;
@@ -191,7 +191,7 @@ pub(crate) fn begin_anew(given_up: bool) -> ExitCode {
 }
 
 /// What `/metrics` shows while it stands by.
-fn standby_rows(state: &NodeState) -> Vec<Row> {
+fn standby_rows(state: &NodeState) -> Vec<MetricRow> {
     let read = vec![figures::CLUSTER_ACTIVE.is(0.0), figures::CLUSTER_WARM.is(u8::from(state.warm).into())];
     rows(Vec::new(), read, &ProcessStats::read())
 }

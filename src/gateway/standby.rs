@@ -17,6 +17,9 @@ use super::{
     listeners::{BoundListeners, PreparedListeners},
 };
 
+/// Memory for calls that are refused.
+const BUDGET: usize = 64 << 20;
+
 /// Returns where the gateway that serves is reached; empty if nobody does, or it has not said.
 pub type ActiveAddress = Arc<dyn Fn() -> String + Send + Sync>;
 
@@ -50,7 +53,7 @@ impl Standby {
         let (stop, stopped) = watch::channel(false);
         let mut standby = Self { sockets: Vec::new(), stop, tasks: JoinSet::new() };
         let backends = Arc::new(BackendAuthenticator::open(&config.backends)?);
-        let account = Arc::new(Account::new(config.limits.memory_budget.0));
+        let account = Arc::new(Account::new(BUDGET));
         let refusal = move || Error::NotActive { address: active() };
         let api = GrpcApi::standing_by(
             api::grpc_config(config),

@@ -22,51 +22,86 @@ use super::{
 /// Longer than a takeover may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// A PostgreSQL of the test's own, with a synchronous standby.
-pub(crate) struct Postgres {
-    port: u16,
+/// A database of the test's own, which keeps the ledger.
+pub(crate) enum Engine {
+    /// A primary with a synchronous standby.
+    Postgres(u16),
+    /// Three nodes.
+    Cassandra(u16),
 }
 
-impl Postgres {
-    /// Starts one; nothing where it is switched off or cannot be had, which is said.
-    pub(crate) fn start() -> Option<Self> {
+impl Engine {
+    /// Starts PostgreSQL; nothing where it is switched off or cannot be had, which is said.
+    pub(crate) fn postgres() -> Option<Self> {
         if std::env::var("MQTT_SERVER_TEST_POSTGRES").is_ok_and(|value| value == "none") {
             println!("!!! SKIPPED: two gateways on PostgreSQL: MQTT_SERVER_TEST_POSTGRES is none");
             return None;
         }
-        let postgres = Self { port: free_ports(2) };
-        let started = postgres.run(&["start", "--standby"]);
+        Self::Postgres(free_ports(2)).started(&["start", "--standby"])
+    }
+
+    /// Starts Cassandra.
+    pub(crate) fn cassandra() -> Option<Self> {
+        Self::Cassandra(free_ports(2)).started(&["start"])
+    }
+
+    fn started(self, arguments: &[&str]) -> Option<Self> {
+        let started = self.run(arguments);
+        let said = String::from_utf8_lossy(&started.stderr).into_owned();
         if started.status.code() == Some(3) {
-            println!("!!! SKIPPED: two gateways on PostgreSQL: {}", String::from_utf8_lossy(&started.stderr));
-            std::mem::forget(postgres);
+            println!("!!! SKIPPED: two gateways on a ledger: {said}");
             return None;
         }
-        assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
-        Some(postgres)
+        assert!(started.status.success(), "{said}");
+        Some(self)
     }
 
     fn run(&self, arguments: &[&str]) -> Output {
         let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        Command::new(root.join("scripts/postgres.sh"))
-            .args(arguments)
-            .env("POSTGRES_PORT", self.port.to_string())
-            .stdin(Stdio::null())
-            .output()
-            .expect("run scripts/postgres.sh")
+        let (script, variable, port) = match self {
+            Self::Postgres(port) => ("scripts/postgres.sh", "POSTGRES_PORT", port),
+            Self::Cassandra(port) => ("scripts/cassandra.sh", "CASSANDRA_PORT", port),
+        };
+        let mut command = Command::new(root.join(script));
+        command.args(arguments).env(variable, port.to_string()).stdin(Stdio::null());
+        if matches!(self, Self::Cassandra(_)) {
+            command.env("CASSANDRA_NODES", "3").env("CASSANDRA_YAML", "paxos_variant: v2");
+        }
+        command.output().expect("run the script of the database")
     }
 
-    /// Does something to it.
-    pub(crate) fn order(&self, arguments: &[&str]) {
+    fn order(&self, arguments: &[&str]) {
         let output = self.run(arguments);
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    fn ledger(&self) -> String {
-        format!("postgres://ledger@127.0.0.1:{},127.0.0.1:{}/ledger", self.port, self.port + 1)
+    /// It, or one of its nodes, stands still.
+    pub(crate) fn pause(&self) {
+        self.order(if self.is_postgres() { &["pause", "primary"] } else { &["pause", "1"] });
+    }
+
+    /// And goes on.
+    pub(crate) fn resume(&self) {
+        self.order(if self.is_postgres() { &["resume", "primary"] } else { &["resume", "1"] });
+    }
+
+    fn is_postgres(&self) -> bool {
+        matches!(self, Self::Postgres(_))
+    }
+
+    fn ledger(&self, cluster: &str) -> String {
+        match self {
+            Self::Postgres(port) => {
+                format!("postgres://ledger@127.0.0.1:{port},127.0.0.1:{}/ledger", port + 1)
+            }
+            Self::Cassandra(port) => {
+                format!("cassandra://127.0.0.1:{port},127.0.0.2:{port},127.0.0.3:{port}/{cluster}")
+            }
+        }
     }
 }
 
-impl Drop for Postgres {
+impl Drop for Engine {
     fn drop(&mut self) {
         let _ = self.run(&["stop"]);
     }
@@ -133,19 +168,24 @@ pub(crate) struct Pair {
     dir: tempfile::TempDir,
     nodes: [Node; 2],
     balancer: Balancer,
+    cluster: String,
     ledger: String,
+    password: &'static str,
 }
 
 impl Pair {
     /// Makes the cluster, and starts no gateway.
-    pub(crate) fn new(postgres: &Postgres) -> Self {
+    pub(crate) fn new(engine: &Engine) -> Self {
         let nodes = ["a", "b"].map(|name| {
             let port = free_ports(3);
             Node { name, port, http: port + 1, grpc: port + 2, child: None }
         });
         let balancer = Balancer::start([nodes[0].port, nodes[1].port]);
         let dir = tempfile::tempdir().expect("make a directory for the gateways");
-        let pair = Self { dir, nodes, balancer, ledger: postgres.ledger() };
+        // Another than those before it, in the same database.
+        let cluster = format!("crash_{}", nodes[0].port);
+        let password = if engine.is_postgres() { "ledger" } else { "" };
+        let pair = Self { dir, nodes, balancer, ledger: engine.ledger(&cluster), cluster, password };
         let config = pair.write_config(&pair.nodes[0]);
         let made = support::command(program())
             .args(["cluster", "create", "--config"])
@@ -164,13 +204,14 @@ impl Pair {
     fn write_config(&self, node: &Node) -> PathBuf {
         let path = self.dir.path().join(format!("{}.toml", node.name));
         let Node { name, port, http, grpc, .. } = node;
-        let (ledger, data) = (&self.ledger, self.data(node));
+        let Self { cluster, ledger, password, .. } = self;
+        let data = self.data(node);
         let toml = format!(
             "addr = \"127.0.0.1:{port}\"\nhttp_addr = \"127.0.0.1:{http}\"\ngrpc_addr = \"127.0.0.1:{grpc}\"\n\
              non_tls = true\ninsecure_grpc = true\ndata_dir = \"{}\"\n\
              [grpc]\ntls = false\n[sys]\nenabled = false\n[latest]\nenabled = false\n\
-             [cluster]\nname = \"crash\"\nnode = \"{name}\"\nledger = \"{ledger}\"\npassword = \"ledger\"\n\
-             address = \"127.0.0.1:{grpc}\"\n",
+             [cluster]\nname = \"{cluster}\"\nnode = \"{name}\"\nledger = \"{ledger}\"\npassword = \"{password}\"\n\
+             address = \"127.0.0.1:{grpc}\"\n[database]\nreplication = \"3\"\n",
             data.display()
         );
         fs::write(&path, toml).expect("write the configuration");
