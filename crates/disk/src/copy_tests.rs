@@ -323,3 +323,40 @@ fn a_directory_that_was_used_alone_is_exported_whole() {
     let log = EmbeddedLog::open(&directory, &LogOptions::default()).unwrap();
     assert_eq!((0..3).map(|partition| texts(&log, partition).len()).sum::<usize>(), 300);
 }
+
+proptest::proptest! {
+    #![proptest_config(proptest::prelude::ProptestConfig::with_cases(64))]
+
+    /// The failure: a row of another's hand ends the process, or fills the disk. Its checksum is not what keeps it out here.
+    #[test]
+    fn whatever_a_record_holds_it_is_applied_or_refused(
+        number in 0..4_usize,
+        tags in proptest::collection::vec(0..6_u8, 0..4),
+        bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
+    ) {
+        let dir = tempfile::tempdir().unwrap();
+        let mut copy = DirectoryCopy::open(&DataDir::open(dir.path()).unwrap()).unwrap();
+        let store = ShippedStore::ALL[number];
+        for tag in tags {
+            let changes = [&[tag], &bytes[..]].concat();
+            let _ = copy.apply(store, position(0), &changes);
+            let _ = copy.apply(store, position(1), &bytes);
+        }
+        copy.sync().unwrap();
+        drop(copy);
+        let size: u64 = walk(dir.path());
+        proptest::prop_assert!(size < 64 << 20, "{size} bytes");
+    }
+}
+
+/// Bytes of all files below a folder.
+fn walk(folder: &Path) -> u64 {
+    fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| {
+            let entry = entry.unwrap();
+            let data = entry.metadata().unwrap();
+            if data.is_dir() { walk(&entry.path()) } else { data.len() }
+        })
+        .sum()
+}

@@ -226,7 +226,11 @@ impl LogCopy {
             }
             BATCH => {
                 let (base, place, bytes) = (input.u64()?, input.u64()?, input.bytes()?);
-                (reached.base, reached.place) = (base, place.checked_add(bytes.len() as u64)?);
+                // A batch is behind all that came before it.
+                if (base, place) != (reached.base, reached.place) || reached.begins.is_empty() {
+                    return None;
+                }
+                reached.place = place.checked_add(bytes.len() as u64)?;
                 Some(self.write(base, place, bytes))
             }
             REMOVE => {
