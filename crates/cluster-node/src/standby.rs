@@ -313,10 +313,10 @@ impl StandbyNode {
         let beat =
             beats.iter().find(|beat| *beat.node == *owner.node && beat.incarnation == owner.incarnation);
         let process = beat.and_then(|beat| About::of(beat).process);
-        // Its directory is locked by this process now.
-        let was_here = self.before.trim() == format!("{} {}", owner.node, owner.incarnation);
-        if was_here || process.is_some_and(|process| process.has_ended()) {
-            let is_mine = was_here && *owner.node == self.settings.name;
+        // The directory of this node's process before, which is locked by this one now. One that was copied has another node's name.
+        let is_mine = *owner.node == self.settings.name
+            && self.before.trim() == format!("{} {}", owner.node, owner.incarnation);
+        if is_mine || process.is_some_and(|process| process.has_ended()) {
             return (takes_over || is_mine).then_some(Duration::ZERO);
         }
         let is_suspected = suspicion.suspects(&owner.node, self.clock.now());
