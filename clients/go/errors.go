@@ -54,6 +54,7 @@ const (
 	InvalidField         Reason = "INVALID_FIELD"
 	LatestOff            Reason = "LATEST_OFF"
 	MemoryBudget         Reason = "MEMORY_BUDGET"
+	NotActive            Reason = "NOT_ACTIVE"
 	NoTokens             Reason = "NO_TOKENS"
 	OldToken             Reason = "OLD_TOKEN"
 	OutcomeLost          Reason = "OUTCOME_LOST"

@@ -78,6 +78,7 @@ reasons! {
     InvalidField = "INVALID_FIELD",
     LatestOff = "LATEST_OFF",
     MemoryBudget = "MEMORY_BUDGET",
+    NotActive = "NOT_ACTIVE",
     NoTokens = "NO_TOKENS",
     OldToken = "OLD_TOKEN",
     OutcomeLost = "OUTCOME_LOST",

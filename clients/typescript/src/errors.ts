@@ -40,6 +40,7 @@ export const REASONS = [
   "INVALID_FIELD",
   "LATEST_OFF",
   "MEMORY_BUDGET",
+  "NOT_ACTIVE",
   "NO_TOKENS",
   "OLD_TOKEN",
   "OUTCOME_LOST",
