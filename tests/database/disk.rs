@@ -52,6 +52,7 @@ fn values_refused_because_a_disk_is_nearly_full_are_not_dropped() {
     let root = Login { name: "cassandra", password: "cassandra", ca: None };
     let tables = Tables::open(&cassandra.address, Some(&root));
     tables.execute("CREATE ROLE IF NOT EXISTS gateway WITH PASSWORD = 'secret' AND LOGIN = true");
+    tables.execute("GRANT ALL PERMISSIONS ON ALL KEYSPACES TO gateway");
     let login = "username = \"gateway\"\npassword = \"secret\"\n";
     let (gateway, load, stream) = writing(&cassandra.address, &tables, login, "guarded");
     cassandra.fill(20);
