@@ -359,7 +359,8 @@ for main in tests/*/main.rs; do
   name=$(basename "$(dirname "$main")")
   case $name in database | gateway) ;; *) rest+=(--test "$name") ;; esac
 done
-beside others --workspace "${rest[@]}" "$@"
+# Many of these wait, too: for a database above all.
+RUST_TEST_THREADS=${RUST_TEST_THREADS:-4} beside others --workspace "${rest[@]}" "$@"
 
 step clippy nice cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
 RUSTDOCFLAGS="-D warnings" step doc nice cargo doc --locked "${features[@]}" --no-deps
