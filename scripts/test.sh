@@ -347,9 +347,9 @@ step "building the tests" cargo test --locked "${features[@]}" --workspace --lib
 threads=$(($(getconf _NPROCESSORS_ONLN) * 2))
 code=0
 wait_for_kafka
-wait_for_postgres
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-$threads} beside gateway --test gateway "$@"
 
+wait_for_postgres
 wait_for_cassandra
 export MQTT_SERVER_TEST_FAULT_SECONDS=${MQTT_SERVER_TEST_FAULT_SECONDS:-5}
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-4} beside database --test database "$@"
