@@ -41,7 +41,6 @@ fi
 # A first build gains nothing from what makes a second one short.
 export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
 
-deny_log=$(mktemp)
 cassandra_log=$(mktemp)
 kafka_log=$(mktemp)
 postgres_log=$(mktemp)
@@ -130,28 +129,12 @@ fetch_go_modules() {
   (cd clients/go && timeout 300 go mod download) || skip "the client library for Go" "its modules could not be fetched"
 }
 
-# cargo-deny is built beside the tests' own build and waited for, at most 15 minutes in all.
-start_deny_install() {
-  deny_install=
-  have cargo-deny && return
-  say "installing cargo-deny in the background"
-  # The same directory for every run: an interrupted build goes on.
-  CARGO_TARGET_DIR=target/cargo-deny nice -n 5 timeout 900 \
-    cargo install --debug --locked --quiet cargo-deny >"$deny_log" 2>&1 &
-  deny_install=$!
-}
-
+# Building it takes as long as half of the tests' own build.
 check_dependencies() {
-  if [ -n "${deny_install:-}" ]; then
-    say "waiting for the installation of cargo-deny"
-    wait "$deny_install" || true
-    deny_install=
-  fi
   if have cargo-deny || [ -x "${CARGO_HOME:-$HOME/.cargo}/bin/cargo-deny" ]; then
     step deny deny_check
   else
-    tail -n 5 "$deny_log" >&2
-    skip "cargo deny" "cargo-deny could not be installed within 15 minutes"
+    skip "cargo deny" "cargo-deny is not installed (cargo install --locked cargo-deny)"
   fi
 }
 
@@ -300,7 +283,6 @@ wait_for_cassandra() {
 
 # What this run has started and may still run, however it ends.
 finish() {
-  if [ -n "${deny_install:-}" ]; then kill "$deny_install" 2>/dev/null || true; fi
   if [ -n "$kafka_fetch" ]; then kill -- "-$kafka_fetch" 2>/dev/null || true; fi
   if [ -n "$postgres_start" ]; then
     kill -- "-$postgres_start" 2>/dev/null || true
@@ -317,7 +299,7 @@ finish() {
     plain_cassandra stop || true
     secure_cassandra stop || true
   fi >/dev/null 2>&1
-  rm -rf "$deny_log" "$cassandra_log" "$kafka_log" "$postgres_log" "$parts"
+  rm -rf "$cassandra_log" "$kafka_log" "$postgres_log" "$parts"
 }
 
 step packages install_packages
@@ -331,7 +313,6 @@ step python install_python
 step node install_node
 step typescript install_typescript
 step go fetch_go_modules
-start_deny_install
 
 step fmt cargo fmt --all --check
 step protos proto_check
@@ -367,7 +348,6 @@ RUSTDOCFLAGS="-D warnings" step doc nice cargo doc --locked "${features[@]}" --n
 step "documentation tests" nice cargo test --locked "${features[@]}" --doc
 # The README's first command has another set of features: whether it compiles.
 step "without default features" nice cargo check --locked --no-default-features
-# Last, so that its installation had the time of all builds.
 check_dependencies
 
 show others
