@@ -92,6 +92,7 @@ const PARTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("The process", &["process_", "mqtt_server"]),
+    ("A cluster and its ledger", &["gateway_cluster", "gateway_ledger"]),
 ];
 
 /// A comment as Rust has it, as one line.
