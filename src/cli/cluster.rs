@@ -79,10 +79,10 @@ fn make(config: &Config, engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Erro
 /// Time to wait for an engine that is asked what it lacks.
 const ANSWER: Duration = Duration::from_secs(5);
 
-/// What the engine of the ledger lacks, with the remedies, for `--check`; nothing outside a cluster.
+/// Properties that the engine of the ledger lacks, with the remedies, for `--check`; nothing outside a cluster.
 ///
 /// # Errors
-/// It lacks what no promise can be kept without, or cannot be opened.
+/// The engine lacks a property without which no promise can be kept, or cannot be opened.
 pub(crate) fn lacks(config: &Config) -> Result<Vec<String>, Box<dyn Error>> {
     if !config.cluster.is_on() {
         return Ok(Vec::new());

@@ -42,7 +42,7 @@ pub(super) enum Command {
     Ctl(Box<ctl::Args>),
 }
 
-/// What to do with a cluster.
+/// Commands for a cluster.
 #[derive(Debug, Clone, Subcommand)]
 pub(super) enum ClusterCommand {
     /// Makes the tables and the first view, once; what is in `data_dir` becomes the home. No gateway may be running there

@@ -190,7 +190,7 @@ pub(crate) fn begin_anew(given_up: bool) -> ExitCode {
     ExitCode::FAILURE
 }
 
-/// What `/metrics` shows while it stands by.
+/// Rows of `/metrics` while the gateway stands by.
 fn standby_rows(state: &NodeState) -> Vec<MetricRow> {
     let read = vec![figures::CLUSTER_ACTIVE.is(0.0), figures::CLUSTER_WARM.is(u8::from(state.warm).into())];
     rows(Vec::new(), read, &ProcessStats::read())

@@ -25,7 +25,7 @@ pub type ActiveAddress = Arc<dyn Fn() -> String + Send + Sync>;
 
 /// Text of `/readyz`, and of `/metrics`.
 pub struct StandbyPages {
-    /// What it waits for, on a line.
+    /// Its state, on a line.
     pub state: Arc<dyn Fn() -> String + Send + Sync>,
     /// Figures of the cluster.
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,

@@ -22,13 +22,13 @@ pub(crate) enum MemoryKind {
     Mosquitto,
 }
 
-/// What clients connect to.
+/// A server to which clients connect.
 pub(crate) trait Server {
     /// The port on which it is reached.
     fn port(&self) -> u16;
     /// See that it runs.
     fn look_after(&mut self);
-    /// What it has logged.
+    /// Returns its log.
     fn log(&self) -> String;
 }
 

@@ -75,7 +75,7 @@ impl Engine {
         assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
     }
 
-    /// It, or one of its nodes, stands still.
+    /// The database, or one of its nodes, stands still.
     pub(crate) fn pause(&self) {
         self.order(if self.is_postgres() { &["pause", "primary"] } else { &["pause", "1"] });
     }

@@ -1,4 +1,4 @@
-//! What a node tells of itself with each beat.
+//! Facts that a node tells of itself with each beat.
 
 use bytes::Bytes;
 use ledger::Beat;
@@ -10,7 +10,7 @@ use crate::process::ProcessId;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub(crate) struct About {
-    /// Where backends reach it.
+    /// Address under which backends reach it.
     pub(crate) address: String,
     /// Its process.
     pub(crate) process: Option<ProcessId>,

@@ -52,9 +52,9 @@ pub struct LedgerFigures {
 /// Why a home is not this node's for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HomeEnd {
-    /// It belongs to another process.
+    /// The home belongs to another process.
     Lost,
-    /// It is to be handed over.
+    /// The home is to be handed over.
     Ordered,
 }
 

@@ -47,11 +47,11 @@ pub struct NodeSettings {
     pub cluster: String,
     /// Its name, which no other node has.
     pub name: String,
-    /// Where backends reach it.
+    /// Address under which backends reach it.
     pub address: String,
-    /// It takes the home over by itself when its owner is gone.
+    /// The node takes the home over by itself when its owner is gone.
     pub takes_over: bool,
-    /// It has just given the home up: others go first.
+    /// The node has just given the home up: others go first.
     pub stands_back: bool,
     /// Drawn at the start of the process.
     pub incarnation: u64,
@@ -71,7 +71,7 @@ pub enum NodeError {
     /// The data directory cannot be used.
     #[error(transparent)]
     Directory(#[from] StoreError),
-    /// It holds a home that was never in a cluster.
+    /// The directory holds a home that was never in a cluster.
     #[error(
         "data directory {0} was used by a gateway alone: make the cluster of it (mqtt-server cluster create), or name another one"
     )]
@@ -89,20 +89,20 @@ pub enum Phase {
     Unreachable,
     /// Another node serves, or none, and this one has a copy.
     Standby,
-    /// It takes the home.
+    /// The node takes the home.
     Taking,
-    /// It serves.
+    /// The node serves.
     Active,
 }
 
 /// State of a node, as it is shown.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct NodeState {
-    /// What it does.
+    /// Its present part in the cluster.
     pub phase: Phase,
     /// Node that serves; empty if none does.
     pub active: String,
-    /// Where backends reach that one; empty if it has not said.
+    /// Address under which backends reach that one; empty if it has not said.
     pub address: String,
     /// The copy has reached the end of the ledger.
     pub warm: bool,
@@ -287,13 +287,13 @@ impl StandbyNode {
         });
     }
 
-    /// What an order says about this node: nothing, or whether it takes the home, and after which wait.
+    /// Returns what an order says about this node: nothing, or whether it takes the home, and after which wait.
     fn by_order(&self, of: &HomeView, (order, since): &(Option<Order>, Instant)) -> Option<Option<Duration>> {
         let order = order.as_ref()?;
         let is_mine = order.is_to(&self.settings.name);
         match &of.owner {
             None if is_mine => Some(Some(Duration::ZERO)),
-            // It goes to another, or to the first that comes.
+            // The home goes to another, or to the first that comes.
             None if !order.to.is_empty() && since.elapsed() < COURTESY => Some(None),
             Some(_) if is_mine && since.elapsed() > HAND_OVER => Some(Some(LEASE_WAIT)),
             _ => None,

@@ -15,11 +15,11 @@ const LOOK: Duration = Duration::from_millis(2500);
 pub struct NodeStatus {
     /// Its name.
     pub name: String,
-    /// Where backends reach it; empty if it has not said.
+    /// Address under which backends reach it; empty if it has not said.
     pub address: String,
-    /// It gave a sign of life lately.
+    /// The node gave a sign of life lately.
     pub is_alive: bool,
-    /// It has the home, or its copy is near the end of the ledger.
+    /// The node has the home, or its copy is near the end of the ledger.
     pub is_warm: bool,
 }
 

@@ -101,7 +101,7 @@ async fn a_home_goes_from_node_to_node_with_all_that_was_acknowledged() {
 
         assert_eq!(order_takeover(&(Arc::clone(&ledger) as _), "b").await.unwrap(), 1);
         assert_eq!(soon(first.ends()).await, HomeEnd::Ordered);
-        // It does not hand over, as if it were paused.
+        // The owner does not hand over, as if it were paused.
         let second = soon(other.running).await.unwrap().unwrap();
         soon(first.tenure().lost()).await;
         let late = RecordChange::put(RecordKind::Commands, "late".into(), "value".into());

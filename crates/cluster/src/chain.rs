@@ -64,9 +64,9 @@ fn cut(ended: &EndedEpoch, stream: Stream) -> u64 {
 
 /// A copy's position in the ledger.
 pub(crate) enum Standing {
-    /// It is that of this record.
+    /// The position is that of this record.
     On(Box<WholeRecord>),
-    /// It is none of the ledger's: the copy is emptied.
+    /// The position is none of the ledger's: the copy is emptied.
     Off,
 }
 

@@ -34,7 +34,7 @@ pub async fn read_view(ledger: &dyn Ledger, clock: &dyn Clock) -> Result<(Stored
 /// Cancel safety: if dropped, the change may apply at any time until the version has moved.
 ///
 /// # Errors
-/// Those of [`read_view`], and those of `transition`.
+/// As [`read_view`], and as `transition`.
 pub async fn change<E: From<ViewError>>(
     ledger: &dyn Ledger,
     clock: &dyn Clock,

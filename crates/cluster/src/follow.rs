@@ -18,7 +18,7 @@ const STEP: usize = 16 << 20;
 pub struct FollowStep {
     /// Records that it applied.
     pub applied: u64,
-    /// It stopped before the end: the next step goes on at once.
+    /// The step stopped before the end: the next one goes on at once.
     pub more: bool,
 }
 

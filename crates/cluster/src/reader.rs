@@ -33,7 +33,7 @@ pub enum Damage {
     /// Rows are there, and are not what was written.
     #[error(transparent)]
     Misread(Misread),
-    /// It is sealed, or a stream begins with it, and it is not there.
+    /// The record is sealed, or a stream begins with it, and it is not there.
     #[error("is sealed and not there")]
     Missing,
 }

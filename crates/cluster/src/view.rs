@@ -45,7 +45,7 @@ pub struct HomeView {
     pub epoch: u64,
     /// Epochs that have ended, in order.
     pub chain: Vec<EndedEpoch>,
-    /// Where reading begins, by stream.
+    /// Places at which reading begins, by stream.
     pub starts: Vec<Start>,
     /// Segments that nobody needs any more and that may still be there.
     pub leftovers: Vec<Leftover>,
@@ -122,7 +122,7 @@ pub enum ViewError {
         "the view of the cluster has format {0}, and this version reads up to {VIEW_FORMAT}: upgrade this node"
     )]
     Newer(u32),
-    /// It has no such home.
+    /// The cluster has no such home.
     #[error("the cluster has no home {0}")]
     NoHome(u16),
     /// Another process owns the home, or none.

@@ -24,7 +24,7 @@ pub enum Appended {
     Done(Position),
     /// The home is lost to this process. The record may be in the ledger or not, so it is neither acknowledged nor refused.
     Lost,
-    /// It has more bytes than a record can have: 1 GiB. Nothing was written.
+    /// The changes have more bytes than a record can have: 1 GiB. Nothing was written.
     TooLarge,
 }
 
@@ -140,7 +140,7 @@ impl StreamWriter {
     /// Steps (2) to (4): appends a record of a transaction's changes, which are applied in its environment and not committed. Waits for as
     /// long as the ledger does not answer: "unknown" is no error. [`crate::Tenure::run`] must be polled meanwhile.
     ///
-    /// What depends on another stream's record is appended after that stream's append is done.
+    /// Changes that depend on another stream's record are appended after that stream's append is done.
     ///
     /// Cancel safety: an append that is dropped before its end ends the tenure.
     pub async fn append(&mut self, changes: &[u8]) -> Appended {

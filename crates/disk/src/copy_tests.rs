@@ -215,7 +215,7 @@ fn a_copy_has_the_log_of_its_owner() {
     for (partition, expected) in (0..3).zip(&expected) {
         assert_eq!(texts(&log, partition), *expected);
     }
-    // It goes on, and what is trimmed goes.
+    // The copy goes on, and trimmed segments go.
     let end = log.bounds(Partition(0)).end;
     for partition in 0..=u8::MAX {
         log.trim(Partition(partition), end);

@@ -22,7 +22,7 @@ const NAME: &str = "ledger";
 /// More names than there are kinds of files.
 const MOST: usize = 64;
 
-/// What the ledger knows of a directory's files.
+/// Files of a directory that are in the ledger.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct FilesReached {
     position: Option<Position>,

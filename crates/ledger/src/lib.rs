@@ -61,7 +61,7 @@ pub struct Row {
     pub segment: Segment,
     /// Number of its record in the epoch, from 0.
     pub n: u64,
-    /// Which part of the record, from 0.
+    /// Number of the part of the record, from 0.
     pub part: u16,
     /// Number of parts of the record, from 1.
     pub parts: u16,
@@ -125,7 +125,7 @@ pub enum Inserted {
 pub enum Swapped {
     /// The view is the new one.
     Applied,
-    /// It has another version.
+    /// The view has another version.
     Conflict,
 }
 
@@ -139,7 +139,7 @@ pub struct Unknown(pub String);
 pub struct Finding {
     /// The gateway does not start with it; otherwise it only warns.
     pub is_fatal: bool,
-    /// What is promised less, and what to do.
+    /// The promise that falls away, and the remedy.
     pub text: String,
 }
 

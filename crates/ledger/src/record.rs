@@ -89,13 +89,13 @@ pub enum Misread {
     /// Its bytes were changed, or are another's.
     #[error("is damaged")]
     Damaged,
-    /// It belongs to another place.
+    /// The record belongs to another place.
     #[error("belongs to another place of the ledger")]
     Foreign,
     /// A newer version has written it.
     #[error("has format {0}, which a newer version has written; this version reads up to {FORMAT}")]
     Newer(u8),
-    /// It does not follow the record before it.
+    /// The record does not follow the one before it.
     #[error("does not follow the record before it")]
     Unconnected,
 }
@@ -169,7 +169,7 @@ pub fn cut_small(record: &Bytes, segment: Segment, n: u64, size: usize) -> Optio
     Some((0..parts).map(row).collect())
 }
 
-/// What the rows of a number are.
+/// Outcome of putting the rows of a number together.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Assembly {
     /// Not all parts are there: the record was never acknowledged, and its stream ends before it, unless it is known to be sealed.

@@ -7,7 +7,7 @@ use super::Position;
 pub enum Shipped {
     /// The ledger has the record, at this position, and nobody else owned the home when it did.
     Done(Position),
-    /// It is too large for a record. Nothing was stored.
+    /// The changes are too large for a record. Nothing was stored.
     Refused,
     /// The home belongs to another process. Nothing more may be written, and nobody is told anything.
     Lost,

@@ -118,7 +118,7 @@ impl Bench {
         );
     }
 
-    /// What a segment of 16 MiB costs those that share a session with it.
+    /// Cost of a segment of 16 MiB for those that share a session with it.
     async fn segment(&self) {
         let segment = Segment { stream: Stream { home: 0, number: 0 }, epoch: 2, number: 0 };
         let data = Bytes::from(vec![7; 4096]);

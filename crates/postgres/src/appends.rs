@@ -106,7 +106,7 @@ struct AppendTask {
     session: KeptSession,
     waiting: Arc<Mutex<HashMap<Key, Append>>>,
     keys: mpsc::Receiver<Key>,
-    /// Those that come before the queue: repeats, and one that did not fit into the batch before.
+    /// Appends that come before the queue: repeats, and one that did not fit into the batch before.
     first: VecDeque<Key>,
 }
 

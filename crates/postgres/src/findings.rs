@@ -1,4 +1,4 @@
-//! What the server lacks, and the remedies.
+//! Properties that the server lacks, and the remedies.
 
 use ledger::Finding;
 use tokio_postgres::Row;

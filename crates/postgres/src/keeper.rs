@@ -46,7 +46,7 @@ pub(super) struct KeptSession {
     limit: Duration,
 }
 
-/// What is known about a session outside its task.
+/// Facts about a session that are known outside its task.
 #[derive(Default)]
 struct KeptState {
     /// Why there is no session.

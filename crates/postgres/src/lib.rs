@@ -48,7 +48,7 @@ const SMALL_ROW: usize = 256;
 /// Fewest and most rows that one read looks at.
 const READ_ROWS: (usize, usize) = (64, 4096);
 
-/// Where the database is, and who asks it.
+/// Address of the database, and the login.
 #[derive(Clone)]
 pub struct PostgresSettings {
     /// Servers, primary and standbys in any order, `host` or `host:port`; port 5432 if it is not said.

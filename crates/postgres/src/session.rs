@@ -58,22 +58,22 @@ pub(super) struct ServerSession {
 #[derive(Debug, Clone)]
 pub(super) struct StatementError {
     pub(super) text: String,
-    /// What the session is worth afterwards.
+    /// Use of the session afterwards.
     pub(super) verdict: Verdict,
 }
 
-/// What a failed statement says about its session, or a failed opening about the server.
+/// Verdict of a failed statement on its session, or of a failed opening on the server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Verdict {
-    /// It goes on: the server has refused this statement.
+    /// The session goes on: the server has refused this statement.
     Sound,
     /// The tables are not there.
     NoTables,
-    /// It is lost, or this server cannot be used now.
+    /// The session is lost, or this server cannot be used now.
     Broken,
-    /// It is silent: the statement may still be under way.
+    /// The session is silent: the statement may still be under way.
     Silent,
-    /// It can never be used as it is set up.
+    /// The server can never be used as it is set up.
     Unfit,
 }
 

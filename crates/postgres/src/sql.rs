@@ -169,7 +169,7 @@ pub(super) fn text(schema: &str, query: Query) -> String {
     }
 }
 
-/// What a new session is asked first: whether it may be used.
+/// First question to a new session: may it be used.
 pub(super) fn greeting() -> String {
     format!(
         "SELECT pg_is_in_recovery() OR current_setting('default_transaction_read_only')::bool,

@@ -31,7 +31,7 @@ const REMOVE: u8 = 3;
 
 const NAME: &str = "ledger";
 
-/// Where a copy has come.
+/// Place that a copy has reached.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct LogReached {
     position: Position,

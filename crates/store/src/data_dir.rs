@@ -41,7 +41,7 @@ pub trait FileShipping: Send + Sync {
     /// Stores the new content of the file `name`, then calls `write`, which replaces it here. Blocks.
     ///
     /// # Errors
-    /// Those of `write`; and if the content may not be stored any more, in which case `write` is not called.
+    /// As `write`; and if the content may not be stored any more, in which case `write` is not called.
     fn replace(
         &self,
         name: &str,

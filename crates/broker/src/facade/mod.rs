@@ -90,7 +90,7 @@ impl Broker {
         &self.inner.account
     }
 
-    /// Whether anything may be acknowledged, and anybody admitted.
+    /// Decides whether anything may be acknowledged, and anybody admitted.
     pub fn lease(&self) -> &LeaseGate {
         &self.inner.lease
     }

@@ -35,7 +35,7 @@ pub(crate) struct BrokerInner {
     pub(crate) reserved: Option<ReservedParts>,
     pub(crate) retained: RetainedMessages,
     pub(crate) account: Arc<Account>,
-    /// Whether anything may be acknowledged, and anybody admitted.
+    /// Decides whether anything may be acknowledged, and anybody admitted.
     pub(crate) lease: LeaseGate,
     pub(crate) quota_holders: QuotaRegistry,
     pub(crate) events: Events,

@@ -9,12 +9,12 @@ use parking_lot::Mutex;
 
 use super::Commit;
 
-/// Whether this process may acknowledge: in a cluster only while its lease lasts, elsewhere always. What may not be acknowledged now
+/// Decides whether this process may acknowledge: in a cluster only while its lease lasts, elsewhere always. An answer that may not go now
 /// waits, as for a disk; if the lease never comes back, it is never acknowledged.
 #[derive(Default)]
 pub struct LeaseGate {
     lease: OnceLock<HoldsLease>,
-    /// What waits: as much as all peers together may have unanswered.
+    /// Answers that wait: as many as all peers together may have open.
     waiting: Mutex<Vec<Arc<Commit>>>,
 }
 

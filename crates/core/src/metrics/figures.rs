@@ -87,7 +87,7 @@ figures! {
     /// Of a gateway that stands by; it takes over faster with a warm copy.
     Gauge CLUSTER_WARM: "gateway_cluster_warm" [] "1 while the copy of the home is near the end of the ledger";
     Gauge LEDGER_UNDER_WAY: "gateway_ledger_appends" [] "Records on their way to the ledger";
-    /// It grows while the database does not answer: acknowledgements of QoS 1 and 2 wait as long.
+    /// Grows while the database does not answer: acknowledgements of QoS 1 and 2 wait as long.
     Gauge LEDGER_OLDEST: "gateway_ledger_oldest_append_seconds" [] "Age of the oldest record on its way to the ledger";
     Counter LEDGER_RECORDS: "gateway_ledger_records_total" [] "Records that the ledger has taken";
     Counter LEDGER_APPENDED: "gateway_ledger_appended_bytes_total" [] "Bytes of these";

@@ -42,7 +42,7 @@ const ROOM: usize = 256 << 10;
 /// Bytes of a record of a store that is exported.
 const EXPORTED: usize = 1 << 20;
 
-/// Where the round of repeated keys has come.
+/// Place that the round of repeated keys has reached.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RepeatCursor {
     /// Number of the table, and the last key that was repeated; none before its first.
@@ -232,7 +232,7 @@ impl Environment {
         if wanted <= self.env.info().map_size {
             return Ok(());
         }
-        // What is free inside counts, too.
+        // Free pages inside count, too.
         let free = (used as u64).saturating_sub(self.alive()?);
         let wanted = wanted.saturating_sub(usize::try_from(free).unwrap_or(usize::MAX));
         if wanted <= self.env.info().map_size { Ok(()) } else { Err(heed::Error::Mdb(MdbError::MapFull)) }

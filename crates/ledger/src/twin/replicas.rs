@@ -71,7 +71,7 @@ struct Cell {
 #[derive(Default)]
 struct Replica {
     segments: BTreeMap<Segment, BTreeMap<CellKey, Cell>>,
-    /// How many views it knows.
+    /// Number of views that are known.
     views: usize,
     beats: BTreeMap<Arc<str>, (u64, Beat)>,
 }
