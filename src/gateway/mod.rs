@@ -338,7 +338,10 @@ impl Gateway {
         }
         let _ = self.stopping.send(true);
         std::mem::take(&mut self.endings).end(end).await;
-        self.home.close().await;
+        // A ledger that does not answer keeps nobody: the next gateway takes the home as after a crash.
+        if tokio::time::timeout(deadline / 4, self.home.close()).await.is_err() {
+            warn!("the ledger does not take the last changes before the deadline");
+        }
         ReleasedGateway { _gateway: self }
     }
 

@@ -6,6 +6,7 @@ use auth::abuse::BanRegistry;
 use broker::{Broker, Turn};
 use gateway_core::{Timestamp, clock, log_limits::peer_limits};
 use store::ClockMark;
+use tokio::task::JoinHandle;
 use tracing::{info, warn};
 
 /// Interval at which the clocks are saved.
@@ -26,6 +27,7 @@ pub(super) async fn keep_clock(mark: &Arc<ClockMark>) {
 /// Timers of the broker, once a second, and a look at the wall clock.
 pub(super) async fn run_ticks(broker: Broker, bans: Arc<BanRegistry>, mark: Option<Arc<ClockMark>>) {
     let mut kept = None;
+    let mut keeping: Option<JoinHandle<()>> = None;
     let mut ticks = 0u32;
     let mut second = tokio::time::interval(Duration::from_secs(1));
     second.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Skip);
@@ -43,7 +45,11 @@ pub(super) async fn run_ticks(broker: Broker, bans: Arc<BanRegistry>, mark: Opti
         let is_due = kept.is_none_or(|at: Timestamp| now >= at.plus_millis(KEEP_CLOCK.as_millis() as u64));
         if let Some(mark) = mark.as_ref().filter(|_| jump.is_some() || is_due) {
             kept = Some(now);
-            keep_clock(mark).await;
+            // Nothing else waits for a ledger that does not answer; one that keeps the clock already is enough.
+            if keeping.as_ref().is_none_or(JoinHandle::is_finished) {
+                let mark = Arc::clone(mark);
+                keeping = Some(tokio::spawn(async move { keep_clock(&mark).await }));
+            }
         }
         let mut turn = Turn::default();
         let left = broker.tick(clock::now(), &mut turn);

@@ -154,7 +154,7 @@ fn unpack(into: &Path) {
     assert!(success, "{output}");
 }
 
-/// What a command of the gateway's binary says, and whether it succeeds.
+/// Output of a command of the gateway's binary, and its success.
 fn gateway(args: &[&str], dir: &Path) -> (bool, String) {
     let mut command = crate::support::command(env!("CARGO_BIN_EXE_mqtt-server"));
     run(command.args(args).arg(dir), LIMIT)

@@ -14,7 +14,7 @@ use super::Commit;
 #[derive(Default)]
 pub struct LeaseGate {
     lease: OnceLock<HoldsLease>,
-    /// Answers that wait: as many as all peers together may have open.
+    /// Answers that wait: as many as all peers together have open, and those of the last moment that nobody wants any more.
     waiting: Mutex<Vec<Arc<Commit>>>,
 }
 
@@ -50,12 +50,18 @@ impl LeaseGate {
         gated
     }
 
-    /// Lets go of what waits, if it may be acknowledged now. To be called again and again.
+    /// Lets go of what waits, if it may be acknowledged now, and forgets answers that nobody wants any more: a client that comes back
+    /// again and again without a lease leaves nothing. To be called again and again.
     pub fn look(&self) {
-        if !self.waiting.lock().is_empty() && self.is_open() {
-            let waiting = std::mem::take(&mut *self.waiting.lock());
-            waiting.iter().for_each(|commit| commit.done());
+        let mut waiting = self.waiting.lock();
+        waiting.retain(|commit| Arc::strong_count(commit) > 1);
+        if waiting.is_empty() || !self.is_open() {
+            return;
         }
+        let let_go = std::mem::take(&mut *waiting);
+        // Wakers run without the lock.
+        drop(waiting);
+        let_go.iter().for_each(|commit| commit.done());
     }
 }
 
@@ -95,5 +101,19 @@ mod tests {
         );
         disk.done();
         assert_eq!(gated[1].result(), Some(Ok(())));
+    }
+
+    /// The failure: clients that give up and come back while the database is away fill the memory.
+    #[test]
+    fn an_answer_that_nobody_wants_any_more_is_forgotten() {
+        let gate = LeaseGate::default();
+        gate.set(|| false);
+        let wanted = gate.wait_for(None);
+        for _ in 0..100 {
+            drop(gate.wait_for(None));
+        }
+        gate.look();
+        assert_eq!(gate.waiting.lock().len(), 1);
+        assert_eq!(wanted.result(), None);
     }
 }

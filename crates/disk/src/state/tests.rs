@@ -45,7 +45,7 @@ fn receive(store: &dyn StateStore, packet_id: u16, unit: &Arc<Commit>) {
     store.submit(QueueOp::Receive { queue: PUBLISHER, packet_id, commit: unit.part() });
 }
 
-/// What is on disk.
+/// Content of the disk.
 #[derive(Debug, Default, PartialEq)]
 struct Contents {
     sessions: Vec<String>,

@@ -96,7 +96,7 @@ pub(super) struct StateWork {
 /// The work of a part.
 struct Part<W> {
     work: W,
-    /// It has something in the transaction.
+    /// Something of the part is in the transaction.
     planned: bool,
 }
 

@@ -36,14 +36,14 @@ const BEFORE: &str = "before-conversion";
 /// Change of a table's keys, which keeps their order.
 #[derive(Clone, Copy)]
 enum KeyChange {
-    /// They stay.
+    /// The old stores stay.
     Same,
     /// A queue at this place had 5 bytes of its number, and has 2 of its home and 6 of its number.
     Queue { at: usize },
 }
 
 impl KeyChange {
-    /// What a queue has before the five bytes: home 0, and a higher byte of the number.
+    /// Bytes of a queue before the five: home 0, and a higher byte of the number.
     const BEFORE: [u8; 3] = [0; 3];
 
     /// The key of now; `None` if no version wrote such a key.

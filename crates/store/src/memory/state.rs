@@ -393,7 +393,7 @@ impl Inner {
                 StateJob::Retained { topic, message, number, .. } => {
                     Some(StateJob::Retained { topic, message, number, commit: None })
                 }
-                // What comes before it in its queue may still wait.
+                // Entries before it in its queue may still wait.
                 StateJob::Read(read) if !kept.iter().any(|kept: &StateJob| kept.queue() == queue) => {
                     self.reads.push(read);
                     continue;
