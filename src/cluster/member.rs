@@ -146,6 +146,7 @@ impl ClusterMember {
                 let lease = Arc::clone(home.lease());
                 Arc::new(move || lease.held(MachineClock.now()))
             },
+            redo: Arc::clone(streams.redo()),
             figures: Arc::new(home.figures()),
         };
         let mut builder = Gateway::builder((*config).clone()).home(ledger);

@@ -13,7 +13,7 @@ use std::{
 
 use ::commands::{CommandRegistry, CommandService, ReplyDispatcher};
 use broker::{Broker, GroupLog, Stores};
-use cluster_node::LedgerFigures;
+use cluster_node::{LedgerFigures, RedoMemory};
 use config::Config;
 use consumer_groups::ConsumerGroups;
 use disk::EmbeddedRecords;
@@ -51,6 +51,8 @@ pub struct HomeLedger {
     pub log: Arc<dyn Shipping>,
     /// Tells whether this process may acknowledge, and admit clients.
     pub lease: Arc<dyn Fn() -> bool + Send + Sync>,
+    /// Memory of records on their way, to be charged to the account.
+    pub redo: Arc<RedoMemory>,
     /// Reads its figures.
     pub figures: Arc<dyn Fn() -> LedgerFigures + Send + Sync>,
 }
@@ -227,7 +229,7 @@ impl Home {
         }
         all.extend(self.stores.iter().flat_map(stores::OpenedStores::figures));
         if let Some(ledger) = &self.ledger {
-            let LedgerFigures { under_way, oldest, records, bytes, repeats, stored } = ledger();
+            let LedgerFigures { under_way, oldest, records, bytes, repeats, redo, stored } = ledger();
             all.extend([
                 figures::CLUSTER_ACTIVE.is(1.0),
                 figures::LEDGER_UNDER_WAY.is(under_way as f64),
@@ -235,6 +237,7 @@ impl Home {
                 figures::LEDGER_RECORDS.is(records as f64),
                 figures::LEDGER_APPENDED.is(bytes as f64),
                 figures::LEDGER_REPEATS.is(repeats as f64),
+                figures::LEDGER_REDO.is(redo as f64),
             ]);
             all.extend(stored.map(|(store, bytes)| figures::LEDGER_BYTES.of([store.name()], bytes as f64)));
         }

@@ -39,6 +39,9 @@ fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<MetricRow> {
         figures::MEMORY_BUDGET.is(account.limit() as f64),
     ];
     all.extend(MemoryKind::ALL.map(|kind| figures::MEMORY.of([kind.as_str()], account.held(kind) as f64)));
+    if broker.lease().is_set() {
+        all.push(figures::LEDGER_ANSWERS.is(broker.lease().waiting() as f64));
+    }
     all.extend(broker.tenants().flat_map(|holder| {
         let usage = |what: Counted| {
             figures::TENANT_USAGE.of([holder.name(), what.as_str()], holder.used(what) as f64)

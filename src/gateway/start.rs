@@ -13,7 +13,7 @@ use auth::{
     abuse::{AbuseGuard, BanRegistry},
 };
 use bridges::PlannedBridges;
-use broker::{Broker, BrokerConfig, Event, Turn};
+use broker::{Broker, BrokerConfig, Event, KindBudget, MemoryKind, Turn};
 use config::{Config, DEV_CERTS_DIR};
 use edge::{
     reload::Reloads,
@@ -105,7 +105,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         NetShared::new(broker.clone(), authenticator, authority.clone(), guard, pattern, mark.clone());
     if let Some(ledger) = &ledger {
         let lease = Arc::clone(&ledger.lease);
-        broker.lease().set(move || lease());
+        let on_account = || KindBudget::new(broker.account(), MemoryKind::Ledger);
+        broker.lease().set(move || lease(), on_account());
+        ledger.redo.charge_to(Arc::new(on_account()));
     }
     // Before anything is published.
     let consumers = home.restore(&config, &broker, &shared).await?;

@@ -50,7 +50,7 @@ pub use facade::{
     SessionCleanup, Spread, StreamHandle, WillAuthorizer,
 };
 pub use log::{EventKinds, GroupFilter, GroupLog, InScope, Selector, is_event, is_event_message};
-pub use memory::{Account, Charge, MemoryKind};
+pub use memory::{Account, Charge, KindBudget, MemoryKind};
 pub(crate) use quota_holders::QuotaHolderKind;
 pub use quota_holders::{Counted, QuotaExceeded, QuotaHolder, QuotaHolders};
 pub use retained::{RetainError, RetainedCursor, RetainedPage};

@@ -53,11 +53,13 @@ pub enum MemoryKind {
     Quic,
     /// Memory of logins: proofs of passwords, and the identities and addresses that have logged in lately.
     Logins,
+    /// Changes on their way to the ledger of a cluster, and answers that wait for its lease.
+    Ledger,
 }
 
 impl MemoryKind {
     /// All kinds, in the order of their declaration.
-    pub const ALL: [Self; 19] = [
+    pub const ALL: [Self; 20] = [
         Self::Queued,
         Self::Partial,
         Self::Replies,
@@ -77,6 +79,7 @@ impl MemoryKind {
         Self::Http,
         Self::Quic,
         Self::Logins,
+        Self::Ledger,
     ];
 
     /// As metrics name it.
@@ -101,6 +104,7 @@ impl MemoryKind {
             Self::Http => "http",
             Self::Quic => "quic",
             Self::Logins => "logins",
+            Self::Ledger => "ledger",
         }
     }
 
@@ -113,6 +117,7 @@ impl MemoryKind {
             Self::Sessions | Self::GrpcMessages | Self::Quic => 2,
             Self::Filters | Self::Aliases | Self::Retained => 4,
             Self::Http | Self::Wills | Self::Log | Self::Publisher | Self::Commands | Self::Shadows => 8,
+            Self::Ledger => 8,
             Self::GrpcUnauthenticated => 8,
             Self::Unauthenticated | Self::Logins => 16,
         }
@@ -295,6 +300,34 @@ impl Charge {
 impl Drop for Charge {
     fn drop(&mut self) {
         self.account.release(self.kind, self.bytes);
+    }
+}
+
+/// The account as those see it who hold bytes of one kind and do not know the others.
+#[derive(Debug)]
+pub struct KindBudget {
+    account: Arc<Account>,
+    kind: MemoryKind,
+}
+
+impl KindBudget {
+    /// Bytes of `kind` on `account`.
+    pub fn new(account: &Arc<Account>, kind: MemoryKind) -> Self {
+        Self { account: Arc::clone(account), kind }
+    }
+}
+
+impl Budget for KindBudget {
+    fn charge(&self, held: usize, bytes: usize) -> bool {
+        self.account.charge(self.kind, held, bytes)
+    }
+
+    fn force(&self, bytes: usize) {
+        self.account.force(self.kind, bytes);
+    }
+
+    fn release(&self, bytes: usize) {
+        self.account.release(self.kind, bytes);
     }
 }
 

@@ -21,6 +21,7 @@ mod import;
 mod order;
 mod owned;
 mod process;
+mod redo;
 mod shipping;
 mod standby;
 mod status;
@@ -31,6 +32,7 @@ pub use clock::MachineClock;
 pub use import::{ImportError, create};
 pub use order::order_takeover;
 pub use owned::{HomeEnd, HomeStreams, LedgerFigures, OwnedHome};
+pub use redo::RedoMemory;
 pub use standby::{NodeError, NodeSettings, NodeState, Phase, StandbyNode, leave_cluster};
 pub use status::{ClusterStatus, NodeStatus, accept_loss, status};
 

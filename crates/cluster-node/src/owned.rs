@@ -16,6 +16,7 @@ use tokio::{
 use crate::{
     clock::MachineClock,
     order::ordered_away,
+    redo::RedoMemory,
     shipping::{StreamShipping, StreamTasks},
 };
 
@@ -23,12 +24,18 @@ use crate::{
 #[derive(Clone)]
 pub struct HomeStreams {
     streams: Vec<Arc<StreamShipping>>,
+    redo: Arc<RedoMemory>,
 }
 
 impl HomeStreams {
     /// The stream of a store.
     pub fn of(&self, store: ShippedStore) -> Arc<dyn Shipping> {
         Arc::clone(&self.streams[store as usize]) as _
+    }
+
+    /// Memory of the records that are on their way.
+    pub fn redo(&self) -> &Arc<RedoMemory> {
+        &self.redo
     }
 }
 
@@ -45,6 +52,8 @@ pub struct LedgerFigures {
     pub bytes: u64,
     /// Calls that were made again.
     pub repeats: u64,
+    /// Bytes in memory of records that are on their way.
+    pub redo: usize,
     /// Bytes in the ledger, about, by store.
     pub stored: [(ShippedStore, u64); ShippedStore::ALL.len()],
 }
@@ -82,14 +91,15 @@ impl OwnedHome {
     /// Starts what a tenure needs. Called in the cluster's runtime.
     pub(crate) fn start(directory: Arc<DataDir>, ledger: Arc<dyn Ledger>, tenure: Tenure) -> Self {
         let (stop, stopped) = watch::channel(false);
+        let redo = Arc::<RedoMemory>::default();
         let writers = tenure.writers().into_iter();
         let (streams, tasks): (Vec<_>, Vec<_>) =
-            writers.map(|writer| StreamShipping::start(writer, &tenure, stopped.clone())).unzip();
+            writers.map(|writer| StreamShipping::start(writer, &tenure, &redo, stopped.clone())).unzip();
         let run = tenure.clone();
         let running = tokio::spawn(async move { run.run().await });
         let files = Arc::clone(&streams[ShippedStore::Files as usize]);
         directory.ship_files(Arc::new(ShippedFiles::open(directory.path(), files as _)));
-        let streams = HomeStreams { streams };
+        let streams = HomeStreams { streams, redo };
         Self { directory, ledger, tenure, streams, tasks, running, stop, runtime: Handle::current() }
     }
 
@@ -105,7 +115,8 @@ impl OwnedHome {
             let cluster::Figures { under_way, oldest, records, bytes, repeats, .. } = tenure.figures();
             let stored =
                 ShippedStore::ALL.map(|store| (store, streams.streams[store as usize].ledger_bytes()));
-            LedgerFigures { under_way, oldest: oldest.unwrap_or_default(), records, bytes, repeats, stored }
+            let (oldest, redo) = (oldest.unwrap_or_default(), streams.redo.held());
+            LedgerFigures { under_way, oldest, records, bytes, repeats, redo, stored }
         }
     }
 

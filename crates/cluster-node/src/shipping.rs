@@ -13,6 +13,8 @@ use tokio::{
     task::JoinHandle,
 };
 
+use crate::redo::RedoMemory;
+
 /// While a stream has fewer bytes than this in the ledger, nothing is repeated.
 const SMALL: u64 = 1 << 20;
 
@@ -29,6 +31,8 @@ pub(crate) struct StreamShipping {
     appends: mpsc::Sender<QueuedAppend>,
     /// Bytes of the stream in the ledger.
     bytes: Arc<AtomicU64>,
+    /// Of all streams of the home.
+    redo: Arc<RedoMemory>,
     /// Epoch and number of the record with which the stream may begin.
     begin: watch::Sender<(u64, u64)>,
 }
@@ -44,6 +48,7 @@ impl StreamShipping {
     pub(crate) fn start(
         writer: StreamWriter,
         tenure: &Tenure,
+        redo: &Arc<RedoMemory>,
         stop: watch::Receiver<bool>,
     ) -> (Arc<Self>, StreamTasks) {
         // Its writer has one transaction under way.
@@ -55,7 +60,8 @@ impl StreamShipping {
             writer: tokio::spawn(write(writer, waiting, Arc::clone(&bytes), stop)),
             begins: tokio::spawn(publish(tenure.clone(), stream, begins)),
         };
-        (Arc::new(Self { tenure: tenure.clone(), appends, bytes, begin }), tasks)
+        let shipping = Self { tenure: tenure.clone(), appends, bytes, redo: Arc::clone(redo), begin };
+        (Arc::new(shipping), tasks)
     }
 
     /// Bytes of the stream in the ledger.
@@ -109,6 +115,7 @@ async fn publish(tenure: Tenure, stream: u8, mut begins: watch::Receiver<(u64, u
 
 impl Shipping for StreamShipping {
     fn ship(&self, changes: &[u8], ends_round: bool) -> Shipped {
+        let _held = self.redo.hold(changes.len());
         let (answer, shipped) = answers::sync_channel(1);
         let mut append = QueuedAppend { changes: changes.to_vec(), ends_round, answer };
         // `blocking_send` is for threads outside every runtime, and a store is opened inside one. There is one writer.

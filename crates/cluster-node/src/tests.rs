@@ -1,8 +1,16 @@
 //! Nodes of one process over the ledger in memory, with stores on disk.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering::SeqCst},
+    },
+    time::Duration,
+};
 
 use disk::{EmbeddedRecords, RecordOptions, ShippedStore, empty_directory};
+use gateway_core::Budget;
 use ledger::{
     Ledger,
     twin::{Engine, Twin},
@@ -194,6 +202,46 @@ async fn a_ledger_stays_within_a_few_times_of_what_is_alive() {
     let a = DataDir::open(folder.path()).unwrap();
     let home = soon(start(&ledger, "a", 11, &a, true).running).await.unwrap().unwrap();
     assert_eq!(contents(&open(&home)).await, expected);
+}
+
+/// An account without a bound.
+#[derive(Default)]
+struct Counted {
+    held: AtomicUsize,
+    most: AtomicUsize,
+}
+
+impl Budget for Counted {
+    fn charge(&self, _held: usize, _bytes: usize) -> bool {
+        false
+    }
+
+    fn force(&self, bytes: usize) {
+        let held = self.held.fetch_add(bytes, SeqCst) + bytes;
+        self.most.fetch_max(held, SeqCst);
+    }
+
+    fn release(&self, bytes: usize) {
+        self.held.fetch_sub(bytes, SeqCst);
+    }
+}
+
+/// The failures: records that wait for the ledger are on no account; they stay on it; one is refused for want of memory.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_record_is_on_the_account_while_it_is_on_its_way() {
+    let ledger = Arc::new(Twin::reliable(Engine::Owned));
+    create(Arc::clone(&ledger) as _, NAME, 1, 1, None).await.unwrap();
+    let (_a, a) = directory();
+    let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+    let store = open(&home);
+    let (redo, account) = (home.streams().redo(), Arc::new(Counted::default()));
+    redo.charge_to(Arc::clone(&account) as _);
+    for _ in 0..3 {
+        put(&store, "key", &"x".repeat(100_000)).await;
+        let most = account.most.load(SeqCst);
+        assert!((300_000..320_000).contains(&most), "{most}");
+        assert_eq!((account.held.load(SeqCst), redo.held()), (0, 0));
+    }
 }
 
 #[test]

@@ -56,7 +56,8 @@ figures! {
     /// MiB for each member of a consumer group that has a stream or a call), `log` (set aside for the log of consumer groups
     /// as long as there is a group), `shadows` (requests for device shadows that wait, and changes that wait for watchers; an
     /// eighth), `publisher` (idempotency keys, messages with `deliver_at`; an eighth) and `commands` (commands and answers that
-    /// wait; an eighth), `quic` (what QUIC may hold of each connection; a half), `logins` (what is remembered of logins; a sixteenth). The last quarter of the budget is for those who hold little.
+    /// wait; an eighth), `quic` (what QUIC may hold of each connection; a half), `logins` (what is remembered of logins; a sixteenth), `ledger` (records on their way to the ledger of a cluster, and answers that
+    /// wait for its lease; counted, never refused). The last quarter of the budget is for those who hold little.
     Gauge MEMORY: "gateway_memory_bytes" ["kind"] "Bytes charged to limits.memory_budget, by what they are held for";
     /// Of each tenant that is configured by name; the quotas are those of `mqtt_quota_refused_total`.
     Gauge TENANT_USAGE: "gateway_tenant_usage" ["tenant", "quota"] "What a configured tenant has of its quotas";
@@ -93,6 +94,11 @@ figures! {
     Counter LEDGER_APPENDED: "gateway_ledger_appended_bytes_total" [] "Bytes of these";
     /// Calls without an answer after 200 ms; a few are ordinary.
     Counter LEDGER_REPEATS: "gateway_ledger_repeats_total" [] "Calls of the ledger that were made again";
+    /// What transactions changed, with the copies of it that the way takes. Part of the kind `ledger` of `gateway_memory_bytes`.
+    Gauge LEDGER_REDO: "gateway_ledger_redo_bytes" [] "Bytes in memory of records on their way to the ledger";
+    /// PUBACK, PUBREC, CONNACK and answers of backends, while the gateway does not know that it serves still. Part of the kind
+    /// `ledger` of `gateway_memory_bytes`.
+    Gauge LEDGER_ANSWERS: "gateway_ledger_waiting_answers" [] "Answers that wait for the lease";
     /// About three times as much as is stored at most; more right after a takeover, until keys have been repeated once.
     Gauge LEDGER_BYTES: "gateway_ledger_bytes" ["store"] "Bytes of the home in the ledger, by store, about";
     /// Against `shadow.max_total_bytes`; not where they are in a database.
