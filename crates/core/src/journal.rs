@@ -107,6 +107,12 @@ impl QueueEntry {
         self.message.take()
     }
 
+    /// The address of its message; `None` once there is nothing left to write. Entries that wait have the same one if, and only if,
+    /// they have the same message.
+    pub fn message_address(&self) -> Option<usize> {
+        self.message.look(|message| Arc::as_ptr(message).addr())
+    }
+
     /// The receiver has acknowledged it. True if it was not written and never will be: nothing is left to remove.
     pub fn settle(&self) -> bool {
         let settled = self.message.settle();

@@ -41,8 +41,9 @@ pub(super) trait EnvironmentWriter: Send + 'static {
     const GIVES_WAY: bool = false;
     /// Takes over all of `inbox`, after what it still has, and leaves it empty.
     fn accept(&mut self, inbox: &mut Self::Inbox);
-    /// Chooses what goes into the next transaction. False if there is nothing to write now.
-    fn plan(&mut self) -> bool;
+    /// Chooses what goes into the next transaction: nothing more once it has about `redo` bytes of changes, at the next place between
+    /// two units. False if there is nothing to write now.
+    fn plan(&mut self, redo: usize) -> bool;
     /// Writes what was chosen. Called again, on the state before, if the map had to grow.
     fn apply(&mut self, txn: &mut WriteTxn<'_>) -> Result<(), heed::Error>;
     /// Returns whether the chosen operations add to the stored records, so that they must not use the room kept for removals.
@@ -229,7 +230,8 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
             }
             self.look();
             self.work.accept(&mut self.spare);
-            if self.work.plan() {
+            let redo = self.environment.redo_room();
+            if self.work.plan(redo) {
                 let added = self.work.adds();
                 // A full disk refuses what adds. What is left removes, and must not wait for the next that adds.
                 let written = self.commit();
@@ -238,7 +240,7 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                     std::mem::forget(self.work);
                     return;
                 }
-                if !written && added && self.environment.is_low() && self.work.plan() {
+                if !written && added && self.environment.is_low() && self.work.plan(redo) {
                     self.commit();
                 }
             }

@@ -33,6 +33,13 @@ gateway_core::counters! {
         /// changes of device shadows
         store_refused_shadows(store = "shadows");
     }
+    /// In a [cluster](guides/two-gateways.md), where a record has about 1 MiB: what is left goes into the next one.
+    "gateway_store_full_records_total": "Transactions that took no more since the record for the ledger had enough" {
+        /// sessions, queues and retained messages
+        store_full_state(store = "state");
+        /// consumer groups, commands, shadows and the memory of the Publisher
+        store_full_records(store = "records");
+    }
     "gateway_store_entries_written_total": "Entries of durable queues written" {
         store_entries_written;
     }

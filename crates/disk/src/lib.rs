@@ -23,6 +23,8 @@ mod copy;
 mod copy_tests;
 pub mod counters;
 #[cfg(test)]
+mod cut_tests;
+#[cfg(test)]
 mod damage_tests;
 mod earlier;
 mod environment;

@@ -174,7 +174,8 @@ impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
         self.note_bytes();
     }
 
-    fn plan(&mut self) -> bool {
+    /// All that waits is one unit: its keys belong together, and whoever waits does so for all of it.
+    fn plan(&mut self, _redo: usize) -> bool {
         self.more()
     }
 

@@ -25,8 +25,8 @@ use thiserror::Error;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_rows;
 pub use record::{
-    Assembly, FORMAT, MAX_PARTS, MAX_ROW, Misread, Position, RecordHead, assemble, cut, cut_small, decode,
-    encode,
+    Assembly, FORMAT, MAX_PARTS, MAX_ROW, Misread, Position, RECORD_BYTES, RecordHead, assemble, cut,
+    cut_small, decode, encode,
 };
 pub use shipping::{Shipped, Shipping};
 

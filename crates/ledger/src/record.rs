@@ -29,6 +29,10 @@ pub const MAX_ROW: usize = 128 << 10;
 /// Most rows of a record: 1 GiB.
 pub const MAX_PARTS: u16 = 8192;
 
+/// Bytes of changes after which a store ends its transaction, at the next place between two units: a record has about as many, and
+/// those of one unit.
+pub const RECORD_BYTES: usize = 1 << 20;
+
 const HEAD: usize = 40;
 const SUM: std::ops::Range<usize> = 36..HEAD;
 

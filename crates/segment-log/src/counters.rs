@@ -11,6 +11,10 @@ gateway_core::counters! {
     "gateway_log_commit_microseconds_total": "Time in writes to the log of consumer groups" {
         log_commit_micros;
     }
+    /// In a [cluster](guides/two-gateways.md), where a record has about 1 MiB: what is left goes into the next one.
+    "gateway_log_full_records_total": "Writes to the log that took no more since the record for the ledger had enough" {
+        log_full_records;
+    }
     "gateway_log_errors_total": "Failures of the disk under the log of consumer groups" {
         /// a write
         log_errors_write(op = "write");

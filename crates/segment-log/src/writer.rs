@@ -20,7 +20,7 @@ use super::{
     tail::LeavingOrder,
 };
 use crate::counters::count;
-use ledger::Shipped;
+use ledger::{RECORD_BYTES, Shipped};
 use store::StoreError;
 
 /// Bytes of messages in one write; what is more waits for the next.
@@ -102,16 +102,20 @@ pub(super) fn start(
 impl LogWriter {
     fn run(mut self) {
         let mut taken = std::collections::VecDeque::new();
+        let most = if self.shared.ledger.is_some() { RECORD_BYTES } else { BATCH_BYTES };
         loop {
             let closing = self.wait(&mut taken);
             let mut chunk = Vec::new();
             while !taken.is_empty() {
                 let mut bytes = 0;
                 while let Some(next) = taken.front()
-                    && (chunk.is_empty() || bytes + next.cost() <= BATCH_BYTES)
+                    && (chunk.is_empty() || bytes + next.cost() <= most)
                 {
                     bytes += next.cost();
                     chunk.extend(taken.pop_front());
+                }
+                if self.shared.ledger.is_some() && !taken.is_empty() {
+                    count(|c| c.log_full_records.add(1));
                 }
                 self.commit(&chunk);
                 if self.lost {

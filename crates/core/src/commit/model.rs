@@ -127,6 +127,7 @@ fn what_comes_then_runs_without_the_lock() {
 fn what_is_unwritten_is_taken_or_settled_and_not_both() {
     loom::model(|| {
         let entry = Arc::new(Unwritten::new(7));
+        assert_eq!(entry.look(|content| *content), Some(7));
         let commit = Commit::new();
         commit.add();
         let (of_writer, of_writer_commit) = (Arc::clone(&entry), Arc::clone(&commit));

@@ -37,6 +37,11 @@ impl<T> Unwritten<T> {
         settled
     }
 
+    /// Looks at it, unless it was taken or settled.
+    pub(crate) fn look<R>(&self, look: impl FnOnce(&T) -> R) -> Option<R> {
+        self.content.lock().as_ref().map(look)
+    }
+
     pub(crate) fn is_settled(&self) -> bool {
         self.state.load(Acquire) == SETTLED
     }

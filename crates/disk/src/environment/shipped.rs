@@ -17,7 +17,7 @@ use std::{
 };
 
 use heed::{MdbError, types::Bytes};
-use ledger::{Position, Shipped, Shipping};
+use ledger::{Position, RECORD_BYTES, Shipped, Shipping};
 
 use super::{Environment, Upkeep};
 use crate::{
@@ -39,9 +39,6 @@ const LEAST_REPEATED: usize = 4 << 10;
 const ROOM_FOR_BYTE: usize = 8;
 const ROOM: usize = 256 << 10;
 
-/// Bytes of a record of a store that is exported.
-const EXPORTED: usize = 1 << 20;
-
 /// Place that the round of repeated keys has reached.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RepeatCursor {
@@ -58,6 +55,11 @@ pub(super) fn lost() -> heed::Error {
 }
 
 impl Environment {
+    /// Bytes of changes that a transaction should have at most, about; no bound without a ledger.
+    pub(crate) fn redo_room(&self) -> usize {
+        if self.shipping.is_some() { RECORD_BYTES } else { usize::MAX }
+    }
+
     /// The place of the last record that is in it; `None` if there is none, or it cannot be read.
     pub(crate) fn position(&self) -> Result<Option<Position>, StoreError> {
         self.reading(|txn| {
@@ -122,7 +124,7 @@ impl Environment {
         &self,
         ship: &mut dyn FnMut(&[u8]) -> io::Result<Position>,
     ) -> Result<(), StoreError> {
-        let (mut cursor, mut ended) = (RepeatCursor { last: EXPORTED, ..RepeatCursor::default() }, false);
+        let (mut cursor, mut ended) = (RepeatCursor { last: RECORD_BYTES, ..RepeatCursor::default() }, false);
         while !ended {
             let (mut next, mut ends) = (cursor.clone(), false);
             let exported = self.writing(|txn| {
@@ -205,7 +207,7 @@ impl Environment {
         let changes = redo.bytes();
         // While it can still be refused.
         self.ask_for_room(changes.len())?;
-        cursor.last = changes.len().min(1 << 20);
+        cursor.last = changes.len().min(RECORD_BYTES);
         let position = match shipping.ship(changes, ends_round) {
             Shipped::Done(position) => position,
             Shipped::Refused => return Err(heed::Error::Io(io::ErrorKind::FileTooLarge.into())),

@@ -188,8 +188,8 @@ impl EnvironmentWriter for LatestWork {
         self.waiting.extend(inbox.0.drain(..));
     }
 
-    /// Versions decide: a removal leaves what is newer, whichever came first.
-    fn plan(&mut self) -> bool {
+    /// Versions decide: a removal leaves what is newer, whichever came first. No ledger has latest values.
+    fn plan(&mut self, _redo: usize) -> bool {
         // A caller that gave up writes again what it still needs.
         self.waiting.retain(|job| !job.done.is_closed());
         let removal = self.waiting.iter().all(|job| job.removal);

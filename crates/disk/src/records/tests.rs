@@ -215,7 +215,7 @@ fn of_changes_nobody_waits_for_only_the_last_of_each_key_waits() {
         }
     }
     turns.accept(&mut inbox);
-    assert!(turns.plan());
+    assert!(turns.plan(usize::MAX));
     let changes: Vec<_> = turns.planned().flat_map(|op| op.write.changes.clone()).collect();
     assert_eq!(changes, [put(Commands, "a", "099"), put(Commands, "b", "099"), remove(Commands, "c")]);
     // Failed changes are tried again, unless something later came for the record.
@@ -224,7 +224,7 @@ fn of_changes_nobody_waits_for_only_the_last_of_each_key_waits() {
     inbox.push(RecordOp { write: later, waiter: RecordWaiter::Nobody });
     turns.accept(&mut inbox);
     let mut left = Vec::new();
-    while turns.plan() {
+    while turns.plan(usize::MAX) {
         left.extend(turns.planned().flat_map(|op| op.write.changes.clone()));
         let outcomes = turns.planned().count();
         turns.committed(&mut vec![RecordOutcome::Done; outcomes]);

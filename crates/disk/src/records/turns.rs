@@ -150,9 +150,12 @@ impl Lane {
     }
 
     /// Moves the next writes to `planned`: one of each owner in turn. With `adding`, only of those that [add](RecordOp::adds) or
-    /// do not, and of an owner only while they are its first ones.
-    fn plan(&mut self, adding: Option<bool>, planned: &mut Vec<(Place, RecordOp)>) {
+    /// do not, and of an owner only while they are its first ones. With a ledger no more is taken once `redo` bytes are. Returns
+    /// whether that was why it ended.
+    fn plan(&mut self, adding: Option<bool>, redo: usize, planned: &mut Vec<(Place, RecordOp)>) -> bool {
         let most = if adding == Some(false) { RESERVED_BYTES / LANES } else { LANE_BYTES };
+        let (most, is_for_ledger) = (most.min(redo), redo < most);
+        let mut has_enough = false;
         let (mut bytes, mut changes) = (0, 0);
         let mut owner = self.served.clone();
         let mut first_skipped: Option<Bytes> = None;
@@ -170,7 +173,9 @@ impl Lane {
             }
             let more = (op.bytes(), op.write.changes.len());
             let is_first = bytes == 0;
-            if !is_first && (bytes + more.0 > most || changes + more.1 > LANE_CHANGES) {
+            let has_room = bytes + more.0 <= most;
+            if !is_first && (!has_room || changes + more.1 > LANE_CHANGES) {
+                has_enough = is_for_ledger && !has_room;
                 break;
             }
             (bytes, changes) = (bytes + more.0, changes + more.1);
@@ -183,6 +188,7 @@ impl Lane {
             }
         }
         self.bytes -= bytes;
+        has_enough
     }
 }
 
@@ -271,15 +277,17 @@ impl Turns {
         self.note_bytes();
     }
 
-    /// Chooses the writes of the next transaction.
-    pub(super) fn plan(&mut self) -> bool {
+    /// Chooses the writes of the next transaction, with about `redo` bytes of changes, of which each lane has a part.
+    pub(super) fn plan(&mut self, redo: usize) -> bool {
         for _ in 0..2 {
             if let Some(adding) = &mut self.apart {
                 *adding = !*adding;
             }
+            let mut has_enough = false;
             for lane in &mut self.lanes.lanes {
-                lane.plan(self.apart, &mut self.planned);
+                has_enough |= lane.plan(self.apart, redo / LANES, &mut self.planned);
             }
+            count(|c| c.store_full_records.add(has_enough.into()));
             if !self.planned.is_empty() {
                 return true;
             }

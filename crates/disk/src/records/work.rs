@@ -86,8 +86,8 @@ impl EnvironmentWriter for RecordWork {
         self.turns.accept(inbox);
     }
 
-    fn plan(&mut self) -> bool {
-        self.turns.plan()
+    fn plan(&mut self, redo: usize) -> bool {
+        self.turns.plan(redo)
     }
 
     fn apply(&mut self, txn: &mut WriteTxn<'_>) -> Result<(), heed::Error> {

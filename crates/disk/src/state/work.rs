@@ -105,8 +105,8 @@ impl<W: EnvironmentWriter> Part<W> {
         Self { work, planned: false }
     }
 
-    fn plan(&mut self, may: bool) -> bool {
-        self.planned = may && self.work.plan();
+    fn plan(&mut self, may: bool, redo: usize) -> bool {
+        self.planned = may && self.work.plan(redo);
         self.planned
     }
 
@@ -155,14 +155,14 @@ impl EnvironmentWriter for StateWork {
         self.retained.work.accept(&mut inbox.retained);
     }
 
-    fn plan(&mut self) -> bool {
-        let queues = self.queues.plan(true);
+    fn plan(&mut self, redo: usize) -> bool {
+        let queues = self.queues.plan(true, redo);
         if queues {
             self.retained.work.changes().close_units(self.queues.work.closed_units());
         }
         let others = !self.queues.work.sweeps_alone();
-        let sessions = self.sessions.plan(others);
-        let retained = self.retained.plan(others);
+        let sessions = self.sessions.plan(others, redo);
+        let retained = self.retained.plan(others, redo);
         queues || sessions || retained
     }
 

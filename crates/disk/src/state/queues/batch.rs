@@ -11,9 +11,50 @@ use crate::counters::count;
 /// Bytes of messages after which a transaction is closed, at the next place where no unit is open.
 const MAX_BYTES: usize = 64 << 20;
 
+/// Bytes that a change of an entry has in a redo besides its message, about: of all tables that it changes, keys and values.
+const CHANGE: usize = 80;
+
 /// Passes over the jobs to find what an open unit holds up. After the last, only what comes before the first doubtful
 /// job may overtake the unit.
 const LOOKS: usize = 4;
+
+/// Bounds on a transaction, beyond which it goes on only as long as a unit is open.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct BatchLimit {
+    /// Number of operations.
+    pub(super) jobs: usize,
+    /// Bytes of their redo, about.
+    pub(super) redo: usize,
+}
+
+/// Operations from the first on that make a transaction.
+#[derive(Debug, Clone, Copy, Default)]
+struct Stretch {
+    jobs: usize,
+    redo: usize,
+    /// A bound was reached.
+    is_full: bool,
+}
+
+/// Size of a redo while operations are added.
+#[derive(Default)]
+struct RedoSize {
+    bytes: usize,
+    /// Address of the last message: the entries of one come one after the other, and the message is written once.
+    message: Option<usize>,
+}
+
+impl RedoSize {
+    fn add(&mut self, job: &QueueJob) {
+        self.bytes += CHANGE;
+        let QueueJob::Op(QueueOp::Append(entry)) = job else { return };
+        let message = entry.message_address();
+        if message.is_some() && message != self.message {
+            self.message = message;
+            self.bytes += entry.cost() as usize;
+        }
+    }
+}
 
 /// Change of one entry.
 pub(super) struct QueueWrite {
@@ -90,18 +131,18 @@ enum EntryChange {
 }
 
 impl QueueBatch {
-    /// Takes operations from `waiting`, about `limit` of them, in the order of each queue. True if the rest can go once
+    /// Takes operations from `waiting`, about as many as `limit` allows, in the order of each queue. True if the rest can go once
     /// this is written, false if it waits for a unit to be closed.
     pub(super) fn take(
         &mut self,
         waiting: &mut VecDeque<QueueJob>,
-        limit: usize,
+        limit: BatchLimit,
         gauges: &InboxGauges,
     ) -> bool {
-        let (length, full) = self.length(waiting.iter().enumerate(), limit);
-        let (passing, more) = if !full && length < waiting.len() {
+        let Stretch { jobs: length, redo, is_full } = self.stretch(waiting.iter().enumerate(), limit);
+        let (passing, more) = if !is_full && length < waiting.len() {
             let behind = waiting.split_off(length);
-            self.pass(behind, waiting, limit)
+            self.pass(behind, waiting, BatchLimit { redo: limit.redo.saturating_sub(redo), ..limit })
         } else {
             (Vec::new(), length < waiting.len())
         };
@@ -169,18 +210,21 @@ impl QueueBatch {
         more
     }
 
-    /// Returns the number of operations to take, and whether the limit was reached. No unit is split: every unit that begins
-    /// before the cut is closed before it.
-    fn length<'a>(
+    /// Finds the operations to take. No unit is split: every unit that begins before the cut is closed before it.
+    fn stretch<'a>(
         &mut self,
         jobs: impl Iterator<Item = (usize, &'a QueueJob)>,
-        limit: usize,
-    ) -> (usize, bool) {
+        limit: BatchLimit,
+    ) -> Stretch {
         self.open.clear();
-        let (mut length, mut taken, mut bytes) = (0, 0, 0);
+        let (mut stretch, mut redo) = (Stretch::default(), RedoSize::default());
+        let (mut taken, mut bytes) = (0, 0);
         for (index, job) in jobs {
             taken += 1;
             bytes += job.bytes();
+            if limit.redo < usize::MAX {
+                redo.add(job);
+            }
             if let Some(unit) = job.unit() {
                 if let QueueJob::Op(QueueOp::Append(_)) = job {
                     self.open.insert(unit);
@@ -189,13 +233,16 @@ impl QueueBatch {
                 }
             }
             if self.open.is_empty() {
-                length = index + 1;
-                if taken >= limit || bytes >= MAX_BYTES {
-                    return (length, true);
+                let has_enough = redo.bytes >= limit.redo;
+                let is_full = has_enough || taken >= limit.jobs || bytes >= MAX_BYTES;
+                stretch = Stretch { jobs: index + 1, redo: redo.bytes, is_full };
+                if is_full {
+                    count(|c| c.store_full_state.add(has_enough.into()));
+                    return stretch;
                 }
             }
         }
-        (length, false)
+        stretch
     }
 
     /// `behind` begins with a unit that is still open, such as a message that waits for another store or goes to
@@ -205,7 +252,7 @@ impl QueueBatch {
         &mut self,
         behind: VecDeque<QueueJob>,
         waiting: &mut VecDeque<QueueJob>,
-        limit: usize,
+        limit: BatchLimit,
     ) -> (Vec<QueueJob>, bool) {
         let held = self.held(&behind);
         // Units that only the last pass found to be held up must not be split.
@@ -214,8 +261,8 @@ impl QueueBatch {
         };
         let known = behind.iter().zip(&held).position(late).unwrap_or(behind.len());
         let free = behind.iter().enumerate().take(known).filter(|(index, _)| !held[*index]);
-        let (length, full) = self.length(free, limit);
-        let more = full || (known < behind.len() && length > 0);
+        let Stretch { jobs: length, is_full, .. } = self.stretch(free, limit);
+        let more = is_full || (known < behind.len() && length > 0);
         let mut passing = Vec::new();
         for (index, job) in behind.into_iter().enumerate() {
             if index < length && !held[index] {

@@ -11,7 +11,7 @@ use hashbrown::HashSet;
 use parking_lot::Mutex;
 
 use super::{
-    batch::{EntryAction, QueueBatch, QueueCut},
+    batch::{BatchLimit, EntryAction, QueueBatch, QueueCut},
     inbox::{InboxGauges, QueueInbox, QueueJob},
     load::QueueReaders,
     sweep::{self, Sweep},
@@ -228,7 +228,7 @@ impl EnvironmentWriter for QueueWork {
         inbox.jobs.shrink_to(MAX_KEPT);
     }
 
-    fn plan(&mut self) -> bool {
+    fn plan(&mut self, redo: usize) -> bool {
         {
             let mut damaged = self.damaged.lock();
             let remove = |(queue, seq)| QueueJob::Op(QueueOp::Remove { queue, seq, unit: None });
@@ -241,7 +241,7 @@ impl EnvironmentWriter for QueueWork {
         self.ready = if self.alone {
             !self.waiting.is_empty()
         } else {
-            self.batch.take(&mut self.waiting, self.limit, &self.gauges)
+            self.batch.take(&mut self.waiting, BatchLimit { jobs: self.limit, redo }, &self.gauges)
         };
         let now = self.second();
         let due = self.is_due() && self.swept != Some(now);
