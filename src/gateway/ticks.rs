@@ -63,3 +63,75 @@ pub(super) async fn run_ticks(broker: Broker, bans: Arc<BanRegistry>, mark: Opti
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{
+        atomic::{AtomicBool, Ordering::SeqCst},
+        mpsc::{Receiver, sync_channel},
+    };
+
+    use broker::BrokerConfig;
+    use config::Config;
+    use gateway_core::{Message, Origin};
+    use parking_lot::Mutex;
+    use store::{DataDir, FileShipping, StoreError};
+    use tokio::time::{sleep, timeout};
+
+    use super::*;
+
+    /// A ledger that answers once the test has ended.
+    struct Silent {
+        asked: Arc<AtomicBool>,
+        end: Mutex<Receiver<()>>,
+    }
+
+    impl FileShipping for Silent {
+        fn replace(
+            &self,
+            _name: &str,
+            _content: &str,
+            _write: &mut dyn FnMut() -> Result<(), StoreError>,
+        ) -> Result<(), StoreError> {
+            self.asked.store(true, SeqCst);
+            let _ = self.end.lock().recv();
+            Err(StoreError::closed())
+        }
+    }
+
+    /// The failure: while the ledger did not answer, nothing expired and no will was published, since the loop waited for its clock
+    /// to be kept.
+    #[tokio::test]
+    async fn timers_go_on_while_the_ledger_does_not_answer() {
+        let folder = tempfile::tempdir().unwrap();
+        let directory = DataDir::open(folder.path()).unwrap();
+        let (_at_the_end, end) = sync_channel(0);
+        let asked = Arc::new(AtomicBool::new(false));
+        let mark = Arc::new(ClockMark::resume(&directory));
+        directory.ship_files(Arc::new(Silent { asked: Arc::clone(&asked), end: Mutex::new(end) }));
+        let config = Config::default();
+        let broker = Broker::new(BrokerConfig::default());
+        let bans = Arc::new(BanRegistry::open(&config.bans, None).unwrap());
+        let keep = |topic: &str| {
+            let mut message = Message::new(topic, b"value", clock::now(), Origin::SERVER);
+            message.retain = true;
+            message.expires = Some(clock::now().plus_millis(100));
+            let mut turn = Turn::default();
+            broker.publish(&message, &mut turn);
+            turn.flush();
+        };
+        keep("before");
+        assert_eq!(broker.gauges().retained, 1);
+        let ticks = tokio::spawn(run_ticks(broker.clone(), bans, Some(mark)));
+        let expired = async || {
+            while broker.gauges().retained > 0 || !asked.load(SeqCst) {
+                sleep(Duration::from_millis(10)).await;
+            }
+        };
+        timeout(Duration::from_secs(60), expired()).await.expect("it expires");
+        // In the loop that the clock is kept in, and in a later turn of it.
+        keep("after");
+        timeout(Duration::from_secs(60), expired()).await.expect("it expires while the ledger is silent");
+        ticks.abort();
+    }
+}
