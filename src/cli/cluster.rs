@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use cluster_node::{ClusterStatus, accept_loss, create, order_takeover, status};
+use cluster_node::{ClusterStatus, StreamStatus, accept_loss, create, order_takeover, status};
 use config::{Config, Flags};
 use store::DataDir;
 use tokio::time::timeout;
@@ -114,7 +114,7 @@ fn tell_lacks(engine: &LedgerEngine) -> Result<(), Box<dyn Error>> {
 
 fn show(engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Error>> {
     let ledger = Arc::clone(&engine.ledger);
-    let ClusterStatus { owner, epoch, chain, nodes } =
+    let ClusterStatus { owner, epoch, chain, nodes, streams } =
         engine.handle().block_on(async move { status(&ledger).await })?;
     let mut out = stdout();
     let serves = if owner.is_empty() { "nobody" } else { &owner };
@@ -125,8 +125,21 @@ fn show(engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Error>> {
             () if node.is_warm => "stands by, warm",
             () => "stands by, its copy is being made",
         };
-        let does = if node.is_alive { does } else { "gives no sign of life" };
-        writeln!(out, "{:<20} {does:<34} {}", node.name, node.address)?;
+        let does = if node.beaten.is_some() { does } else { "gives no sign of life" };
+        let beaten =
+            node.beaten.map_or_else(|| "-".to_owned(), |age| format!("{:.1} s ago", age.as_secs_f64()));
+        writeln!(out, "{:<20} {does:<34} {beaten:<12} {}", node.name, node.address)?;
+    }
+    for stream in streams {
+        let StreamStatus { store, start, segments } = &stream;
+        let most = stream.most_bytes() >> 20;
+        writeln!(
+            out,
+            "{:<20} begins with record {} of epoch {}; {segments} segments, at most about {most} MiB",
+            store.name(),
+            start.n,
+            start.epoch
+        )?;
     }
     tell_lacks(engine)?;
     Ok(ExitCode::SUCCESS)

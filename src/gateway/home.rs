@@ -13,7 +13,7 @@ use std::{
 
 use ::commands::{CommandRegistry, CommandService, ReplyDispatcher};
 use broker::{Broker, GroupLog, Stores};
-use cluster_node::{LedgerFigures, RedoMemory};
+use cluster_node::{LedgerFigures, NodeStatus, RedoMemory};
 use config::Config;
 use consumer_groups::ConsumerGroups;
 use disk::EmbeddedRecords;
@@ -229,9 +229,21 @@ impl Home {
         }
         all.extend(self.stores.iter().flat_map(stores::OpenedStores::figures));
         if let Some(ledger) = &self.ledger {
-            let LedgerFigures { under_way, oldest, records, bytes, repeats, redo, stored } = ledger();
+            let LedgerFigures {
+                node,
+                epoch,
+                nodes,
+                under_way,
+                oldest,
+                records,
+                bytes,
+                repeats,
+                redo,
+                stored,
+            } = ledger();
             all.extend([
                 figures::CLUSTER_ACTIVE.is(1.0),
+                figures::CLUSTER_EPOCH.is(epoch as f64),
                 figures::LEDGER_UNDER_WAY.is(under_way as f64),
                 figures::LEDGER_OLDEST.is(oldest.as_secs_f64()),
                 figures::LEDGER_RECORDS.is(records as f64),
@@ -239,6 +251,9 @@ impl Home {
                 figures::LEDGER_REPEATS.is(repeats as f64),
                 figures::LEDGER_REDO.is(redo as f64),
             ]);
+            let others = nodes.iter().filter(|other| *other.name != *node);
+            let parts = others.map(|other| (&*other.name, part(other))).chain([(&*node, "serves")]);
+            all.extend(parts.map(|(name, part)| figures::CLUSTER_NODES.of([name, part], 1.0)));
             all.extend(stored.map(|(store, bytes)| figures::LEDGER_BYTES.of([store.name()], bytes as f64)));
         }
         all
@@ -251,6 +266,15 @@ impl Home {
         is_slow.then(|| {
             format!("ledger: no answer for {} s, acknowledgements of QoS 1 and 2 wait\n", oldest.as_secs())
         })
+    }
+}
+
+/// The part of a gateway that does not serve.
+fn part(node: &NodeStatus) -> &'static str {
+    match node.beaten {
+        None => "silent",
+        Some(_) if node.is_warm => "warm",
+        Some(_) => "copying",
     }
 }
 

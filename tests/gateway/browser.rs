@@ -1,7 +1,13 @@
 //! The web page in a real Chromium: tests/interop/test_page.py against a gateway with a token of each role, and one that asks
 //! nobody. Chromium and its driver are Debian's packages; Selenium talks to them.
 
-use std::{fs, path::Path, process::Command, thread, time::Duration};
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Output, Stdio},
+    thread,
+    time::Duration,
+};
 
 use access::backends::{Role, Scope, TokenGrant, Tokens, hash, mint};
 use codec::Connect;
@@ -9,7 +15,7 @@ use gateway_core::Protocol;
 
 use crate::{
     client::{Client, hello},
-    support::{Server, need, on_path, python, root, run, until},
+    support::{Server, command, need, on_path, ports::free_ports, python, root, run, skipped, until},
 };
 
 const LIMIT: Duration = Duration::from_secs(420);
@@ -29,6 +35,58 @@ pub(crate) fn token(file: &Path, role: Role) -> String {
     let text = fs::read_to_string(file).unwrap_or_default();
     fs::write(file, Tokens::with(&text, &grant).expect("a file of tokens")).expect("write the tokens");
     secret
+}
+
+/// A gateway of a cluster that nobody else is in, and the PostgreSQL with its ledger.
+struct Clustered {
+    server: Server,
+    _ledger: Postgres,
+}
+
+/// A PostgreSQL of the test's own.
+struct Postgres(u16);
+
+impl Postgres {
+    fn run(&self, arguments: &[&str]) -> Output {
+        let mut script = Command::new(root().join("scripts/postgres.sh"));
+        script.args(arguments).env("POSTGRES_PORT", self.0.to_string()).stdin(Stdio::null());
+        script.output().expect("run scripts/postgres.sh")
+    }
+}
+
+impl Drop for Postgres {
+    fn drop(&mut self) {
+        let _ = self.run(&["stop"]);
+    }
+}
+
+impl Clustered {
+    /// None, and that is said, where there can be no PostgreSQL.
+    fn start() -> Option<Self> {
+        if std::env::var("MQTT_SERVER_TEST_POSTGRES").is_ok_and(|value| value == "none") {
+            skipped("PostgreSQL (MQTT_SERVER_TEST_POSTGRES is none)");
+            return None;
+        }
+        let ledger = Postgres(free_ports(2));
+        let started = ledger.run(&["start"]);
+        if !need("PostgreSQL", started.status.code() != Some(3)) {
+            return None;
+        }
+        assert!(started.status.success(), "{}", String::from_utf8_lossy(&started.stderr));
+        let toml = format!(
+            "[cluster]\nname = \"page\"\nnode = \"left\"\nledger = \"postgres://ledger@127.0.0.1:{}/ledger\"\n\
+             password = \"ledger\"\n",
+            ledger.0
+        );
+        let dir = tempfile::tempdir().expect("make a directory");
+        fs::write(dir.path().join("create.toml"), &toml).expect("write the configuration");
+        let mut create = command(env!("CARGO_BIN_EXE_mqtt-server"));
+        create.args(["cluster", "create", "--config", "create.toml"]).current_dir(dir.path());
+        let (success, output) = run(&mut create, Duration::from_secs(60));
+        assert!(success, "{output}");
+        let server = Server::start_in_environment(dir, &[], &toml, &[]);
+        Some(Self { server, _ledger: ledger })
+    }
 }
 
 /// Runs the tests of which the name contains `select`.
@@ -59,6 +117,8 @@ fn browse(select: &str) {
         open.ports.tcp
     );
     let mut guarded = Server::start_with(&[], &toml);
+    let clustered = Clustered::start();
+    let cluster_port = clustered.as_ref().map(|clustered| clustered.server.ports.http);
     let mut command = Command::new(python.unwrap_or_default());
     command
         .args(["-m", "pytest", "test_page.py", "-k", select])
@@ -67,7 +127,8 @@ fn browse(select: &str) {
         .envs(guarded.script_env())
         .env("GW_TOKENS", serde_json::Value::Object(tokens).to_string())
         .env("GW_OPEN_TCP", open.ports.tcp.to_string())
-        .env("GW_OPEN_HTTP", open.ports.http.to_string());
+        .env("GW_OPEN_HTTP", open.ports.http.to_string())
+        .env("GW_CLUSTER_HTTP", cluster_port.unwrap_or_default().to_string());
     let (success, output) = run(&mut command, LIMIT);
     eprintln!("{output}");
     assert!(success, "the tests in the browser failed; their output is above");

@@ -1,7 +1,7 @@
 """The web page in a real Chromium: every page for every role, by keyboard, on a phone, in the dark, without script.
 
-tests/gateway/browser.rs starts the gateways: one that asks who calls, with a token of each role in GW_TOKENS, and one that asks
-nobody (GW_OPEN_HTTP). One browser serves all tests: who looks is a cookie, which is exchanged between them. Whoever else is
+tests/gateway/browser.rs starts the gateways: one that asks who calls, with a token of each role in GW_TOKENS, one that asks
+nobody (GW_OPEN_HTTP), and one that is in a cluster, where there is a PostgreSQL (GW_CLUSTER_HTTP). One browser serves all tests: who looks is a cookie, which is exchanged between them. Whoever else is
 needed at the same time comes by plain HTTP (`Visitor`), as forms do. Whatever a page's policy refuses, and each error in the
 console, fails the test that has loaded it.
 """
@@ -26,6 +26,7 @@ import gw
 
 TOKENS = json.loads(os.environ.get("GW_TOKENS", "{}"))
 OPEN_PORT = int(os.environ.get("GW_OPEN_HTTP", "0"))
+CLUSTER_PORT = int(os.environ.get("GW_CLUSTER_HTTP", "0"))
 BASE = f"http://localhost:{gw.PORTS['http']}"
 OPEN = f"http://localhost:{OPEN_PORT}"
 SHOTS = os.environ.get("GW_SHOTS", "")
@@ -190,6 +191,16 @@ def everywhere(driver):
 
 
 @pytest.fixture
+def clustered(driver):
+    """As `everywhere`, at the gateway that is in a cluster."""
+    if not CLUSTER_PORT:
+        pytest.skip("no PostgreSQL for a ledger")
+    visitor = Browser(driver, f"http://localhost:{CLUSTER_PORT}")
+    yield visitor
+    visitor.check()
+
+
+@pytest.fixture
 def admin(browser):
     return browser.as_role("admin").get("/page/")
 
@@ -306,6 +317,18 @@ def test_the_overview_grows_while_one_looks(admin, device):
             admin.cdp("Emulation.setEmulatedMedia", features=[])
             admin.cdp("Emulation.setDeviceMetricsOverride", width=360, height=740, deviceScaleFactor=2, mobile=True)
             admin.driver.save_screenshot(str(pathlib.Path(SHOTS) / "page-phone.png"))
+
+
+def test_the_overview_shows_the_cluster_to_those_who_are_in_one(clustered, everywhere):
+    clustered.get("/page/")
+    clustered.wait(lambda: "left serves, in epoch 1" in clustered.text())
+    text = clustered.text()
+    assert "nobody stands by" in text and "answers wait" in text, text
+    rows = {row.text.split()[0] for row in clustered.all("table tr") if "B" in row.text}
+    assert {"state", "records", "log", "files"} <= rows, rows
+    clustered.check()
+    everywhere.get("/page/")
+    assert "in epoch" not in everywhere.text() and "stands by" not in everywhere.text()
 
 
 def test_a_device_is_shown_live_published_to_and_disconnected(admin, device):

@@ -34,7 +34,7 @@ pub use order::order_takeover;
 pub use owned::{HomeEnd, HomeStreams, LedgerFigures, OwnedHome};
 pub use redo::RedoMemory;
 pub use standby::{NodeError, NodeSettings, NodeState, Phase, StandbyNode, leave_cluster};
-pub use status::{ClusterStatus, NodeStatus, accept_loss, status};
+pub use status::{ClusterStatus, NodeStatus, StreamStatus, accept_loss, status};
 
 /// The one home of this version's clusters.
 pub const HOME: u16 = 0;

@@ -54,11 +54,18 @@ pub async fn order_takeover(ledger: &Arc<dyn Ledger>, to: &str) -> Result<u64, N
     Ok(epoch)
 }
 
-/// Waits for an order that takes the home of that epoch from `node`.
-pub(crate) async fn ordered_away(ledger: &dyn Ledger, clock: &dyn Clock, node: &str, epoch: u64) {
+/// Waits for an order that takes the home of that epoch from `node`, and gives `seen` all beats, each second.
+pub(crate) async fn ordered_away(
+    ledger: &dyn Ledger,
+    clock: &dyn Clock,
+    node: &str,
+    epoch: u64,
+    mut seen: impl FnMut(&[Beat]),
+) {
     loop {
         clock.sleep(LOOK).await;
         let Ok(beats) = ledger.beats().await else { continue };
+        seen(&beats);
         if Order::find(&beats, epoch).is_some_and(|order| !order.is_to(node)) {
             return;
         }

@@ -2,10 +2,10 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cluster::{Lease, Tenure};
+use cluster::{Clock as _, Lease, SUSPECTED_AFTER, Suspicion, Tenure};
 use disk::{ShippedFiles, ShippedStore};
-use ledger::Ledger;
-use ledger::Shipping;
+use ledger::{Beat, Ledger, Shipping};
+use parking_lot::Mutex;
 use store::DataDir;
 use tokio::{
     runtime::Handle,
@@ -18,6 +18,7 @@ use crate::{
     order::ordered_away,
     redo::RedoMemory,
     shipping::{StreamShipping, StreamTasks},
+    status::{NodeStatus, nodes},
 };
 
 /// The home's streams, for its stores.
@@ -40,8 +41,14 @@ impl HomeStreams {
 }
 
 /// Figures of a home and its ledger.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LedgerFigures {
+    /// Name of this node, which has the home.
+    pub node: Arc<str>,
+    /// Epoch of the home.
+    pub epoch: u64,
+    /// All nodes, this one too, as of the last look at their beats; 64 at most. None before [`OwnedHome::ends`] has waited for a second.
+    pub nodes: Vec<NodeStatus>,
     /// Appends under way.
     pub under_way: usize,
     /// Age of the oldest of them.
@@ -85,6 +92,8 @@ pub struct OwnedHome {
     running: JoinHandle<()>,
     stop: watch::Sender<bool>,
     runtime: Handle,
+    /// As they were seen last.
+    nodes: Arc<Mutex<Vec<NodeStatus>>>,
 }
 
 impl OwnedHome {
@@ -100,7 +109,8 @@ impl OwnedHome {
         let files = Arc::clone(&streams[ShippedStore::Files as usize]);
         directory.ship_files(Arc::new(ShippedFiles::open(directory.path(), files as _)));
         let streams = HomeStreams { streams, redo };
-        Self { directory, ledger, tenure, streams, tasks, running, stop, runtime: Handle::current() }
+        let (runtime, nodes) = (Handle::current(), Arc::default());
+        Self { directory, ledger, tenure, streams, tasks, running, stop, runtime, nodes }
     }
 
     /// The directory, as of the end of the epoch before.
@@ -110,13 +120,24 @@ impl OwnedHome {
 
     /// Reads figures of it, now and for as long as the process lives.
     pub fn figures(&self) -> impl Fn() -> LedgerFigures + Send + Sync + use<> {
-        let (tenure, streams) = (self.tenure.clone(), self.streams.clone());
+        let (tenure, streams, nodes) = (self.tenure.clone(), self.streams.clone(), Arc::clone(&self.nodes));
         move || {
             let cluster::Figures { under_way, oldest, records, bytes, repeats, .. } = tenure.figures();
             let stored =
                 ShippedStore::ALL.map(|store| (store, streams.streams[store as usize].ledger_bytes()));
-            let (oldest, redo) = (oldest.unwrap_or_default(), streams.redo.held());
-            LedgerFigures { under_way, oldest, records, bytes, repeats, redo, stored }
+            let owner = tenure.owner();
+            LedgerFigures {
+                node: Arc::clone(&owner.node),
+                epoch: owner.epoch,
+                nodes: nodes.lock().clone(),
+                under_way,
+                oldest: oldest.unwrap_or_default(),
+                records,
+                bytes,
+                repeats,
+                redo: streams.redo.held(),
+                stored,
+            }
         }
     }
 
@@ -140,8 +161,14 @@ impl OwnedHome {
     pub async fn ends(&self) -> HomeEnd {
         let (ledger, node) = (Arc::clone(&self.ledger), Arc::clone(&self.tenure.owner().node));
         let epoch = self.tenure.owner().epoch;
-        let ordered =
-            self.runtime.spawn(async move { ordered_away(&*ledger, &MachineClock, &node, epoch).await });
+        let (shown, mut suspicion) = (Arc::clone(&self.nodes), Suspicion::default());
+        let seen = move |beats: &[Beat]| {
+            suspicion.observe(beats, MachineClock.now());
+            *shown.lock() = nodes(beats, &suspicion, SUSPECTED_AFTER);
+        };
+        let ordered = self
+            .runtime
+            .spawn(async move { ordered_away(&*ledger, &MachineClock, &node, epoch, seen).await });
         let _ending = AbortOnDrop(ordered.abort_handle());
         tokio::select! {
             () = self.tenure.lost() => HomeEnd::Lost,

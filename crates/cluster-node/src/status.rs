@@ -2,13 +2,20 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cluster::{EndedEpoch, View, ViewError, change, read_view};
-use ledger::Ledger;
+use cluster::{Clock, EndedEpoch, HomeView, SEGMENT, Start, Suspicion, View, ViewError, change, read_view};
+use disk::ShippedStore;
+use ledger::{Beat, Ledger, Segment, Stream, Unknown};
 
 use crate::{HOME, NodeError, about::About, clock::MachineClock, order};
 
-/// Time between two looks at the beats: whoever has not moved in it is silent.
+/// Time for which the beats are looked at: whoever has not moved in it is silent.
 const LOOK: Duration = Duration::from_millis(2500);
+
+/// Time between two looks meanwhile.
+const STEP: Duration = Duration::from_millis(250);
+
+/// Most nodes that are told of.
+const NODES: usize = 64;
 
 /// A node of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -17,10 +24,28 @@ pub struct NodeStatus {
     pub name: String,
     /// Address under which backends reach it; empty if it has not said.
     pub address: String,
-    /// The node gave a sign of life lately.
-    pub is_alive: bool,
+    /// Time since its last sign of life, about; `None` if there was none lately.
+    pub beaten: Option<Duration>,
     /// The node has the home, or its copy is near the end of the ledger.
     pub is_warm: bool,
+}
+
+/// A store of the home in the ledger.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StreamStatus {
+    /// The store.
+    pub store: ShippedStore,
+    /// Record with which it begins.
+    pub start: Start,
+    /// Segments from there on.
+    pub segments: u64,
+}
+
+impl StreamStatus {
+    /// Bytes that its segments have if all are full.
+    pub fn most_bytes(&self) -> u64 {
+        self.segments * SEGMENT as u64
+    }
 }
 
 /// A cluster.
@@ -32,8 +57,21 @@ pub struct ClusterStatus {
     pub epoch: u64,
     /// Epochs that have ended and are still needed.
     pub chain: Vec<EndedEpoch>,
-    /// Nodes that were ever there.
+    /// Nodes that were ever there, in the order of the ledger; 64 at most.
     pub nodes: Vec<NodeStatus>,
+    /// What the ledger has of each store.
+    pub streams: Vec<StreamStatus>,
+}
+
+/// The nodes whose beats these are; whoever has been silent for `silent` has given no sign of life lately.
+pub(crate) fn nodes(beats: &[Beat], suspicion: &Suspicion, silent: Duration) -> Vec<NodeStatus> {
+    let nodes = beats.iter().filter(|beat| order::is_node(beat)).take(NODES);
+    let status = |beat: &Beat| {
+        let About { address, warm, .. } = About::of(beat);
+        let beaten = suspicion.unchanged(&beat.node).filter(|age| *age < silent);
+        NodeStatus { name: beat.node.to_string(), address, beaten, is_warm: warm }
+    };
+    nodes.map(status).collect()
 }
 
 /// Reads it. Takes some seconds.
@@ -41,23 +79,74 @@ pub struct ClusterStatus {
 /// # Errors
 /// The view cannot be used, or the ledger does not answer.
 pub async fn status(ledger: &Arc<dyn Ledger>) -> Result<ClusterStatus, NodeError> {
-    let read = async || ledger.beats().await.map_err(|unknown| NodeError::Unanswered(unknown.0));
-    let before = read().await?;
-    tokio::time::sleep(LOOK).await;
-    let after = read().await?;
+    let unanswered = |unknown: Unknown| NodeError::Unanswered(unknown.0);
+    let (mut suspicion, begun) = (Suspicion::default(), MachineClock.now());
+    let beats = loop {
+        let beats = ledger.beats().await.map_err(unanswered)?;
+        let now = MachineClock.now();
+        suspicion.observe(&beats, now);
+        if now >= begun + LOOK {
+            break beats;
+        }
+        MachineClock.sleep(STEP).await;
+    };
     let (_, view) = read_view(&**ledger, &MachineClock).await?;
     let of = view.home(HOME)?;
-    let nodes = after.iter().filter(|beat| order::is_node(beat)).map(|beat| {
-        let About { address, warm, .. } = About::of(beat);
-        let is_alive = !before.contains(beat);
-        NodeStatus { name: beat.node.to_string(), address, is_alive, is_warm: warm }
-    });
+    let mut streams = Vec::new();
+    for store in ShippedStore::ALL {
+        let start = of.starts.get(store as usize).copied().unwrap_or_default();
+        let segments = segments(&**ledger, of, store as u8, start).await.map_err(unanswered)?;
+        streams.push(StreamStatus { store, start, segments });
+    }
     Ok(ClusterStatus {
         owner: of.owner.as_ref().map_or_else(String::new, |owner| owner.node.to_string()),
         epoch: of.epoch,
         chain: of.chain.clone(),
-        nodes: nodes.collect(),
+        nodes: nodes(&beats, &suspicion, LOOK),
+        streams,
     })
+}
+
+/// Number of a stream's segments from its start on.
+async fn segments(ledger: &dyn Ledger, of: &HomeView, number: u8, start: Start) -> Result<u64, Unknown> {
+    let stream = Stream { home: HOME, number };
+    let from = |epoch: u64| if epoch == start.epoch { start.segment } else { 0 };
+    let mut count = 0;
+    for ended in of.chain.iter().filter(|ended| ended.epoch >= start.epoch) {
+        let first = from(ended.epoch);
+        count += match &ended.sealed {
+            Some(ends) => {
+                let last = ends.get(usize::from(number)).copied().flatten();
+                last.map_or(0, |last| (last.segment + 1).saturating_sub(first))
+            }
+            None => count_from(ledger, stream, ended.epoch, first).await?,
+        };
+    }
+    if of.owner.is_some() {
+        count += count_from(ledger, stream, of.epoch, from(of.epoch)).await?;
+    }
+    Ok(count.into())
+}
+
+/// Number of segments that are there from `first` on: they are numbered without holes, so few are looked at.
+async fn count_from(ledger: &dyn Ledger, stream: Stream, epoch: u64, first: u32) -> Result<u32, Unknown> {
+    let is_there = async |number: u32| {
+        let segment = Segment { stream, epoch, number };
+        Ok::<_, Unknown>(!ledger.read(segment, (0, 0), 1).await?.rows.is_empty())
+    };
+    // `there` of them are there, and not `beyond` of them.
+    let (mut there, mut beyond) = (0, 1);
+    while is_there(first.saturating_add(beyond - 1)).await? {
+        (there, beyond) = (beyond, beyond.saturating_mul(2));
+    }
+    while beyond - there > 1 {
+        let middle = there.midpoint(beyond);
+        match is_there(first.saturating_add(middle - 1)).await? {
+            true => there = middle,
+            false => beyond = middle,
+        }
+    }
+    Ok(there)
 }
 
 /// Gives up what comes in an ended epoch from a record on, all streams but that one as they are: the next takeover goes on before it.

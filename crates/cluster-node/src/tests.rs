@@ -12,7 +12,7 @@ use std::{
 use disk::{EmbeddedRecords, RecordOptions, ShippedStore, empty_directory};
 use gateway_core::Budget;
 use ledger::{
-    Ledger,
+    Beat, Ledger,
     twin::{Engine, Twin},
 };
 use store::{
@@ -23,7 +23,7 @@ use tokio::{task::JoinHandle, time::timeout};
 
 use crate::{
     HomeEnd, ImportError, NodeError, NodeSettings, NodeState, OwnedHome, Phase, StandbyNode, create,
-    leave_cluster, order_takeover,
+    leave_cluster, order_takeover, status,
 };
 
 const NAME: &str = "plant";
@@ -242,6 +242,49 @@ async fn a_record_is_on_the_account_while_it_is_on_its_way() {
         assert!((300_000..320_000).contains(&most), "{most}");
         assert_eq!((account.held.load(SeqCst), redo.held()), (0, 0));
     }
+}
+
+/// The failures: a node that is dead is shown as one that stands by, or none is shown; what the ledger has is not counted.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn nodes_and_segments_are_told_by_the_ledger_and_by_the_owner() {
+    let ledger = Arc::new(Twin::reliable(Engine::Owned));
+    create(Arc::clone(&ledger) as _, NAME, 1, 1, None).await.unwrap();
+    let ((_a, a), (_b, b)) = (directory(), directory());
+    let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+    let store = open(&home);
+    for n in 0..90 {
+        put(&store, &format!("{n}"), &"x".repeat(200_000)).await;
+    }
+    let dead = Beat { node: "dead".into(), incarnation: 1, number: 1, about: bytes::Bytes::new() };
+    ledger.beat(&dead).await.unwrap();
+    let mut other = start(&ledger, "b", 11, &b, false);
+    soon(other.state.wait_for(|state| state.warm)).await.unwrap();
+
+    let found = status(&(Arc::clone(&ledger) as _)).await.unwrap();
+    assert_eq!((&*found.owner, found.epoch), ("a", 1));
+    let mut nodes: Vec<_> =
+        found.nodes.iter().map(|node| (&*node.name, node.beaten.is_some(), node.is_warm)).collect();
+    nodes.sort_unstable();
+    assert_eq!(nodes, [("a", true, true), ("b", true, true), ("dead", false, false)]);
+    let records = found.streams.iter().find(|stream| stream.store == ShippedStore::Records).unwrap();
+    assert_eq!((records.segments, records.most_bytes(), records.start.n), (2, 32 << 20, 0));
+
+    let figures = home.figures();
+    assert!(figures().nodes.is_empty(), "nobody has looked");
+    let ends = home.ends();
+    let all = async {
+        while figures().nodes.len() < 3 {
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    tokio::select! {
+        end = ends => panic!("{end:?}"),
+        () = soon(all) => {}
+    }
+    let figures = figures();
+    assert_eq!((&*figures.node, figures.epoch, figures.redo), ("a", 1, 0));
+    let b = figures.nodes.iter().find(|node| node.name == "b").unwrap();
+    assert!(b.beaten.is_some() && b.is_warm);
 }
 
 #[test]

@@ -53,4 +53,4 @@ pub use tenure::{Figures, ReleaseError, Tenure};
 pub use view::{
     EndedEpoch, HomeView, Incarnation, LONG_CHAIN, Leftover, Sealed, Start, VIEW_FORMAT, View, ViewError,
 };
-pub use writer::{Appended, Pace, StreamWriter};
+pub use writer::{Appended, Pace, SEGMENT, StreamWriter};

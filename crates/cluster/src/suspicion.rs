@@ -43,6 +43,11 @@ impl Suspicion {
         }
     }
 
+    /// Time for which the beat of a node is known to have been the same; `None` of a node that has never beaten.
+    pub fn unchanged(&self, node: &str) -> Option<Duration> {
+        self.seen.get(node).map(|seen| self.looked.saturating_sub(seen.since))
+    }
+
     /// Tells whether a node is suspected at that time; one that has never beaten, after as long as any other.
     pub fn suspects(&self, node: &str, now: Duration) -> bool {
         let since = self.seen.get(node).map(|seen| seen.since).or(self.began);
@@ -73,6 +78,8 @@ mod tests {
         assert!(!suspicion.suspects("a", Duration::from_secs(109)));
         look(&mut suspicion, 110..114, |_| 109);
         assert!(!suspicion.suspects("a", Duration::from_secs(113)));
+        assert_eq!(suspicion.unchanged("a"), Some(Duration::from_secs(4)));
+        assert_eq!(suspicion.unchanged("b"), None);
         look(&mut suspicion, 114..115, |_| 109);
         assert!(suspicion.suspects("a", Duration::from_secs(114)), "the last change was seen at 109");
         look(&mut suspicion, 115..116, |_| 110);

@@ -13,8 +13,8 @@ use crate::{
     tenure::Core,
 };
 
-/// Bytes of a segment: it is deleted as a whole.
-pub(crate) const SEGMENT: usize = 16 << 20;
+/// Bytes of a segment, unless one record has more: it is deleted as a whole.
+pub const SEGMENT: usize = 16 << 20;
 
 /// Outcome of an append.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

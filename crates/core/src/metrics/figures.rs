@@ -87,6 +87,11 @@ figures! {
     Gauge CLUSTER_ACTIVE: "gateway_cluster_active" [] "1 while this gateway serves, 0 while it stands by";
     /// Of a gateway that stands by; it takes over faster with a warm copy.
     Gauge CLUSTER_WARM: "gateway_cluster_warm" [] "1 while the copy of the home is near the end of the ledger";
+    /// It is one more with each gateway that has had the home, the same one again included.
+    Gauge CLUSTER_EPOCH: "gateway_cluster_epoch" [] "Epoch in which this gateway serves";
+    /// Of each gateway that has ever been in the cluster, as the one that serves sees it: `serves`, `warm` (stands by with a copy near
+    /// the end of the ledger), `copying` (stands by, and its copy is being made), `silent` (no sign of life for five seconds).
+    Gauge CLUSTER_NODES: "gateway_cluster_nodes" ["node", "part"] "1, with the part that a gateway has in the cluster";
     Gauge LEDGER_UNDER_WAY: "gateway_ledger_appends" [] "Records on their way to the ledger";
     /// Grows while the database does not answer: acknowledgements of QoS 1 and 2 wait as long.
     Gauge LEDGER_OLDEST: "gateway_ledger_oldest_append_seconds" [] "Age of the oldest record on its way to the ledger";

@@ -1,6 +1,7 @@
 //! The verbs, a module for each group of them.
 
 mod bridges;
+mod cluster;
 mod commands;
 mod consume;
 mod devices;
@@ -56,6 +57,8 @@ pub(crate) enum Verb {
     Streams(streams::StreamsVerb),
     /// Lists the bridges to other systems: whether each is up, what waits, and what failed last
     Bridges(bridges::BridgesVerb),
+    /// Shows the cluster as the gateway that serves sees it: who stands by, what the ledger has, and what is on its way there
+    Cluster(cluster::ClusterVerb),
     /// A live view: rates, slow devices, groups that lag; until interrupted
     Top(top::TopVerb),
     /// Prints what happens to devices, until interrupted
@@ -108,6 +111,7 @@ impl Verb {
             Self::Security(verb) => verb.run(context).await,
             Self::Streams(verb) => verb.run(context).await,
             Self::Bridges(verb) => verb.run(context).await,
+            Self::Cluster(verb) => verb.run(context).await,
             Self::Top(verb) => verb.run(context).await,
             Self::Gateway(verb) => verb.run(context).await,
             Self::Health(verb) => verb.run(context).await,

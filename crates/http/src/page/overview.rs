@@ -33,6 +33,8 @@ const WANTED: &[&str] = &[
     "gateway_latest_",
     "gateway_grpc_streams",
     "gateway_certificate_days_left",
+    "gateway_cluster_",
+    "gateway_ledger_",
 ];
 
 struct OverviewData {
@@ -184,6 +186,12 @@ fn content(OverviewData { status, samples }: &OverviewData) -> Markup {
                 h2 { "Stores" }
                 (stores(now))
             }
+            @if now.values.contains_key("gateway_cluster_epoch") {
+                section {
+                    h2 { "Cluster" }
+                    (cluster(now))
+                }
+            }
         }
     }
 }
@@ -216,6 +224,62 @@ fn stores(now: &Sample) -> Markup {
     }
 }
 
+/// The cluster as this gateway sees it, which serves.
+fn cluster(now: &Sample) -> Markup {
+    let nodes: Vec<(&str, &str)> =
+        now.by_label("gateway_cluster_nodes").filter_map(|(labels, _)| node(labels)).collect();
+    let this = nodes.iter().find(|(_, part)| *part == "serves").map_or("-", |(name, _)| name);
+    let others: Vec<_> = nodes.iter().filter(|(_, part)| *part != "serves").collect();
+    let oldest = now.get("gateway_ledger_oldest_append_seconds");
+    html! {
+        dl {
+            dt { "This gateway" } dd { (this) " serves, in epoch " (now.get("gateway_cluster_epoch")) }
+            dt { "Others" }
+            dd {
+                @if others.is_empty() { span.warn { "nobody stands by" } }
+                @for (name, part) in &others {
+                    div { (name) " " (stands(part)) }
+                }
+            }
+            dt { "On their way" }
+            dd class=[(oldest > 3.0).then_some("bad")] {
+                (now.get("gateway_ledger_appends")) " records, " (bytes(now.get("gateway_ledger_redo_bytes")))
+                " in memory, the oldest for " (format!("{oldest:.1}")) " s; "
+                (now.get("gateway_ledger_waiting_answers")) " answers wait"
+            }
+            dt { "Records" }
+            dd {
+                (now.get("gateway_ledger_records_total")) ", "
+                (bytes(now.get("gateway_ledger_appended_bytes_total"))) "; "
+                (now.get("gateway_ledger_repeats_total")) " calls were made again"
+            }
+        }
+        table {
+            caption { "In the ledger, about" }
+            @for (label, value) in now.by_label("gateway_ledger_bytes") {
+                tr {
+                    th scope="row" { (label.trim_start_matches("store=")) }
+                    td { (bytes(value)) }
+                }
+            }
+        }
+    }
+}
+
+/// Name and part of a node in labels, which are in the order of their names. A name may have a comma.
+fn node(labels: &str) -> Option<(&str, &str)> {
+    let (node, part) = labels.rsplit_once(",part=")?;
+    Some((node.strip_prefix("node=")?, part))
+}
+
+fn stands(part: &str) -> Markup {
+    match part {
+        "warm" => html! { span.good { "stands by, its copy is warm" } },
+        "copying" => html! { span.warn { "stands by, its copy is being made" } },
+        _ => html! { span.bad { "gives no sign of life" } },
+    }
+}
+
 fn lasts(start: Option<&Timestamp>, now: u64) -> String {
     let seconds = start.map_or(0, |start| (now / 1_000).saturating_sub(start.seconds as u64));
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3_600 % 24, seconds / 60 % 60);
@@ -223,5 +287,43 @@ fn lasts(start: Option<&Timestamp>, now: u64) -> String {
         (0, 0) => format!("{minutes} min"),
         (0, _) => format!("{hours} h {minutes} min"),
         _ => format!("{days} d {hours} h"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn page(figures: &[(&str, f64)]) -> String {
+        let values = figures.iter().map(|(name, value)| ((*name).to_owned(), *value)).collect();
+        let status = v1::GetStatusResponse::default();
+        content(&OverviewData { status, samples: vec![Sample { at: 1, values }] }).into_string()
+    }
+
+    /// The failures: a gateway that is alone shows a cluster; one that is dead is shown as standing by; a name is cut at its comma.
+    #[test]
+    fn the_cluster_is_shown_by_a_gateway_that_serves_one() {
+        assert!(!page(&[("gateway_store_queued", 1.0)]).contains("Cluster"));
+        let shown = page(&[
+            ("gateway_cluster_epoch", 7.0),
+            ("gateway_cluster_nodes{node=left,part=serves}", 1.0),
+            ("gateway_cluster_nodes{node=right,2,part=warm}", 1.0),
+            ("gateway_cluster_nodes{node=third,part=silent}", 1.0),
+            ("gateway_ledger_bytes{store=state}", f64::from(3 << 20)),
+            ("gateway_ledger_oldest_append_seconds", 4.25),
+            ("gateway_ledger_repeats_total", 12.0),
+        ]);
+        for part in [
+            "left serves, in epoch 7",
+            "right,2 <span class=\"good\">stands by, its copy is warm",
+            "third <span class=\"bad\">gives no sign of life",
+            "<dd class=\"bad\">0 records",
+            "the oldest for 4.2 s",
+            "12 calls were made again",
+            "state</th><td>3.0 MiB",
+        ] {
+            assert!(shown.contains(part), "{part}: {shown}");
+        }
+        assert!(page(&[("gateway_cluster_epoch", 1.0)]).contains("nobody stands by"));
     }
 }
