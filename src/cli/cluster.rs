@@ -135,7 +135,7 @@ fn show(engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Error>> {
         let most = stream.most_bytes() >> 20;
         writeln!(
             out,
-            "{:<20} begins with record {} of epoch {}; {segments} segments, at most about {most} MiB",
+            "{:<20} segments: {segments}, at most about {most} MiB; from record {} of epoch {} on",
             store.name(),
             start.n,
             start.epoch

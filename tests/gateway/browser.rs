@@ -15,6 +15,7 @@ use gateway_core::Protocol;
 
 use crate::{
     client::{Client, hello},
+    ctl::ctl,
     support::{Server, command, need, on_path, ports::free_ports, python, root, run, skipped, until},
 };
 
@@ -87,6 +88,19 @@ impl Clustered {
         let server = Server::start_in_environment(dir, &[], &toml, &[]);
         Some(Self { server, _ledger: ledger })
     }
+
+    /// The failures: an operator without a browser, or without a gateway, is not told who serves or how much the ledger has.
+    fn is_told(&self) {
+        let (success, figures) = run(&mut ctl(&self.server, &["cluster"]), LIMIT);
+        let is_row = |line: &str| line.split_whitespace().eq(["gateway", "left", "serves"]);
+        assert!(success && figures.lines().any(is_row), "{figures}");
+        let mut status = command(env!("CARGO_BIN_EXE_mqtt-server"));
+        status.args(["cluster", "status", "--config", "create.toml"]).current_dir(self.server.dir());
+        let (success, status) = run(&mut status, LIMIT);
+        assert!(success && status.contains("left serves, in epoch 1"), "{status}");
+        let files = status.lines().find(|line| line.starts_with("files ")).expect("the store of files");
+        assert!(files.contains("segments: 1,"), "{status}");
+    }
 }
 
 /// Runs the tests of which the name contains `select`.
@@ -118,6 +132,9 @@ fn browse(select: &str) {
     );
     let mut guarded = Server::start_with(&[], &toml);
     let clustered = Clustered::start();
+    if let Some(clustered) = &clustered {
+        clustered.is_told();
+    }
     let cluster_port = clustered.as_ref().map(|clustered| clustered.server.ports.http);
     let mut command = Command::new(python.unwrap_or_default());
     command

@@ -174,7 +174,8 @@ impl<C: Changes> EnvironmentWriter for WaitingWork<C> {
         self.note_bytes();
     }
 
-    /// All that waits is one unit: its keys belong together, and whoever waits does so for all of it.
+    /// All that waits is one unit. What comes later to a queue must find its session, or its group, and whoever waits does so for all
+    /// of it.
     fn plan(&mut self, _redo: usize) -> bool {
         self.more()
     }
