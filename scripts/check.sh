@@ -8,6 +8,8 @@ choose_features
 step fmt cargo fmt --all --check
 step clippy cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
 step tools cargo clippy --locked -p mqload -p grpcload --all-targets -- -D warnings
+# The README's first command.
+step "without default features" cargo check --locked --no-default-features
 step "OTLP export, and neither QUIC nor Kafka" cargo clippy --locked --no-default-features --features otel --lib -- -D warnings
 step protos proto_check
 RUSTDOCFLAGS="-D warnings" step doc cargo doc --locked "${features[@]}" --no-deps

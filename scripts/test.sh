@@ -17,8 +17,9 @@
 # MQTT_SERVER_TEST_FAULT_SECONDS (5) is how long Cassandra stands still in them.
 # Runs may go on beside each other, from checkouts of their own.
 # Tests mostly wait, for a database, for a process, for a time to pass: three parts of them run at once, and what each has
-# said is shown on its own. Lints, documentation, its tests, a second set of features and the dependencies are checked beside them,
-# at a lower priority. The summary of the test runner is the last thing printed.
+# said is shown on its own. The build finds what lints deny: clippy compiles the workspace, in rustc's place. The tests of the documentation
+# and the dependencies are checked beside the others. The summary of the test runner is the last thing printed.
+# What needs a second build of all dependencies is left to scripts/check.sh: rustdoc, benches, other sets of features.
 set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
@@ -31,7 +32,7 @@ if [ "${1:-}" = --quick ]; then
   shift
   step fmt cargo fmt --all --check
   export MQTT_SERVER_TEST_CASSANDRA=none MQTT_SERVER_TEST_POSTGRES=none
-  say "left out: clippy, protos, documentation, dependencies (scripts/check.sh has these), and all that starts a gateway or a database: tests/"
+  say "left out: lints, protos, documentation, dependencies (scripts/check.sh has these), and all that starts a gateway or a database: tests/"
   # The features of the whole run, so that one uses what the other has built.
   choose_features
   say "unit tests: cargo test ${features[*]} --workspace --lib --bins $*"
@@ -40,6 +41,15 @@ fi
 
 # A first build gains nothing from what makes a second one short.
 export CARGO_INCREMENTAL=${CARGO_INCREMENTAL:-0}
+
+# Clippy by itself has every dependency compiled once more. Its driver does what rustc does, and lints.
+lint_in_build() {
+  local driver
+  driver=$(rustup which clippy-driver 2>/dev/null) || driver=$(rustc --print sysroot)/bin/clippy-driver
+  [ -x "$driver" ] || { skip "clippy" "this toolchain has none (rustup component add clippy)"; return; }
+  # As cargo-clippy passes "-D warnings" on.
+  export RUSTC_WORKSPACE_WRAPPER=$driver CLIPPY_ARGS=-D__CLIPPY_HACKERY__warnings__CLIPPY_HACKERY__
+}
 
 cassandra_log=$(mktemp)
 kafka_log=$(mktemp)
@@ -232,6 +242,24 @@ wait_for_kafka() {
   skip "$count tests with a real Kafka" "$(tail -n 1 "$kafka_log" | grep . || echo "MQTT_SERVER_TEST_KAFKA is none")"
 }
 
+# The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and features as the tests, so
+# they share everything.
+start_build() {
+  say "building the examples in the background: cargo build --locked ${features[*]} --examples"
+  set -m
+  cargo build --locked "${features[@]}" --examples >"$parts/build" 2>&1 </dev/null &
+  running[build]=$!
+  set +m
+}
+
+wait_for_build() {
+  local code=0
+  wait "${running[build]}" || code=$?
+  unset 'running[build]'
+  cat "$parts/build"
+  return "$code"
+}
+
 # beside NAME ARGUMENT...: starts a part of the tests, `cargo test ARGUMENT...`, in a process group of its own. What it says
 # is kept for `show`.
 beside() {
@@ -304,21 +332,20 @@ finish() {
 
 step packages install_packages
 choose_features
+lint_in_build
 start_cassandra
 start_kafka_fetch
 step prometheus install_prometheus
 step mosquitto fetch_mosquitto
 step postgres start_postgres
+step fmt cargo fmt --all --check
+start_build
 step python install_python
 step node install_node
 step typescript install_typescript
 step go fetch_go_modules
-
-step fmt cargo fmt --all --check
 step protos proto_check
-# The tour runs examples as programs, which `cargo test` with targets named does not build. Same profile and
-# features as the tests, so they share everything.
-step "building the examples" cargo build --locked "${features[@]}" --examples
+step "waiting for the examples" wait_for_build
 # With the load generators: of the whole workspace they share every dependency, by themselves they would have 90 built again.
 step "building the tests" cargo test --locked "${features[@]}" --workspace --lib --bins --tests --no-run
 
@@ -343,11 +370,7 @@ done
 # Many of these wait, too: for a database above all.
 RUST_TEST_THREADS=${RUST_TEST_THREADS:-4} beside others --workspace "${rest[@]}" "$@"
 
-step clippy nice cargo clippy --locked "${features[@]}" --all-targets -- -D warnings
-RUSTDOCFLAGS="-D warnings" step doc nice cargo doc --locked "${features[@]}" --no-deps
 step "documentation tests" nice cargo test --locked "${features[@]}" --doc
-# The README's first command has another set of features: whether it compiles.
-step "without default features" nice cargo check --locked --no-default-features
 check_dependencies
 
 show others
