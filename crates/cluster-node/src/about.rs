@@ -12,6 +12,8 @@ use crate::process::ProcessId;
 pub(crate) struct About {
     /// Address under which backends reach it.
     pub(crate) address: String,
+    /// Address under which other gateways reach it; empty without links.
+    pub(crate) link: String,
     /// Its process.
     pub(crate) process: Option<ProcessId>,
     /// Its copy of the home is near the end of the ledger.

@@ -5,7 +5,7 @@
 //! owned      a home that is this node's: its streams for the stores, its end
 //! shipping   a store's writer thread waits for the ledger
 //! copy       the data directory as the protocol knows it
-//! about      what a node tells of itself; process: whether it has ended
+//! about      what a node tells of itself; process: whether it has ended; members: the names of all nodes
 //! order      an operator wants the home elsewhere; status: what one sees of a cluster
 //! import     a directory that was used alone becomes the home of a new cluster
 //! clock      the machine's clocks
@@ -18,6 +18,7 @@ mod about;
 mod clock;
 mod copy;
 mod import;
+mod members;
 mod order;
 mod owned;
 mod process;
@@ -30,6 +31,7 @@ mod tests;
 
 pub use clock::MachineClock;
 pub use import::{ImportError, create};
+pub use members::NodeNames;
 pub use order::order_takeover;
 pub use owned::{HomeEnd, HomeStreams, LedgerFigures, OwnedHome};
 pub use redo::RedoMemory;

@@ -49,6 +49,8 @@ pub struct NodeSettings {
     pub name: String,
     /// Address under which backends reach it.
     pub address: String,
+    /// Address under which other gateways reach it; empty without links.
+    pub link: String,
     /// The node takes the home over by itself when its owner is gone.
     pub takes_over: bool,
     /// The node has just given the home up: others go first.
@@ -104,6 +106,8 @@ pub struct NodeState {
     pub active: String,
     /// Address under which backends reach that one; empty if it has not said.
     pub address: String,
+    /// Address under which other gateways reach that one; empty if it has no links.
+    pub link: String,
     /// The copy has reached the end of the ledger.
     pub warm: bool,
     /// Epoch of the home.
@@ -180,6 +184,7 @@ impl StandbyNode {
                 phase: Phase::Active,
                 active: self.settings.name.clone(),
                 address: self.settings.address.clone(),
+                link: self.settings.link.clone(),
                 warm: true,
                 epoch,
                 trouble: String::new(),
@@ -205,7 +210,12 @@ impl StandbyNode {
     }
 
     fn about(&self) -> About {
-        About { address: self.settings.address.clone(), process: ProcessId::current(), warm: false }
+        About {
+            address: self.settings.address.clone(),
+            link: self.settings.link.clone(),
+            process: ProcessId::current(),
+            warm: false,
+        }
     }
 
     async fn stand_by(&mut self, copy: &mut WarmCopy) -> Result<Tenure, NodeError> {
@@ -270,13 +280,14 @@ impl StandbyNode {
     fn show(&self, of: &HomeView, beats: &[Beat]) {
         let active = of.owner.as_ref().map_or_else(String::new, |owner| owner.node.to_string());
         let beat = beats.iter().find(|beat| *beat.node == *active);
-        let address = beat.map(|beat| About::of(beat).address).unwrap_or_default();
+        let About { address, link, .. } = beat.map(About::of).unwrap_or_default();
         self.state.send_if_modified(|state| {
             let warm = state.warm;
             let next = NodeState {
                 phase: Phase::Standby,
                 active,
                 address,
+                link,
                 warm,
                 epoch: of.epoch,
                 trouble: String::new(),

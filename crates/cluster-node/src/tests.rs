@@ -44,6 +44,7 @@ fn start(
         cluster: NAME.to_owned(),
         name: name.to_owned(),
         address: format!("{name}.example:10000"),
+        link: String::new(),
         takes_over,
         stands_back: false,
         incarnation,

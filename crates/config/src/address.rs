@@ -229,6 +229,12 @@ pub(super) mod optional {
         }
     }
 
+    impl AsText for std::net::SocketAddr {
+        fn text(&self) -> String {
+            self.to_string()
+        }
+    }
+
     impl AsText for super::Address {
         fn text(&self) -> String {
             self.to_string()

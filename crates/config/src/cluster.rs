@@ -1,10 +1,13 @@
 //! `[cluster]`: gateways that share one home, whose ledger is in a database.
 
-use std::path::PathBuf;
+use std::{net::SocketAddr, path::PathBuf};
 
 use serde::{Deserialize, Serialize};
 
-use super::{Config, ConfigError, DatabaseTls, Problem, Secret, address::optional, validate::Check};
+use super::{
+    Config, ConfigError, DatabaseTls, Problem, Secret, TlsFiles, TlsVersion, address::optional,
+    validate::Check,
+};
 
 /// Port of PostgreSQL, and of Cassandra.
 const POSTGRES_PORT: u16 = 5432;
@@ -42,6 +45,49 @@ pub struct ClusterSettings {
     pub address: String,
     /// `[cluster.tls]`: TLS to the database, if a CA is named.
     pub tls: DatabaseTls,
+    /// `[cluster.links]`: connections between the gateways.
+    pub links: LinkSettings,
+}
+
+/// `[cluster.links]`: with these, a gateway that stands by takes devices and calls, too, and passes them on to the one that serves.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Deserialize, Serialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct LinkSettings {
+    /// Address for the other gateways, `IP:PORT`; without it there are no links.
+    #[serde(with = "optional")]
+    pub listen: Option<SocketAddr>,
+    /// `HOST:PORT` by which the other gateways reach it; empty is `listen`.
+    pub address: String,
+    /// CA of the certificates of all gateways of the cluster, PEM, and of nobody else's.
+    #[serde(with = "optional")]
+    pub ca: Option<PathBuf>,
+    /// Certificate chain of this gateway, PEM, with the name of its node as a DNS name.
+    #[serde(with = "optional")]
+    pub cert: Option<PathBuf>,
+    /// Its private key, PEM.
+    #[serde(with = "optional")]
+    pub key: Option<PathBuf>,
+}
+
+impl LinkSettings {
+    /// Returns whether there are links.
+    pub fn is_on(&self) -> bool {
+        self.listen.is_some()
+    }
+
+    /// The address that the other gateways are told.
+    pub fn told_address(&self) -> String {
+        match (&self.listen, self.address.as_str()) {
+            (Some(listen), "") => listen.to_string(),
+            (_, address) => address.to_owned(),
+        }
+    }
+
+    /// Files for connections to others.
+    pub fn client_files(&self) -> DatabaseTls {
+        let Self { ca, cert, key, .. } = self;
+        DatabaseTls { ca: ca.clone(), cert: cert.clone(), key: key.clone() }
+    }
 }
 
 impl Default for ClusterSettings {
@@ -57,6 +103,7 @@ impl Default for ClusterSettings {
             standby: true,
             address: String::new(),
             tls: DatabaseTls::default(),
+            links: LinkSettings::default(),
         }
     }
 }
@@ -214,5 +261,65 @@ impl Config {
         if cert.is_some() != key.is_some() {
             check.fail("cluster.tls.cert", "...", "certificate and key belong together", "set both or none");
         }
+        self.check_links(check);
+    }
+
+    fn check_links(&self, check: &mut Check) {
+        let LinkSettings { listen, address, ca, cert, key } = &self.cluster.links;
+        let Some(listen) = listen else {
+            if ca.is_some() || cert.is_some() || key.is_some() || !address.is_empty() {
+                check.fail(
+                    "cluster.links.listen",
+                    "\"\"",
+                    "the other keys of cluster.links are not used without it",
+                    "set the address for the other gateways, such as 0.0.0.0:7400",
+                );
+            }
+            return;
+        };
+        for (name, file) in
+            [("cluster.links.ca", ca), ("cluster.links.cert", cert), ("cluster.links.key", key)]
+        {
+            if file.is_none() {
+                check.fail(name, "\"\"", "gateways know each other by certificates", "name the PEM file");
+            }
+        }
+        if address.is_empty() && listen.ip().is_unspecified() {
+            check.fail(
+                "cluster.links.address",
+                "\"\"",
+                "no other gateway reaches this one under the address of cluster.links.listen",
+                "set HOST:PORT, such as gateway-a.example:7400",
+            );
+        } else if !address.is_empty() && split_port(address, 0).is_none_or(|(_, port)| port == 0) {
+            check.fail("cluster.links.address", address, "has no host and port", "write HOST:PORT");
+        }
+        if self.cluster.node.contains('_') {
+            check.fail(
+                "cluster.node",
+                &self.cluster.node,
+                "with cluster.links the name stands in a certificate, where no name has _",
+                "use letters, digits, dots and -",
+            );
+        }
+    }
+
+    /// Files for connections from other gateways, which have to show a certificate; `None` without links.
+    pub fn links_tls(&self) -> Option<TlsFiles> {
+        let LinkSettings { listen: Some(_), ca, cert: Some(cert), key: Some(key), .. } = &self.cluster.links
+        else {
+            return None;
+        };
+        Some(TlsFiles {
+            cert: cert.clone(),
+            key: key.clone(),
+            certificates: Vec::new(),
+            client_ca: ca.clone(),
+            require_client_cert: true,
+            crl: None,
+            min_version: TlsVersion::V13,
+            ciphersuites: Vec::new(),
+            open_key_files: self.tls.open_key_files,
+        })
     }
 }

@@ -51,7 +51,7 @@ pub use bridges::{
     Bridge, Direction, KafkaBridge, KafkaCompression, KafkaStart, MqttBridge, MqttLevel, SaslMechanism,
     WebhookBridge, WhenFull,
 };
-pub use cluster::{ClusterSettings, LedgerAddress, LedgerKind};
+pub use cluster::{ClusterSettings, LedgerAddress, LedgerKind, LinkSettings};
 pub use commands::Commands;
 pub use database::{Database, DatabaseTls, TtlRule};
 pub use environment::kubernetes_variables;

@@ -3,7 +3,7 @@
 use tracing_subscriber::filter::{LevelFilter, Targets};
 
 /// The gateway's crates besides `mqtt_server` that write lines, as their events name them.
-pub const CRATES: [&str; 21] = [
+pub const CRATES: [&str; 22] = [
     "auth",
     "bridges",
     "broker",
@@ -19,6 +19,7 @@ pub const CRATES: [&str; 21] = [
     "gateway_http",
     "grpc",
     "grpc_messages",
+    "links",
     "net",
     "postgres",
     "segment_log",

@@ -190,6 +190,7 @@ impl Config {
             .collect();
         uses.extend(self.grpc_tls().map(|files| ("grpc".to_owned(), files)));
         uses.extend(self.http_tls().map(|files| ("http".to_owned(), files)));
+        uses.extend(self.links_tls().map(|files| ("cluster.links".to_owned(), files)));
         uses
     }
 

@@ -50,6 +50,13 @@ impl Enhanced {
         Self { method: method.into(), stage: EnhancedStage::Ours, packets, minute: Timestamp(0), begun }
     }
 
+    /// For a connection whose CONNECT named this method, and whose first authentication is over.
+    pub fn connected(method: &str) -> Self {
+        let mut enhanced = Self::connecting(method);
+        enhanced.conclude(None);
+        enhanced
+    }
+
     /// The method in CONNECT, which is that of every authentication of the connection.
     pub fn method(&self) -> &str {
         &self.method
