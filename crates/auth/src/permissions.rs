@@ -44,6 +44,11 @@ impl Permissions {
         Self { principal }
     }
 
+    /// The proved identity.
+    pub fn principal(&self) -> &Principal {
+        &self.principal
+    }
+
     /// Returns the expiry of the credentials; `None` if they have none.
     pub fn expires(&self) -> Option<Timestamp> {
         self.principal.expires

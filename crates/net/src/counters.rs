@@ -41,6 +41,10 @@ gateway_core::counters! {
         /// no CONNECT in time, `limits.connect_timeout`
         handshake_timeout(reason = "connect_timeout");
     }
+    /// Their number now is that of `gateway_relays_total{direction="out"}` less this.
+    "gateway_relays_ended_total": "Devices that are no longer relayed from here to another gateway" {
+        relays_ended;
+    }
     /// By [bans](security/bans.md) of clients, users and addresses.
     "mqtt_banned_total": "CONNECT packets refused for a ban" {
         banned_connects;

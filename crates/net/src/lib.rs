@@ -1,4 +1,4 @@
-//! Sockets, TLS, WebSocket, the and the connection task. The crate that knows listeners and layers.
+//! Sockets, TLS, WebSocket, and the connection task. The crate that knows listeners and layers.
 //!
 //! ```text
 //! accept       from a listening socket to a connection that owns a session
@@ -32,6 +32,7 @@ mod wheel;
 pub use accept::{
     accept_loop::accept_loop,
     listener::{BoundListener, listen, probe_silent_peers},
+    relayed::RelayDoor,
 };
 #[cfg(feature = "quic")]
 pub use quic::ALPN;

@@ -2,7 +2,7 @@
 
 use std::{
     sync::{
-        Arc,
+        Arc, OnceLock,
         atomic::{
             AtomicUsize,
             Ordering::{AcqRel, Acquire},
@@ -15,6 +15,7 @@ use broker::{Broker, Session, SessionCore};
 use config::Limits;
 use device::DeviceContext;
 use edge::door::ConnectionLimit;
+use links::GatewayLink;
 use tokio::sync::watch;
 
 use super::{accept::unauthenticated::Unauthenticated, evict::ConnectionChecks};
@@ -42,6 +43,8 @@ pub struct NetShared {
     pub(super) devices: Arc<DeviceContext>,
     /// Checks that decide whether a connection may stay.
     pub(super) connection_checks: ConnectionChecks,
+    /// To the gateway that has the home of every device, if this one has none.
+    link: OnceLock<Arc<GatewayLink>>,
     /// Clients that have not authenticated.
     pub(super) unauthenticated: Arc<Unauthenticated>,
     /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
@@ -91,6 +94,7 @@ impl NetShared {
             bridge_mark,
             connection_limit,
             connection_checks: ConnectionChecks::default(),
+            link: OnceLock::new(),
             unauthenticated,
             door,
             shut,
@@ -98,11 +102,25 @@ impl NetShared {
         })
     }
 
+    /// From now on every device that is admitted is relayed over `link`.
+    pub fn relay_over(&self, link: Arc<GatewayLink>) {
+        let _ = self.link.set(link);
+    }
+
+    pub(super) fn link(&self) -> Option<&GatewayLink> {
+        self.link.get().map(Arc::as_ref)
+    }
+
     /// To be held from before a session is opened until it has its connection; `None` if the gateway is stopping.
     pub(super) fn enter(&self) -> Option<Entering<'_>> {
         let entering = Entering(&self.door);
         let before = self.door.fetch_add(1, AcqRel);
         (before & SHUT == 0).then_some(entering)
+    }
+
+    /// Returns whether no CONNECT is accepted any more.
+    pub(super) fn is_shut(&self) -> bool {
+        self.door.load(Acquire) & SHUT != 0
     }
 
     /// Waits until the gateway stops. Cancel safe.

@@ -26,6 +26,7 @@ use edge::{
     tls::CertificateId,
 };
 use gateway_core::{BRIDGE_MARK, Peer, clock, info_of_peer, limits::Limits, log_limits::LineKind};
+use links::{GatewayLink, RelayedDevice};
 use session::{Accepted, ConnectPolicy, ConnectRefused, Enhanced, Gate, Inbound, evaluate_connect};
 use tokio::{
     io::{AsyncRead, AsyncWriteExt, ReadBuf},
@@ -40,6 +41,7 @@ use super::{
     error::HandshakeError,
     listener::{Arrived, IncomingSocket, ListenerContext, count_refusal},
     proxy,
+    relayed::RelayedArrival,
     unauthenticated::{Crowded, UnauthenticatedPlace},
 };
 #[cfg(feature = "quic")]
@@ -52,6 +54,7 @@ use crate::{
         limiter::Limiter,
         lingering::{LONGEST, Remains},
         reauthentication::Reauthentication,
+        relaying::Relaying,
     },
     counters::count,
     layers::{LayerError, Layers, layered::Io, socket::Socket, tls::TlsLayer},
@@ -73,7 +76,7 @@ type KeptIdentity = Option<Arc<dyn Any + Send + Sync>>;
 pub(crate) async fn run(
     incoming: IncomingSocket,
     shared: Arc<NetShared>,
-) -> Option<(Connection, ConnectionPermit)> {
+) -> Option<(EstablishedClient, ConnectionPermit)> {
     let IncomingSocket { stream, mut peer, listener, mut permit, pending } = incoming;
     let (began, deadline) = (clock::now(), shared.limits.connect_timeout.0);
     let place = shared.unauthenticated.enter(listener.address_of(peer));
@@ -91,9 +94,9 @@ pub(crate) async fn run(
     drop(place);
     let listener = listener.name.as_str();
     match established {
-        Some(Ok(Ok(connection))) => {
+        Some(Ok(Ok(client))) => {
             drop(pending);
-            return Some((connection, permit));
+            return Some((client, permit));
         }
         Some(Ok(Err(HandshakeFailure { error, remains }))) => {
             error.log(peer, listener);
@@ -129,6 +132,14 @@ impl From<HandshakeError> for HandshakeFailure {
     }
 }
 
+/// A client whose CONNECT was accepted.
+pub(crate) enum EstablishedClient {
+    /// It owns a session.
+    Here(Connection),
+    /// Its session is at another gateway.
+    Elsewhere(Box<Relaying>),
+}
+
 /// `peer` becomes the one that a proxy names.
 async fn establish(
     stream: Arrived,
@@ -138,14 +149,20 @@ async fn establish(
     pending: &PendingConnection,
     shared: Arc<NetShared>,
     place: &UnauthenticatedPlace,
-) -> Result<Connection, HandshakeFailure> {
+) -> Result<EstablishedClient, HandshakeFailure> {
+    let mut relayed = None;
     let socket = match stream {
         Arrived::Stream(stream) => TcpStream::from_std(stream).map_err(HandshakeError::from)?.into(),
         #[cfg(feature = "quic")]
         Arrived::Quic(call) => Box::pin(answer(*call, *peer, permit, pending, &shared)).await?,
+        Arrived::Relayed(arrival) => {
+            let RelayedArrival { device, stream } = *arrival;
+            relayed = Some(device);
+            Socket::Relayed(Box::new(stream))
+        }
     };
     let (layers, plain) = (Layers::default(), Vec::new());
-    let mut wire = Wire { socket, pending, place, layers, plain, presented: 0, told: false };
+    let mut wire = Wire { socket, pending, place, layers, plain, relayed, presented: 0, told: false };
     // Boxed, so that a socket that waits for its CONNECT holds little.
     let max = shared.limits.max_connect_size.0.min(shared.limits.max_packet_size.0);
     let connect = match Box::pin(wire.put_on_layers(listener, permit, &shared)).await {
@@ -215,7 +232,7 @@ async fn conclude(
     peer: Peer,
     listener: &ListenerContext,
     shared: Arc<NetShared>,
-) -> Result<Connection, HandshakeFailure> {
+) -> Result<EstablishedClient, HandshakeFailure> {
     let mut admitted = match admit(&connect, &mut wire, peer, listener, &shared).await {
         Ok(admitted) => admitted,
         Err(NotAdmitted::Refused(ConnectRefused(code))) => {
@@ -225,6 +242,10 @@ async fn conclude(
         Err(NotAdmitted::Failed(error)) => return Err(wire.fail(error)),
     };
     wire.pending.heard();
+    if let Some(link) = shared.link() {
+        let relaying = Box::pin(relay(wire, connect, admitted, peer, listener, link, &shared)).await?;
+        return Ok(EstablishedClient::Elsewhere(Box::new(relaying)));
+    }
     if !fit_connack(&mut admitted.accepted.connack, &admitted.accepted.link) {
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::PACKET_TOO_LARGE)).await);
@@ -234,7 +255,44 @@ async fn conclude(
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     };
-    open(wire, connect, admitted, peer, listener, &shared, entering).await
+    let connection = open(wire, connect, admitted, peer, listener, &shared, entering).await?;
+    Ok(EstablishedClient::Here(connection))
+}
+
+/// Hands an admitted client to the gateway that has its home, which opens the session and answers.
+async fn relay(
+    mut wire: Wire<'_>,
+    connect: Connect,
+    admitted: AdmittedClient,
+    peer: Peer,
+    listener: &ListenerContext,
+    link: &GatewayLink,
+    shared: &NetShared,
+) -> Result<Relaying, HandshakeFailure> {
+    let AdmittedClient { accepted, permissions, .. } = admitted;
+    let client_id = accepted.client_id.as_str();
+    let mut device = RelayedDevice::new(client_id, &listener.name, peer, permissions.principal());
+    device.certificate = wire.certificate().unwrap_or_default().into();
+    device.auth_data = accepted.connack.auth_data;
+    let opened = timers::run_within(|| link.relay(&device)).await;
+    let home = match opened {
+        Ok(home) => home,
+        Err(error) => {
+            count(|c| c.refused_connect.add(1));
+            info_of_peer!(LineKind::Handshake, peer.ip(), %peer, client_id, %error, "device not relayed");
+            return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
+        }
+    };
+    debug!(%peer, client_id, listener = &**listener.name, "relayed");
+    let (mut connect, mut hello) = (connect, Vec::new());
+    // Nobody asks for them again.
+    (connect.password, connect.auth_data) = (None, None);
+    let protocol = connect.protocol;
+    codec::encode(&Packet::Connect(Box::new(connect)), protocol, &mut hello);
+    hello.append(&mut wire.plain);
+    wire.layers.wire.drain(..wire.layers.sent);
+    wire.layers.sent = 0;
+    Ok(Relaying::new(wire.socket, wire.layers, home, hello, shared))
 }
 
 /// A CONNECT that is accepted, and who it is.
@@ -284,12 +342,17 @@ async fn admit(
         &ConnectPolicy {
             limits: &shared.limits,
             non_broker: shared.broker.is_non_broker(),
-            assigned_id: &assigned_id,
+            assigned_id: &|| {
+                wire.relayed.as_ref().map_or_else(assigned_id, |device| device.client_id.clone())
+            },
             response_information: &shared.response_information,
             bridge_mark: &shared.bridge_mark,
         },
     )?;
-    let certificate = wire.certificate();
+    let certificate = match &wire.relayed {
+        Some(device) => Some(device.certificate.to_vec()).filter(|der| !der.is_empty()),
+        None => wire.certificate(),
+    };
     let certificate_id = certificate.as_deref().and_then(CertificateId::of);
     let credentials = Credentials {
         client_id: accepted.client_id.to_string(),
@@ -303,6 +366,13 @@ async fn admit(
     wire.present(held_by(connect) + shared.auth.footprint(&credentials))?;
     let mut enhanced = None;
     let decided = match &connect.auth_method {
+        _ if wire.relayed.is_some() => {
+            let device = wire.relayed.as_ref();
+            let principal = device.and_then(RelayedDevice::principal).ok_or(Denied::NotAuthorized);
+            accepted.connack.auth_data = device.and_then(|device| device.auth_data.clone());
+            enhanced = connect.auth_method.as_deref().map(Enhanced::connected);
+            principal.map(Arc::new)
+        }
         None => timers::run_within(|| shared.auth.authenticate(credentials)).await,
         Some(method) => {
             let proved = wire.converse(connect, method, credentials, shared).await?;
@@ -593,6 +663,8 @@ struct Wire<'a> {
     /// Bytes above the layers that are there so far.
     plain: Vec<u8>,
     place: &'a UnauthenticatedPlace,
+    /// Facts about the client, if another gateway has admitted it.
+    relayed: Option<RelayedDevice>,
     /// Bytes of the CONNECT as it was decoded, and of the memory that a decision about it takes.
     presented: usize,
     /// The peer was told why there will be no connection.
@@ -608,6 +680,9 @@ impl Wire<'_> {
         permit: &mut ConnectionPermit,
         shared: &NetShared,
     ) -> Result<Option<SocketAddr>, HandshakeError> {
+        if self.relayed.is_some() {
+            return Ok(None);
+        }
         let peer = if listener.proxy_protocol { self.read_proxy_header().await? } else { None };
         if let Some(peer) = peer {
             name(permit, self.pending, peer, shared)?;

@@ -10,7 +10,10 @@ use edge::door::{self, ConnectionPermit, DoorBounds, DoorRefusal, Origins, Pendi
 use gateway_core::{Durability, Peer};
 use socket2::{Domain, Protocol, SockRef, Socket, TcpKeepalive, Type};
 
-use super::unix::{self, SocketFile};
+use super::{
+    relayed::RelayedArrival,
+    unix::{self, SocketFile},
+};
 use crate::counters::count;
 #[cfg(feature = "quic")]
 use crate::quic::{self, FirstPacket};
@@ -147,15 +150,19 @@ impl BoundListener {
     }
 
     fn new(name: &str, socket: Bound, address: Address) -> Self {
-        let listener = Arc::new(ListenerContext {
-            name: Arc::new(name.to_owned()),
-            tls: None,
-            websocket: None,
-            proxy_protocol: false,
-            max_connections: usize::MAX,
-            durability: None,
-        });
+        let listener = Arc::new(ListenerContext::plain(name.to_owned(), None));
         Self { socket, address, listener }
+    }
+
+    /// The socket once more, if it is one of TCP: connections that wait to be accepted stay for whoever has it.
+    ///
+    /// # Errors
+    /// Any error of the operating system.
+    pub fn tcp_socket(&self) -> io::Result<Option<std::net::TcpListener>> {
+        match &self.socket {
+            Bound::Tcp(socket) => socket.try_clone().map(Some),
+            _ => Ok(None),
+        }
     }
 
     /// Returns the address on which the listener listens.
@@ -222,6 +229,8 @@ pub(crate) enum Arrived {
     Stream(std::net::TcpStream),
     #[cfg(feature = "quic")]
     Quic(Box<FirstPacket>),
+    /// A client that another gateway has admitted.
+    Relayed(Box<RelayedArrival>),
 }
 
 /// An accepted socket on its way to its shard.
@@ -234,6 +243,18 @@ pub(crate) struct IncomingSocket {
 }
 
 impl ListenerContext {
+    /// A listener without layers or bounds.
+    pub(super) fn plain(name: String, durability: Option<Durability>) -> Self {
+        Self {
+            name: Arc::new(name),
+            tls: None,
+            websocket: None,
+            proxy_protocol: false,
+            max_connections: usize::MAX,
+            durability,
+        }
+    }
+
     pub(super) fn bounds(&self, limits: &Limits) -> DoorBounds {
         let unless_zero = |most: usize| if most == 0 { usize::MAX } else { most };
         DoorBounds {

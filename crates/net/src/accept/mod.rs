@@ -7,6 +7,7 @@ pub(super) mod error;
 pub(super) mod handshake;
 pub(super) mod listener;
 pub(super) mod proxy;
+pub(super) mod relayed;
 pub(super) mod serving;
 pub(super) mod unauthenticated;
 pub(super) mod unix;

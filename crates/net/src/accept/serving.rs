@@ -15,12 +15,16 @@ use std::{
 
 use edge::door::ConnectionPermit;
 
-use super::{handshake, listener::IncomingSocket};
+use super::{
+    handshake::{self, EstablishedClient},
+    listener::IncomingSocket,
+};
 use crate::{
     NetShared,
     connection::{
         Connection,
         lingering::{LONGEST, Remains},
+        relaying::Relaying,
     },
 };
 
@@ -30,12 +34,14 @@ pub(crate) struct Serving {
     _load: ShardLoad,
 }
 
-/// A connection and its place.
-type AdmittedConnection = (Connection, ConnectionPermit);
+/// A client and its place.
+type AdmittedConnection = (EstablishedClient, ConnectionPermit);
 
 enum ServingStage {
     Handshake(Pin<Box<dyn Future<Output = Option<AdmittedConnection>> + Send>>),
     Connected(Connection, ConnectionPermit),
+    /// Its session is at another gateway.
+    Relaying(Box<Relaying>, ConnectionPermit),
     /// In the same place.
     Lingering(
         Pin<Box<dyn Future<Output = ()> + Send>>,
@@ -56,15 +62,22 @@ impl Future for Serving {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
         if let ServingStage::Handshake(handshake) = &mut self.stage {
-            let Some((connection, permit)) = ready!(handshake.as_mut().poll(cx)) else {
+            let Some((client, permit)) = ready!(handshake.as_mut().poll(cx)) else {
                 return Poll::Ready(());
             };
-            self.stage = ServingStage::Connected(connection, permit);
+            self.stage = match client {
+                EstablishedClient::Here(connection) => ServingStage::Connected(connection, permit),
+                EstablishedClient::Elsewhere(relaying) => ServingStage::Relaying(relaying, permit),
+            };
         }
         if let ServingStage::Connected(connection, _) = &mut self.stage {
             let end = ready!(connection.poll(cx));
             connection.finish(end);
             let remains = connection.remains(end);
+            self.stage.end(remains);
+        }
+        if let ServingStage::Relaying(relaying, _) = &mut self.stage {
+            let remains = ready!(Pin::new(relaying).poll(cx));
             self.stage.end(remains);
         }
         if let ServingStage::Lingering(lingering, _) = &mut self.stage {
@@ -78,7 +91,7 @@ impl ServingStage {
     /// The connection has ended, and only its place stays, with its remains.
     fn end(&mut self, remains: Option<Remains>) {
         let before = std::mem::replace(self, Self::Over);
-        if let (Self::Connected(_, permit), Some(remains)) = (before, remains) {
+        if let (Self::Connected(_, permit) | Self::Relaying(_, permit), Some(remains)) = (before, remains) {
             *self = Self::Lingering(Box::pin(remains.linger(LONGEST)), permit);
         }
     }

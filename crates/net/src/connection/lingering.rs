@@ -44,13 +44,14 @@ impl Remains {
         Self { read, left: MOST }
     }
 
-    /// Closes the writing side. `None` for a stream of QUIC, whose end says the reason.
+    /// Closes the writing side. `None` for a stream of QUIC, whose end says the reason, and for a relayed client.
     pub(crate) fn of(socket: Socket) -> Option<Self> {
         match socket {
             // Dropped, the other half ends what is sent.
             Socket::Stream(read, _) => Some(Self::new(read)),
             #[cfg(feature = "quic")]
             Socket::Quic(_) => None,
+            Socket::Relayed(_) => None,
         }
     }
 

@@ -12,6 +12,7 @@ pub(super) mod lingering;
 mod output;
 pub(super) mod partial;
 pub(super) mod reauthentication;
+pub(super) mod relaying;
 pub(super) mod replay;
 pub(super) mod started;
 pub(super) mod unfinished;

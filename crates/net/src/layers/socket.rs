@@ -6,6 +6,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use links::RelayStream;
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{
@@ -23,6 +24,8 @@ pub(crate) enum Socket {
     Stream(OwnedReadHalf, OwnedWriteHalf),
     #[cfg(feature = "quic")]
     Quic(Box<Duplex>),
+    /// A client that another gateway relays.
+    Relayed(Box<RelayStream>),
 }
 
 impl From<TcpStream> for Socket {
@@ -41,7 +44,7 @@ impl Socket {
     /// DER of the client's certificate, if it was shown here and not in a layer.
     pub(crate) fn certificate(&self) -> Option<Vec<u8>> {
         match self {
-            Self::Stream(..) => None,
+            Self::Stream(..) | Self::Relayed(_) => None,
             #[cfg(feature = "quic")]
             Self::Quic(stream) => stream.certificate(),
         }
@@ -67,6 +70,11 @@ impl Socket {
                 drop(Pin::new(&mut **stream).poll_write(cx, bytes));
                 Ok(())
             }
+            Self::Relayed(stream) => {
+                let cx = &mut Context::from_waker(std::task::Waker::noop());
+                drop(Pin::new(&mut **stream).poll_write(cx, bytes));
+                Ok(())
+            }
         };
     }
 }
@@ -81,6 +89,7 @@ impl AsyncRead for Socket {
             Self::Stream(read, _) => Pin::new(read).poll_read(cx, buffer),
             #[cfg(feature = "quic")]
             Self::Quic(stream) => Pin::new(&mut **stream).poll_read(cx, buffer),
+            Self::Relayed(stream) => Pin::new(&mut **stream).poll_read(cx, buffer),
         }
     }
 }
@@ -91,6 +100,7 @@ impl AsyncWrite for Socket {
             Self::Stream(_, write) => Pin::new(write).poll_write(cx, bytes),
             #[cfg(feature = "quic")]
             Self::Quic(stream) => Pin::new(&mut **stream).poll_write(cx, bytes),
+            Self::Relayed(stream) => Pin::new(&mut **stream).poll_write(cx, bytes),
         }
     }
 
@@ -99,6 +109,7 @@ impl AsyncWrite for Socket {
             Self::Stream(_, write) => Pin::new(write).poll_flush(cx),
             #[cfg(feature = "quic")]
             Self::Quic(stream) => Pin::new(&mut **stream).poll_flush(cx),
+            Self::Relayed(stream) => Pin::new(&mut **stream).poll_flush(cx),
         }
     }
 
@@ -107,6 +118,7 @@ impl AsyncWrite for Socket {
             Self::Stream(_, write) => Pin::new(write).poll_shutdown(cx),
             #[cfg(feature = "quic")]
             Self::Quic(stream) => Pin::new(&mut **stream).poll_shutdown(cx),
+            Self::Relayed(stream) => Pin::new(&mut **stream).poll_shutdown(cx),
         }
     }
 }
