@@ -56,8 +56,8 @@ use self::{
         },
     },
     server::{
-        access::Access, calls::CallLimit, connection_calls::SPARE, request_body::RequestBounds,
-        request_size::SizeLimit,
+        access::Access, calls::CallLimit, connection_calls::SPARE, elsewhere::Elsewhere,
+        request_body::RequestBounds, request_size::SizeLimit,
     },
     services::{
         commands::CommandsService,
@@ -81,10 +81,17 @@ pub use bounds::GrpcConfig;
 pub use context::{Hooks, LatestValues, Operated, StoresAnswer};
 pub use error::GrpcError;
 pub use publishing::PublisherMemory;
-pub use server::{accept::GrpcTls, local::LocalService};
+pub use server::{
+    accept::GrpcTls,
+    elsewhere::{AnswerElsewhere, CheckedCall},
+    local::LocalService,
+    passed::pass_on,
+};
 
-/// Makes the error of every call to a gateway that stands by.
-pub type Refusal = Arc<dyn Fn() -> grpc_messages::status::Error + Send + Sync>;
+/// The answer to a call that is refused for `error`.
+pub fn refused(error: grpc_messages::status::Error) -> tonic::codegen::http::Response<tonic::body::Body> {
+    Status::from(error).into_http()
+}
 
 /// An event as the API shows it.
 pub fn event_to_proto(event: broker::Event) -> proto::gateway::v1::Event {
@@ -147,19 +154,15 @@ impl GrpcApi {
         })
     }
 
-    /// The API of a gateway that stands by: every call that gets as far as a service is answered by `refusal`.
+    /// The API of a gateway that stands by: every call whose caller may make it is answered by `elsewhere`.
     pub fn standing_by(
         config: GrpcConfig,
         account: Arc<Account>,
         backends: Arc<BackendAuthenticator>,
         packet_timeout: Duration,
-        refusal: Refusal,
+        elsewhere: AnswerElsewhere,
         shutdown: watch::Receiver<bool>,
     ) -> Self {
-        let answer = move || {
-            let status = Status::from(refusal());
-            async move { status.into_http::<tonic::body::Body>() }
-        };
         let none: Arc<dyn Fn() -> bool + Send + Sync> = Arc::new(|| false);
         let needs =
             Needs { latest: None, groups: Some(Arc::clone(&none)), shadows: Some(none), commands: None };
@@ -168,7 +171,7 @@ impl GrpcApi {
         Self {
             limit: call_limit(&config, &account, bounds),
             access: Access::new(backends, config.calls()),
-            routes: Routes::default().into_axum_router().fallback(answer).into(),
+            routes: Routes::default().into_axum_router().fallback_service(Elsewhere(elsewhere)).into(),
             health: ServiceHealth::new(HealthReporter::new(), needs),
             streams: Arc::new(OpenStreams::new(config.streams(), Arc::clone(&account))),
             account,

@@ -131,7 +131,10 @@ async fn every_call_to_a_gateway_that_stands_by_is_refused() {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let endpoint = format!("http://{}", listener.local_addr().unwrap());
     let (_stop, shutdown) = watch::channel(false);
-    let refusal = || grpc_messages::status::Error::NotActive { address: "b:10000".to_owned() };
+    let refusal = |_: CheckedCall| {
+        let error = grpc_messages::status::Error::NotActive { address: "b:10000".to_owned() };
+        Box::pin(std::future::ready(Ok(Status::from(error).into_http()))) as BoxFuture<_, _>
+    };
     let api = GrpcApi::standing_by(
         GrpcConfig::default(),
         Arc::new(Account::new(64 << 20)),

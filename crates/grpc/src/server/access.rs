@@ -58,6 +58,15 @@ pub(crate) fn devices_of(grant: &Arc<TokenGrant>) -> Option<Arc<InScope>> {
     Some(Arc::new(move |device: &str| grant.scope.has_device(device)))
 }
 
+/// Goes with a request that another gateway has checked: the rights of its caller.
+#[derive(Debug, Clone)]
+pub(crate) struct PassedCall {
+    /// The caller, as that gateway found it.
+    pub(crate) caller: Caller,
+    /// Address of the caller, unless it is inside that gateway.
+    pub(crate) peer: Option<SocketAddr>,
+}
+
 /// A call that was let through, as its service sees it.
 #[derive(Debug)]
 pub(crate) struct Call {
@@ -238,8 +247,12 @@ impl<S> Guarded<S> {
     fn admit<B>(&self, request: &Request<B>) -> Result<(Arc<Call>, &'static GrpcMethod), Error> {
         let path = request.uri().path();
         let connection_calls = request.extensions().get::<Arc<ConnectionCalls>>();
+        let passed = request.extensions().get::<PassedCall>();
         let forwarded = || request.extensions().get::<ForwardedFor>().map(|client| client.0);
-        let peer = connection_calls.map(|connection_calls| connection_calls.peer()).or_else(forwarded);
+        let peer = match passed {
+            Some(passed) => passed.peer,
+            None => connection_calls.map(|connection_calls| connection_calls.peer()).or_else(forwarded),
+        };
         let deny = |caller: Option<&Caller>, error: Error| {
             // An unknown method name is text of the peer's choice.
             let end = path.floor_char_boundary(MOST_OBJECT);
@@ -250,6 +263,7 @@ impl<S> Guarded<S> {
         };
         let found = method(path);
         let identified = match found {
+            _ if passed.is_some() => passed.map(|passed| passed.caller.clone()).ok_or(UnknownCaller::Nobody),
             Some(GrpcMethod { who: AllowedCallers::Anybody, .. }) => {
                 Ok(self.access.backends.anybody().clone())
             }
@@ -347,9 +361,11 @@ where
                 return Box::pin(async move { Ok(refused) });
             }
         };
+        // Of a call that was passed on, the gateway that did so watches the rights.
+        let is_passed = request.extensions_mut().remove::<PassedCall>().is_some();
         request.extensions_mut().insert(Arc::clone(&call));
         let backends = &self.access.backends;
-        let watched = (method.stays && backends.is_on()).then(|| Arc::clone(backends));
+        let watched = (method.stays && backends.is_on() && !is_passed).then(|| Arc::clone(backends));
         let answer = self.inner.call(request);
         Box::pin(async move {
             let answer = answer.await?;
