@@ -31,6 +31,7 @@
 //! crates/ledger        the ledger of a cluster: trait of its engines, records, a twin in memory
 //! crates/cluster       the protocol of a cluster over it; no I/O, no clock
 //! crates/cluster-node  a gateway of a cluster: stands by, takes over, ships
+//! crates/links         connections between the gateways of a cluster
 //! crates/disk          those stores in the data directory, over LMDB, and the tools for all of it
 //! crates/segment-log   the log of consumer groups in segment files
 //! crates/lmdb-0-9-pages   the pages of a file of LMDB, read without it

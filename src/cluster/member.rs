@@ -19,7 +19,7 @@ use thiserror::Error;
 use tokio::{sync::watch, task::JoinHandle, time::timeout};
 use tracing::{info, warn};
 
-use super::{EngineError, LedgerEngine};
+use super::{EngineError, LedgerEngine, links};
 use crate::gateway::{Gateway, HomeLedger, Standby, StandbyPages, StartError};
 
 /// Tells the next image of the process that it has just given the home up.
@@ -100,6 +100,11 @@ impl ClusterMember {
             cluster: config.cluster.name.clone(),
             name: node_name(&config),
             address: config.cluster.address.clone(),
+            link: if config.cluster.links.is_on() {
+                config.cluster.links.told_address()
+            } else {
+                String::new()
+            },
             takes_over: config.cluster.standby,
             stands_back: std::env::var_os(GIVEN_UP).is_some(),
             incarnation: RandomState::new().hash_one(std::process::id()),
@@ -108,6 +113,7 @@ impl ClusterMember {
         let (node, state) = StandbyNode::new(Arc::clone(&engine.ledger), settings, directory);
         let lacks = engine.handle().spawn(look_for_lacks(Arc::clone(&engine.ledger)));
         let (address, shown, read) = (state.clone(), state.clone(), state.clone());
+        let link = links::link(&config, &engine, state.clone());
         let standby = Standby::start(
             &config,
             Arc::new(move || address.borrow().address.clone()),
@@ -115,6 +121,7 @@ impl ClusterMember {
                 state: Arc::new(move || shown.borrow().line()),
                 metrics: Arc::new(move || render(&standby_rows(&read.borrow()))),
             },
+            link,
         )?;
         let running = engine.handle().spawn(node.run());
         Ok(Self { config, engine, state, running, lacks, standby })
@@ -149,9 +156,9 @@ impl ClusterMember {
             redo: Arc::clone(streams.redo()),
             figures: Arc::new(home.figures()),
         };
-        let mut builder = Gateway::builder((*config).clone()).home(ledger);
+        let mut builder = Gateway::builder((*config).clone()).home(ledger).members(links::members(&engine));
         for (name, socket) in standby.end().await {
-            builder = builder.socket(name, socket);
+            builder = builder.socket(&name, socket);
         }
         let gateway = builder.start().await?;
         Ok(ServingMember { gateway, home: ServedHome { home, _engine: engine } })

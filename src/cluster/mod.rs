@@ -3,10 +3,12 @@
 //!
 //! ```text
 //! engine    opens the database that keeps the ledger
+//! links     to the other gateways
 //! member    stands by, then serves
 //! ```
 
 mod engine;
+mod links;
 mod member;
 
 pub(crate) use engine::{EngineError, LedgerEngine};

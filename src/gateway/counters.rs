@@ -3,7 +3,7 @@
 use gateway_core::metrics::{CounterTable, Family, MetricRow, figures};
 
 /// The crates that count.
-static TABLES: [&CounterTable; 18] = [
+static TABLES: [&CounterTable; 19] = [
     &auth::counters::TABLE,
     &broker::counters::TABLE,
     &cassandra::counters::TABLE,
@@ -16,6 +16,7 @@ static TABLES: [&CounterTable; 18] = [
     &gateway_http::counters::TABLE,
     &grpc::counters::TABLE,
     &grpc_messages::counters::TABLE,
+    &links::counters::TABLE,
     &net::counters::TABLE,
     &segment_log::counters::TABLE,
     &session::counters::TABLE,

@@ -15,7 +15,7 @@ use edge::{
 use net::{BoundListener, probe_silent_peers};
 use tracing::warn;
 
-use super::StartError;
+use super::{StartError, links::BoundLinks};
 
 /// Interval at which the age of certificates is looked at.
 pub(super) const CERTIFICATE_AGE_LOOK: Duration = Duration::from_secs(60);
@@ -30,6 +30,7 @@ pub(super) struct PreparedListeners {
     devices: Vec<PreparedListener>,
     grpc_tls: Option<grpc::GrpcTls>,
     http_tls: Option<TlsHandle>,
+    links_tls: Option<TlsHandle>,
 }
 
 /// The sockets of all listeners. Nothing is accepted yet.
@@ -39,6 +40,8 @@ pub(super) struct BoundListeners {
     pub(super) grpc_tls: Option<grpc::GrpcTls>,
     pub(super) http: Option<TcpListener>,
     pub(super) http_tls: Option<TlsHandle>,
+    /// For other gateways of the cluster.
+    pub(super) links: Option<BoundLinks>,
 }
 
 impl PreparedListeners {
@@ -55,22 +58,24 @@ impl PreparedListeners {
         };
         let http_tls =
             config.http_tls().map(|files| add_tls(&tls, "http", files, &[b"http/1.1"])).transpose()?;
+        let links_tls = config.links_tls().map(|files| add_tls(&tls, "cluster.links", files, &[b"h2"]));
+        let links_tls = links_tls.transpose()?;
         #[expect(clippy::disallowed_methods, reason = "certificates are dated by the wall clock")]
         tls.log_notices(SystemTime::now());
         reloads.add(Arc::clone(&tls) as _);
-        Ok(Self { tls, devices, grpc_tls, http_tls })
+        Ok(Self { tls, devices, grpc_tls, http_tls, links_tls })
     }
 
-    /// Binds gRPC and HTTP alone.
-    pub(super) fn bind_for_backends(self, config: &Config) -> Result<BoundListeners, StartError> {
+    /// Binds gRPC and HTTP, and with links the listeners of devices that have a socket of TCP.
+    pub(super) fn bind_for_standby(self, config: &Config) -> Result<BoundListeners, StartError> {
+        let mut devices = Vec::new();
+        let relayed = self.devices.iter().filter(|prepared| self.links_tls.is_some() && prepared.is_tcp());
+        for prepared in relayed {
+            devices.extend(prepared.bind(None, config)?);
+        }
         let (grpc, http) = bind_for_backends(config, &mut BTreeMap::new())?;
-        Ok(BoundListeners {
-            devices: Vec::new(),
-            grpc,
-            grpc_tls: self.grpc_tls,
-            http,
-            http_tls: self.http_tls,
-        })
+        let (grpc_tls, http_tls) = (self.grpc_tls, self.http_tls);
+        Ok(BoundListeners { devices, grpc, grpc_tls, http, http_tls, links: None })
     }
 
     /// Binds all that `sockets` has not, by the name of the listener.
@@ -86,7 +91,15 @@ impl PreparedListeners {
             }
         }
         let (grpc, http) = bind_for_backends(config, &mut sockets)?;
-        Ok(BoundListeners { devices, grpc, grpc_tls: self.grpc_tls, http, http_tls: self.http_tls })
+        let links = match (self.links_tls, config.cluster.links.listen) {
+            (Some(tls), Some(address)) => {
+                let socket = take_or_bind(None, "cluster.links.listen", address, false, config)?;
+                Some(BoundLinks { socket, tls })
+            }
+            _ => None,
+        };
+        let (grpc_tls, http_tls) = (self.grpc_tls, self.http_tls);
+        Ok(BoundListeners { devices, grpc, grpc_tls, http, http_tls, links })
     }
 }
 
@@ -115,6 +128,11 @@ struct PreparedListener {
 }
 
 impl PreparedListener {
+    /// Returns whether its socket is one of TCP.
+    fn is_tcp(&self) -> bool {
+        matches!(self.address, Address::Ip(_)) && self.listener.kind != ListenerKind::Quic
+    }
+
     fn bind(
         &self,
         socket: Option<TcpListener>,

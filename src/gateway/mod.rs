@@ -7,7 +7,8 @@
 //! listeners   TLS and sockets
 //! admission   who is let in; evictions: whose right to be there has ended
 //! home        everything that belongs to one data directory: stores, groups, commands, the Publisher's memory
-//! standby     the listeners of backends and operators while another gateway of the cluster serves
+//! standby     the listeners while another gateway of the cluster serves; relaying: those of devices
+//! links       what other gateways of the cluster bring
 //! values      latest values and history; shadows
 //! api http    the listeners of backends and operators
 //! sys ticks   what comes by itself
@@ -25,8 +26,10 @@ mod groups;
 mod health;
 mod home;
 mod http;
+mod links;
 mod listeners;
 mod metrics;
+mod relaying;
 mod shadows;
 mod standby;
 mod start;
@@ -44,6 +47,7 @@ use std::{
     time::Duration,
 };
 
+use ::links::Members;
 use ::values::LatestCache;
 use broker::{Broker, CloseReason, Turn};
 use config::{Address, Config, ConfigError};
@@ -162,6 +166,7 @@ pub struct Builder {
     authorizer: Option<Arc<dyn Authorizer>>,
     sockets: BTreeMap<String, TcpListener>,
     ledger: Option<HomeLedger>,
+    members: Option<Arc<dyn Members>>,
 }
 
 impl Builder {
@@ -177,6 +182,13 @@ impl Builder {
     #[must_use]
     pub fn home(mut self, ledger: HomeLedger) -> Self {
         self.ledger = Some(ledger);
+        self
+    }
+
+    /// Lets the members of a cluster bring devices and calls, if `cluster.links.listen` is set.
+    #[must_use]
+    pub fn members(mut self, members: Arc<dyn Members>) -> Self {
+        self.members = Some(members);
         self
     }
 
@@ -272,7 +284,14 @@ pub struct Gateway {
 impl Gateway {
     /// A gateway with this configuration.
     pub fn builder(config: Config) -> Builder {
-        Builder { config, auth: None, authorizer: None, sockets: BTreeMap::new(), ledger: None }
+        Builder {
+            config,
+            auth: None,
+            authorizer: None,
+            sockets: BTreeMap::new(),
+            ledger: None,
+            members: None,
+        }
     }
 
     /// Returns the addresses it listens on: listener name, `grpc` or `http`, and address.

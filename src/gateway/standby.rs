@@ -1,21 +1,29 @@
-//! The listeners of backends and operators while another gateway of the cluster serves: every call is answered NOT_ACTIVE, with the
-//! address of the one that serves. Devices are not listened for.
+//! The listeners while another gateway of the cluster serves. With links, devices and calls go on to that one; without, every call is
+//! answered NOT_ACTIVE, with the address of the one that serves, and devices are not listened for.
 
-use std::{net::TcpListener, sync::Arc};
+use std::{net::TcpListener, sync::Arc, time::Duration};
 
 use auth::backends::{BackendAuthenticator, MetricsDenied};
 use broker::Account;
 use config::Config;
 use edge::{reload::Reloads, tls::TlsHandle};
 use gateway_http::{JsonApi, JsonOptions, LocalChannel, MonitoringPages, PageDenied, Site};
-use grpc::{GrpcApi, GrpcTls};
+use grpc::{AnswerElsewhere, GrpcApi, GrpcTls, pass_on};
 use grpc_messages::status::Error;
+use links::GatewayLink;
 use tokio::{sync::watch, task::JoinSet};
 
 use super::{
-    StartError, api,
+    StartError,
+    admission::Admission,
+    api,
+    http::local_channel,
     listeners::{BoundListeners, PreparedListeners},
+    relaying::RelayingDoors,
 };
+
+/// Interval at which files that can be read again are looked at.
+const RELOAD_LOOK: Duration = Duration::from_secs(1);
 
 /// Memory for calls that are refused.
 const BUDGET: usize = 64 << 20;
@@ -31,15 +39,17 @@ pub struct StandbyPages {
     pub metrics: Arc<dyn Fn() -> String + Send + Sync>,
 }
 
-/// The sockets of gRPC and HTTP, open from before the gateway serves until after it does, and what answers on them meanwhile.
+/// The sockets that are open before the gateway serves, and what answers on them meanwhile.
 pub struct Standby {
-    sockets: Vec<(&'static str, TcpListener)>,
+    sockets: Vec<(String, TcpListener)>,
     stop: watch::Sender<bool>,
     tasks: JoinSet<()>,
+    /// For devices, with links.
+    doors: Option<RelayingDoors>,
 }
 
 impl Standby {
-    /// Binds the sockets and answers. In a Tokio runtime.
+    /// Binds the sockets and answers. `link` leads to the gateway that serves. In a Tokio runtime.
     ///
     /// # Errors
     /// As the start of the gateway.
@@ -47,40 +57,72 @@ impl Standby {
         config: &Arc<Config>,
         active: ActiveAddress,
         pages: StandbyPages,
+        link: Option<Arc<GatewayLink>>,
     ) -> Result<Self, StartError> {
-        let prepared = PreparedListeners::open(config, &Reloads::new())?;
-        let BoundListeners { grpc, grpc_tls, http, http_tls, .. } = prepared.bind_for_backends(config)?;
+        let reloads = Reloads::new();
+        let prepared = PreparedListeners::open(config, &reloads)?;
+        let admission = Admission::open(config, None, None, &reloads)?;
+        let backends = Arc::clone(&admission.backends);
+        let BoundListeners { devices, grpc, grpc_tls, http, http_tls, .. } =
+            prepared.bind_for_standby(config)?;
         let (stop, stopped) = watch::channel(false);
-        let mut standby = Self { sockets: Vec::new(), stop, tasks: JoinSet::new() };
-        let backends = Arc::new(BackendAuthenticator::open(&config.backends)?);
-        let account = Arc::new(Account::new(BUDGET));
-        let refusal = move || Error::NotActive { address: active() };
+        let mut standby = Self { sockets: Vec::new(), stop, tasks: JoinSet::new(), doors: None };
+        for listener in &devices {
+            let socket = listener.tcp_socket()?;
+            standby.sockets.extend(socket.map(|socket| (listener.name().to_owned(), socket)));
+        }
+        let account = match &link {
+            Some(link) => {
+                let doors = RelayingDoors::open(config, devices, admission, link, &stopped)?;
+                let account = Arc::clone(doors.account());
+                standby.doors = Some(doors);
+                account
+            }
+            None => Arc::new(Account::new(BUDGET)),
+        };
+        let not_active = move || Error::NotActive { address: active() };
+        let elsewhere: AnswerElsewhere = match &link {
+            Some(link) => pass_on(Arc::clone(link), Arc::new(not_active)),
+            None => refuse_all(not_active),
+        };
         let api = GrpcApi::standing_by(
             api::grpc_config(config),
             Arc::clone(&account),
             Arc::clone(&backends),
             config.limits.packet_timeout.0,
-            Arc::new(refusal),
+            elsewhere,
             stopped.clone(),
         );
-        let local = api.local();
-        let local = LocalChannel::new(local.clone(), move |request| local.check(request));
-        standby.sockets.push(("grpc", grpc.try_clone()?));
+        let channel = local_channel(&api);
+        standby.sockets.push(("grpc".to_owned(), grpc.try_clone()?));
         standby.tasks.spawn(serve_grpc(grpc, grpc_tls, api));
         if let Some(http) = http {
-            standby.sockets.push(("http", http.try_clone()?));
-            let site = site(config, local, &account, backends, pages);
+            standby.sockets.push(("http".to_owned(), http.try_clone()?));
+            let site = site(config, channel, &account, backends, pages, link, &stopped);
             standby.tasks.spawn(serve_http(http, http_tls, site, Arc::clone(config), account, stopped));
         }
+        standby.tasks.spawn(reloads.watch(RELOAD_LOOK));
         Ok(standby)
     }
 
-    /// Ends the answers, and gives the sockets to the gateway that serves now. Connections that wait to be accepted stay.
-    pub async fn end(mut self) -> Vec<(&'static str, TcpListener)> {
+    /// Ends the answers and the connections of devices, and gives the sockets to the gateway that serves now. Connections that wait to be
+    /// accepted stay.
+    pub async fn end(mut self) -> Vec<(String, TcpListener)> {
         let _ = self.stop.send(true);
         self.tasks.shutdown().await;
+        if let Some(doors) = self.doors.take() {
+            doors.close().await;
+        }
         self.sockets
     }
+}
+
+/// Answers every call with the error that `not_active` makes.
+fn refuse_all(not_active: impl Fn() -> Error + Send + Sync + 'static) -> AnswerElsewhere {
+    Arc::new(move |_| {
+        let refused = grpc::refused(not_active());
+        Box::pin(std::future::ready(Ok(refused)))
+    })
 }
 
 async fn serve_grpc(socket: TcpListener, tls: Option<GrpcTls>, api: GrpcApi) {
@@ -93,8 +135,16 @@ fn site(
     account: &Arc<Account>,
     backends: Arc<BackendAuthenticator>,
     pages: StandbyPages,
+    link: Option<Arc<GatewayLink>>,
+    stopped: &watch::Receiver<bool>,
 ) -> Site {
     let http = &config.http;
+    let is_relayed = link.is_some();
+    let asks = backends.is_on();
+    // Without a link all that it would show is the refusal.
+    let page = (http.page && is_relayed).then(|| {
+        gateway_http::page::router(api.clone(), account, asks, http.body_timeout.0, stopped.clone())
+    });
     let json = http.api.then(|| {
         let options = JsonOptions {
             max_body: http.max_body.0,
@@ -112,10 +162,13 @@ fn site(
             })
         }),
         render: metrics,
-        ready: Arc::new(move || Err(state())),
+        ready: Arc::new(move || match &link {
+            Some(link) if link.is_reachable() => Ok(format!("ready\n{}\n", state())),
+            _ => Err(state()),
+        }),
         stands_by: true,
     };
-    Site { pages, more: json.into_iter().collect() }
+    Site { pages, more: json.into_iter().chain(page).collect() }
 }
 
 async fn serve_http(

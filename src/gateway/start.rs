@@ -40,6 +40,7 @@ use super::{
     health::StoreWatch,
     home::{self, Home},
     http::{HttpListener, local_channel},
+    links,
     listeners::{CERTIFICATE_AGE_LOOK, PreparedListeners},
     shadows::{self, OpenedShadows},
     stores,
@@ -55,7 +56,7 @@ const RELOAD_LOOK: Duration = Duration::from_secs(1);
 const LEASE_LOOK: Duration = Duration::from_millis(20);
 
 pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
-    let Builder { config, auth, authorizer, sockets, ledger } = builder;
+    let Builder { config, auth, authorizer, sockets, ledger, members } = builder;
     check(&config, auth.as_ref())?;
     let config = Arc::new(config);
     let reloads = Reloads::new();
@@ -149,6 +150,9 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
         operated: Arc::new(api::operated(&config, &tls, &broker, latest.as_ref(), &watch)),
     };
     let api = GrpcApi::open(broker.clone(), limits, hooks, drain.clone())?;
+    if let (Some(bound), Some(members)) = (bound.links, members) {
+        tasks.spawn(links::serve(bound, &config, members, (&shared, &shards), api.local(), drain.clone())?);
+    }
     if let Some(socket) = bound.http {
         let listener = HttpListener {
             socket,

@@ -17,6 +17,7 @@ mod groups_claims;
 mod groups_deliveries;
 mod harness;
 mod keys;
+mod links;
 mod many;
 mod publishing;
 mod queue;

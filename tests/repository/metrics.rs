@@ -93,6 +93,7 @@ const PARTS: &[(&str, &[&str])] = &[
     ),
     ("The process", &["process_", "mqtt_server"]),
     ("A cluster and its ledger", &["gateway_cluster", "gateway_ledger"]),
+    ("Links between gateways", &["gateway_links", "gateway_relays", "gateway_calls"]),
 ];
 
 /// A comment as Rust has it, as one line.
