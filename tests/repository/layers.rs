@@ -25,7 +25,14 @@ const OWNED: &[(&str, &[&str])] = &[
     ),
     (
         "prost::",
-        &["crates/api", "crates/auth/src/remote", "crates/ctl", "crates/grpc", "crates/http/src/json"],
+        &[
+            "crates/api",
+            "crates/auth/src/remote",
+            "crates/ctl",
+            "crates/grpc",
+            "crates/http/src/json",
+            "crates/links",
+        ],
     ),
     ("tungstenite::", &["crates/net"]),
     ("quinn::", &["crates/net"]),
@@ -37,12 +44,20 @@ const OWNED: &[(&str, &[&str])] = &[
             "crates/edge/src/remote",
             "crates/grpc/",
             "crates/http",
+            "crates/links",
         ],
     ),
     ("socket2::", &["crates/net", "src/gateway"]),
     (
         "rustls::",
-        &["crates/cassandra", "crates/edge/src/tls", "crates/grpc/", "crates/net", "crates/postgres"],
+        &[
+            "crates/cassandra",
+            "crates/edge/src/tls",
+            "crates/grpc/",
+            "crates/links",
+            "crates/net",
+            "crates/postgres",
+        ],
     ),
     ("tokio_postgres::", &["crates/postgres"]),
     ("heed::", &["crates/disk"]),
@@ -295,6 +310,7 @@ fn connections_to_others_are_opened_in_few_places() {
     let allowed = [
         "crates/bridges/src/mqtt/link.rs",
         "crates/edge/src/remote.rs",
+        "crates/links/src/link.rs",
         "crates/auth/src/remote/provider.rs",
         "crates/net/src/accept/unix.rs",
         // The queue of waiting calls has that name in quinn, too.

@@ -41,7 +41,7 @@ struct Identity {
     #[prost(string, repeated, tag = "4")]
     groups: Vec<String>,
     #[prost(message, repeated, tag = "5")]
-    claims: Vec<Claim>,
+    claims: Vec<IdentityClaim>,
     #[prost(string, optional, tag = "6")]
     tenant: Option<String>,
     /// Milliseconds since 1970 on the wall clock, since the gateways' own clocks differ.
@@ -50,7 +50,7 @@ struct Identity {
 }
 
 #[derive(Clone, PartialEq, Message)]
-struct Claim {
+struct IdentityClaim {
     #[prost(string, tag = "1")]
     name: String,
     #[prost(string, repeated, tag = "2")]
@@ -119,7 +119,7 @@ impl Identity {
             groups: texts(groups),
             claims: claims
                 .iter()
-                .map(|(name, values)| Claim { name: name.to_string(), values: texts(values) })
+                .map(|(name, values)| IdentityClaim { name: name.to_string(), values: texts(values) })
                 .collect(),
             tenant: tenant.as_deref().map(str::to_owned),
             expires: expires.map(|at| clock::to_wall(at).0),

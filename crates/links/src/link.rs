@@ -71,11 +71,11 @@ pub struct GatewayLink {
     target: watch::Receiver<Option<LinkTarget>>,
     files: DatabaseTls,
     open_key: bool,
-    current: Mutex<Current>,
+    current: Mutex<CurrentLink>,
 }
 
 #[derive(Default)]
-struct Current {
+struct CurrentLink {
     open: Option<(LinkTarget, SendRequest<LinkBody>)>,
     /// Last attempt that failed.
     failed: Option<(LinkTarget, Instant, LinkError)>,
@@ -142,7 +142,7 @@ impl GatewayLink {
 
     /// Returns whether a gateway is known that serves, and the last attempt to reach it has not failed.
     pub fn is_reachable(&self) -> bool {
-        let has_failed = |current: &Current| current.failed.is_some();
+        let has_failed = |current: &CurrentLink| current.failed.is_some();
         // Who holds it makes a connection.
         self.target.borrow().is_some() && !self.current.try_lock().is_ok_and(|current| has_failed(&current))
     }

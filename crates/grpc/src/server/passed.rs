@@ -42,7 +42,7 @@ pub fn pass_on(link: Arc<GatewayLink>, not_active: Arc<dyn Fn() -> Error + Send 
         let request = request.map(|body| LinkBody::new(body.map_err(Into::into)));
         Box::pin(async move {
             Ok(match link.call(&caller, request).await {
-                Ok(answer) => answer.map(|body| Body::new(AnswerBody { body: Some(body), not_active })),
+                Ok(answer) => answer.map(|body| Body::new(PassedAnswer { body: Some(body), not_active })),
                 Err(error) => {
                     gateway_core::warn_limited!(%error, "a call is not passed on");
                     Status::from(not_active()).into_http()
@@ -53,13 +53,13 @@ pub fn pass_on(link: Arc<GatewayLink>, not_active: Arc<dyn Fn() -> Error + Send 
 }
 
 /// The body of an answer from another gateway, which ends with a status even if that gateway is gone.
-struct AnswerBody {
+struct PassedAnswer {
     /// None at the end.
     body: Option<LinkBody>,
     not_active: Arc<dyn Fn() -> Error + Send + Sync>,
 }
 
-impl HttpBody for AnswerBody {
+impl HttpBody for PassedAnswer {
     type Data = Bytes;
     type Error = Status;
 
