@@ -61,8 +61,17 @@ impl Standby {
     ) -> Result<Self, StartError> {
         let reloads = Reloads::new();
         let prepared = PreparedListeners::open(config, &reloads)?;
-        let admission = Admission::open(config, None, None, &reloads)?;
-        let backends = Arc::clone(&admission.backends);
+        let (backends, admission) = match &link {
+            Some(_) => {
+                let admission = Admission::open(config, None, None, &reloads)?;
+                (Arc::clone(&admission.backends), Some(admission))
+            }
+            None => {
+                let backends = Arc::new(BackendAuthenticator::open(&config.backends)?);
+                reloads.add(Arc::clone(&backends) as _);
+                (backends, None)
+            }
+        };
         let BoundListeners { devices, grpc, grpc_tls, http, http_tls, .. } =
             prepared.bind_for_standby(config)?;
         let (stop, stopped) = watch::channel(false);
@@ -71,14 +80,14 @@ impl Standby {
             let socket = listener.tcp_socket()?;
             standby.sockets.extend(socket.map(|socket| (listener.name().to_owned(), socket)));
         }
-        let account = match &link {
-            Some(link) => {
+        let account = match (&link, admission) {
+            (Some(link), Some(admission)) => {
                 let doors = RelayingDoors::open(config, devices, admission, link, &stopped)?;
                 let account = Arc::clone(doors.account());
                 standby.doors = Some(doors);
                 account
             }
-            None => Arc::new(Account::new(BUDGET)),
+            _ => Arc::new(Account::new(BUDGET)),
         };
         let not_active = move || Error::NotActive { address: active() };
         let elsewhere: AnswerElsewhere = match &link {

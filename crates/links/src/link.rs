@@ -15,6 +15,7 @@ use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use thiserror::Error;
 use tokio::{
     net::TcpStream,
+    runtime::Handle,
     sync::{Mutex, watch},
     time::{Instant, timeout},
 };
@@ -71,6 +72,8 @@ pub struct GatewayLink {
     target: watch::Receiver<Option<LinkTarget>>,
     files: DatabaseTls,
     open_key: bool,
+    /// Where its connection runs, whoever makes it.
+    runtime: Handle,
     current: Mutex<CurrentLink>,
 }
 
@@ -83,9 +86,9 @@ struct CurrentLink {
 
 impl GatewayLink {
     /// A link to the gateway in `target`, now and later. Certificates are read from `files` whenever a connection is made; `open_key`
-    /// allows a key that others may read.
+    /// allows a key that others may read. In the runtime in which its connections are to run.
     pub fn new(target: watch::Receiver<Option<LinkTarget>>, files: DatabaseTls, open_key: bool) -> Self {
-        Self { target, files, open_key, current: Mutex::default() }
+        Self { target, files, open_key, runtime: Handle::current(), current: Mutex::default() }
     }
 
     /// Opens a relay for a device. Cancel safe.
@@ -184,9 +187,12 @@ impl GatewayLink {
         {
             return Err(error.clone());
         }
-        let connected = match timeout(CONNECT, self.connect(&target)).await {
-            Ok(connected) => connected,
-            Err(_) => Err("no answer".to_owned()),
+        let connecting = connect(target.clone(), self.files.clone(), self.open_key);
+        let connecting = self.runtime.spawn(async move { timeout(CONNECT, connecting).await });
+        let connected = match connecting.await {
+            Ok(Ok(connected)) => connected,
+            Ok(Err(_)) => Err("no answer".to_owned()),
+            Err(error) => Err(error.to_string()),
         };
         match connected {
             Ok(sender) => {
@@ -207,35 +213,38 @@ impl GatewayLink {
             }
         }
     }
+}
 
-    async fn connect(&self, target: &LinkTarget) -> Result<SendRequest<LinkBody>, String> {
-        let (files, open_key) = (self.files.clone(), self.open_key);
-        let read = tokio::task::spawn_blocking(move || tls::client(&files, open_key)).await;
-        let settings =
-            read.map_err(|error| error.to_string())?.map_err(|error: TlsError| error.to_string())?;
-        let settings = settings.ok_or("cluster.links.ca is not set")?;
-        let name = ServerName::try_from(target.name.clone()).map_err(|error| error.to_string())?;
-        let socket = TcpStream::connect(&target.address).await.map_err(|error| error.to_string())?;
-        socket.set_nodelay(true).map_err(|error| error.to_string())?;
-        let stream = TlsConnector::from(settings).connect(name, socket).await;
-        let stream = stream.map_err(|error| edge::tls::io_in_words(&error).into_owned())?;
-        let handshake = http2::Builder::new(TokioExecutor::new())
-            .timer(TokioTimer::new())
-            .initial_stream_window_size(STREAM_WINDOW)
-            // Only the windows of the streams hold anybody up.
-            .initial_connection_window_size(u32::MAX >> 1)
-            .max_header_list_size(HEADER_LIST)
-            .max_concurrent_reset_streams(1024)
-            .keep_alive_interval(ASK)
-            .keep_alive_timeout(ANSWER)
-            .handshake::<_, LinkBody>(TokioIo::new(stream));
-        let (sender, connection) = handshake.await.map_err(|error| error.to_string())?;
-        tokio::spawn(async move {
-            let ended = pin!(connection).await;
-            tracing::debug!(error = ended.err().map(|error| error.to_string()), "link has ended");
-        });
-        Ok(sender)
-    }
+/// Connects to another gateway; the connection runs in the current runtime.
+async fn connect(
+    target: LinkTarget,
+    files: DatabaseTls,
+    open_key: bool,
+) -> Result<SendRequest<LinkBody>, String> {
+    let read = tokio::task::spawn_blocking(move || tls::client(&files, open_key)).await;
+    let settings = read.map_err(|error| error.to_string())?.map_err(|error: TlsError| error.to_string())?;
+    let settings = settings.ok_or("cluster.links.ca is not set")?;
+    let name = ServerName::try_from(target.name.clone()).map_err(|error| error.to_string())?;
+    let socket = TcpStream::connect(&target.address).await.map_err(|error| error.to_string())?;
+    socket.set_nodelay(true).map_err(|error| error.to_string())?;
+    let stream = TlsConnector::from(settings).connect(name, socket).await;
+    let stream = stream.map_err(|error| edge::tls::io_in_words(&error).into_owned())?;
+    let handshake = http2::Builder::new(TokioExecutor::new())
+        .timer(TokioTimer::new())
+        .initial_stream_window_size(STREAM_WINDOW)
+        // Only the windows of the streams hold anybody up.
+        .initial_connection_window_size(u32::MAX >> 1)
+        .max_header_list_size(HEADER_LIST)
+        .max_concurrent_reset_streams(1024)
+        .keep_alive_interval(ASK)
+        .keep_alive_timeout(ANSWER)
+        .handshake::<_, LinkBody>(TokioIo::new(stream));
+    let (sender, connection) = handshake.await.map_err(|error| error.to_string())?;
+    tokio::spawn(async move {
+        let ended = pin!(connection).await;
+        tracing::debug!(error = ended.err().map(|error| error.to_string()), "link has ended");
+    });
+    Ok(sender)
 }
 
 /// A body of a relay.
