@@ -112,8 +112,9 @@ pub async fn sessions_and_groups(store: &dyn StateStore) {
         store.submit_session(SessionOp::Group(queue, format!("$share/{}/t", queue.0)));
     }
     store.submit_session(SessionOp::Unsubscribe(OTHER, "x".to_owned(), commit.part()));
-    store.submit_session(SessionOp::Remove(QueueId(10), Some(commit.part())));
     store.submit_session(SessionOp::RemoveGroup(QueueId(10)));
+    // The last, so that the commit waits for all of them.
+    store.submit_session(SessionOp::Remove(QueueId(10), Some(commit.part())));
     done(store, &commit).await.unwrap();
     for _ in 0..2 {
         let found = restored(store);
