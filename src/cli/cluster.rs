@@ -63,7 +63,8 @@ fn make(config: &Config, engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Erro
     let cluster = u128::from(drawn()) << 64 | u128::from(drawn());
     let (ledger, name) = (Arc::clone(&engine.ledger), config.cluster.name.clone());
     let is_import = directory.is_some();
-    let made = async move { create(ledger, &name, cluster, drawn(), directory).await };
+    let keeps_latest = config.latest_in_ledger();
+    let made = async move { create(ledger, &name, cluster, drawn(), directory, keeps_latest).await };
     let made = engine.handle().block_on(engine.handle().spawn(made))?;
     let bytes = made?;
     let mut out = stdout();

@@ -149,6 +149,7 @@ impl ClusterMember {
             state: streams.of(ShippedStore::State),
             records: streams.of(ShippedStore::Records),
             log: streams.of(ShippedStore::Log),
+            latest: streams.of(ShippedStore::Latest),
             lease: {
                 let lease = Arc::clone(home.lease());
                 Arc::new(move || lease.held(MachineClock.now()))

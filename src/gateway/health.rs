@@ -4,7 +4,7 @@ use std::{path::PathBuf, sync::Arc, time::SystemTime};
 
 use ::values::{History, StoreCondition};
 use broker::Broker;
-use disk::EmbeddedLatest;
+use disk::{EmbeddedLatest, LatestLedgerFigures};
 use edge::tls::TlsStore;
 use gateway_core::{
     clock,
@@ -112,6 +112,12 @@ impl StoreWatch {
             all.push(figures::SHADOW_STORED_BYTES.is(stored as f64));
         }
         all.extend(self.home.figures());
+        if let Some(LatestLedgerFigures { waiting, lag }) =
+            self.latest.as_ref().and_then(|latest| latest.ledger_figures())
+        {
+            all.push(figures::LEDGER_LATEST_WAITING.is(waiting as f64));
+            all.push(figures::LEDGER_LATEST_LAG.is(lag.as_secs_f64()));
+        }
         all
     }
 }

@@ -49,6 +49,8 @@ pub struct HomeLedger {
     pub records: Arc<dyn Shipping>,
     /// See `state`.
     pub log: Arc<dyn Shipping>,
+    /// See `state`; latest values go there after they were written.
+    pub latest: Arc<dyn Shipping>,
     /// Tells whether this process may acknowledge, and admit clients.
     pub lease: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Memory of records on their way, to be charged to the account.

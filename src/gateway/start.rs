@@ -15,6 +15,7 @@ use auth::{
 use bridges::PlannedBridges;
 use broker::{Broker, BrokerConfig, Event, KindBudget, MemoryKind, Turn};
 use config::{Config, DEV_CERTS_DIR};
+use disk::EmbeddedLatest;
 use edge::{
     reload::Reloads,
     secret_files,
@@ -38,7 +39,7 @@ use super::{
     endings::Endings,
     evictions,
     health::StoreWatch,
-    home::{self, Home},
+    home::{self, Home, HomeLedger},
     http::{HttpListener, local_channel},
     links,
     listeners::{CERTIFICATE_AGE_LOOK, PreparedListeners},
@@ -75,7 +76,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     reloads.add(Arc::clone(&bans) as _);
     let home = Arc::new(Home::open(&config, directory.as_ref(), ledger.as_ref())?);
     let Kept { latest, history, shadows, watch } =
-        open_values(&config, directory.as_ref(), &planned, &home, &tls, &bans)?;
+        open_values(&config, directory.as_ref(), ledger.as_ref(), &planned, &home, &tls, &bans)?;
     let bound = prepared.bind(&config, sockets)?;
     let addresses = bound.addresses()?;
 
@@ -182,6 +183,7 @@ pub(super) async fn start(builder: Builder) -> Result<Gateway, StartError> {
     tasks.spawn(Arc::clone(&reloads).watch(RELOAD_LOOK));
     let endings = Parts {
         latest: latest.clone(),
+        on_disk: watch.latest.clone(),
         history,
         events: events.zip(happened),
         bridges,
@@ -237,6 +239,7 @@ fn check(config: &Config, authenticator: Option<&Arc<dyn Authenticator>>) -> Res
 /// Parts that run until `stop` and have something to finish then.
 struct Parts {
     latest: Option<Arc<LatestCache>>,
+    on_disk: Option<Arc<EmbeddedLatest>>,
     history: Option<Arc<History>>,
     events: Option<(EventSender, broadcast::Receiver<Event>)>,
     bridges: JoinSet<()>,
@@ -250,6 +253,12 @@ impl Parts {
             endings.run(Arc::clone(&latest).run(stop.clone()), move || {
                 let lost = latest.abandon();
                 error!(lost, "latest values are lost: they were not written before the deadline");
+            });
+        }
+        // Once they are all in the store.
+        if let Some(store) = self.on_disk {
+            endings.then(async move { store.end_shipping().await }, || {
+                warn!("latest values not completely in the ledger before the deadline");
             });
         }
         if let Some(history) = self.history {
@@ -292,13 +301,14 @@ struct Kept {
 fn open_values(
     config: &Config,
     directory: Option<&Arc<DataDir>>,
+    ledger: Option<&HomeLedger>,
     bridges: &PlannedBridges,
     home: &Arc<Home>,
     tls: &Arc<TlsStore>,
     bans: &Arc<BanRegistry>,
 ) -> Result<Kept, StartError> {
     let OpenedValues { latest, history, shadows, on_disk } = match directory {
-        Some(directory) if config.latest.enabled => values::open(config, directory)?,
+        Some(directory) if config.latest.enabled => values::open(config, directory, ledger)?,
         _ => OpenedValues::default(),
     };
     let shadows = config

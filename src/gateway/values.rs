@@ -6,13 +6,13 @@ use std::{sync::Arc, time::Duration};
 use ::values::{History, HistoryOptions, HistoryRule, LatestCache, LatestOptions};
 use cassandra::{ScyllaHistory, ScyllaLatest, ScyllaOptions, ScyllaShadows, ScyllaTtlRule};
 use config::Config;
-use disk::{EmbeddedLatest, EmbeddedOptions};
+use disk::{EmbeddedLatest, EmbeddedOptions, LatestLedger};
 use edge::tls;
 use gateway_core::metrics::{MetricRow, figures};
 use store::{DataDir, SpillStore, VersionMark, server_id, version_offset};
 use tracing::info;
 
-use super::StartError;
+use super::{StartError, home::HomeLedger};
 
 /// A database that has nothing to write is asked for a sign of life this often.
 const PROBE: Duration = Duration::from_secs(2);
@@ -30,7 +30,12 @@ pub(super) struct OpenedValues {
 }
 
 /// Opens what is in the data directory; a database is connected to later, by the first write or read.
-pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedValues, StartError> {
+pub(super) fn open(
+    config: &Config,
+    directory: &Arc<DataDir>,
+    ledger: Option<&HomeLedger>,
+) -> Result<OpenedValues, StartError> {
+    let ledger = ledger.filter(|_| config.latest_in_ledger());
     let options = LatestOptions {
         flush_interval: config.latest.flush_interval.0,
         max_bytes: config.latest.max_bytes.0,
@@ -42,7 +47,12 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedVa
     };
     match config.contact_points() {
         none if none.is_empty() => {
-            let store = embedded(config, directory)?;
+            let ledger = ledger.map(|ledger| LatestLedger {
+                shipping: Arc::clone(&ledger.latest),
+                interval: config.latest.ledger_interval.0,
+                bytes: config.latest.ledger_bytes.0,
+            });
+            let store = embedded(config, directory, ledger)?;
             let latest = Some(LatestCache::new(Arc::clone(&store) as _, options));
             Ok(OpenedValues { latest, on_disk: Some(store), ..OpenedValues::default() })
         }
@@ -50,9 +60,13 @@ pub(super) fn open(config: &Config, directory: &Arc<DataDir>) -> Result<OpenedVa
     }
 }
 
-fn embedded(config: &Config, directory: &Arc<DataDir>) -> Result<Arc<EmbeddedLatest>, StartError> {
+fn embedded(
+    config: &Config,
+    directory: &Arc<DataDir>,
+    ledger: Option<LatestLedger>,
+) -> Result<Arc<EmbeddedLatest>, StartError> {
     let topics_per_device = config.latest.topics_per_device;
-    let options = EmbeddedOptions { topics_per_device, ..EmbeddedOptions::default() };
+    let options = EmbeddedOptions { topics_per_device, ledger, ..EmbeddedOptions::default() };
     Ok(Arc::new(EmbeddedLatest::open(directory, &options)?))
 }
 
@@ -79,7 +93,7 @@ fn open_database(
         memory_reads: database.memory_reads,
         ..options
     };
-    let spill = if database.spill { Some(embedded(config, directory)?) } else { None };
+    let spill = if database.spill { Some(embedded(config, directory, None)?) } else { None };
     let on_disk = spill.clone();
     let spill = spill.map(|spill| spill as Arc<dyn SpillStore>);
     let store = ScyllaLatest::new(database_options(config, contact_points, server_id)?)?;

@@ -17,6 +17,7 @@ mod disk;
 mod full;
 mod full_commands;
 mod history;
+mod latest;
 mod model;
 mod model_tests;
 mod pair;

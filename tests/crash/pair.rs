@@ -171,11 +171,18 @@ pub(crate) struct Pair {
     cluster: String,
     ledger: String,
     password: &'static str,
+    /// The section `[latest]` of both.
+    latest: &'static str,
 }
 
 impl Pair {
-    /// Makes the cluster, and starts no gateway.
+    /// Makes the cluster, and starts no gateway. They keep no latest values.
     pub(crate) fn new(engine: &Engine) -> Self {
+        Self::with_latest(engine, "enabled = false")
+    }
+
+    /// The same with this section `[latest]`.
+    pub(crate) fn with_latest(engine: &Engine, latest: &'static str) -> Self {
         let nodes = ["a", "b"].map(|name| {
             let port = free_ports(3);
             Node { name, port, http: port + 1, grpc: port + 2, child: None }
@@ -185,7 +192,8 @@ impl Pair {
         // Another than those before it, in the same database.
         let cluster = format!("crash_{}", nodes[0].port);
         let password = if engine.is_postgres() { "ledger" } else { "" };
-        let pair = Self { dir, nodes, balancer, ledger: engine.ledger(&cluster), cluster, password };
+        let ledger = engine.ledger(&cluster);
+        let pair = Self { dir, nodes, balancer, ledger, cluster, password, latest };
         let config = pair.write_config(&pair.nodes[0]);
         let made = support::command(program())
             .args(["cluster", "create", "--config"])
@@ -204,12 +212,12 @@ impl Pair {
     fn write_config(&self, node: &Node) -> PathBuf {
         let path = self.dir.path().join(format!("{}.toml", node.name));
         let Node { name, port, http, grpc, .. } = node;
-        let Self { cluster, ledger, password, .. } = self;
+        let Self { cluster, ledger, password, latest, .. } = self;
         let data = self.data(node);
         let toml = format!(
             "addr = \"127.0.0.1:{port}\"\nhttp_addr = \"127.0.0.1:{http}\"\ngrpc_addr = \"127.0.0.1:{grpc}\"\n\
              non_tls = true\ninsecure_grpc = true\ndata_dir = \"{}\"\n\
-             [grpc]\ntls = false\n[sys]\nenabled = false\n[latest]\nenabled = false\n\
+             [grpc]\ntls = false\n[sys]\nenabled = false\n[latest]\n{latest}\n\
              [cluster]\nname = \"{cluster}\"\nnode = \"{name}\"\nledger = \"{ledger}\"\npassword = \"{password}\"\n\
              address = \"127.0.0.1:{grpc}\"\n[database]\nreplication = \"3\"\n",
             data.display()
@@ -266,7 +274,8 @@ impl Pair {
         }
     }
 
-    fn answer(&self, number: usize, path: &str) -> Option<String> {
+    /// Answer of a gateway to a GET over HTTP, with its head.
+    pub(crate) fn answer(&self, number: usize, path: &str) -> Option<String> {
         let mut stream =
             TcpStream::connect_timeout(&local(self.nodes[number].http), Duration::from_secs(1)).ok()?;
         stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;

@@ -18,6 +18,8 @@ pub(crate) struct About {
     pub(crate) process: Option<ProcessId>,
     /// Its copy of the home is near the end of the ledger.
     pub(crate) warm: bool,
+    /// Streams that it knows; 0 of a version that did not tell.
+    pub(crate) streams: u8,
 }
 
 impl About {

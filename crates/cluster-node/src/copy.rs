@@ -7,6 +7,8 @@ use disk::{DirectoryCopy, ShippedStore};
 use ledger::Position;
 use store::{DataDir, StoreError};
 
+use crate::STREAMS;
+
 /// A [`DirectoryCopy`] whose stores are streams.
 pub(crate) struct WarmCopy(DirectoryCopy);
 
@@ -42,6 +44,10 @@ fn unknown() -> String {
 }
 
 impl HomeCopy for WarmCopy {
+    fn streams(&self) -> u8 {
+        STREAMS
+    }
+
     fn position(&self, stream: u8) -> Option<Position> {
         store(stream).and_then(|store| self.0.position(store))
     }

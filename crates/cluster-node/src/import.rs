@@ -25,8 +25,8 @@ pub enum ImportError {
     Interrupted(String),
 }
 
-/// Makes a cluster, and puts the home in `directory` into its ledger, if there is one. Returns the bytes that it put there. In the
-/// cluster's runtime; `cluster` and `incarnation` are drawn.
+/// Makes a cluster, and puts the home in `directory` into its ledger, if there is one, with its latest values if the ledger
+/// `keeps_latest`. Returns the bytes that it put there. In the cluster's runtime; `cluster` and `incarnation` are drawn.
 ///
 /// # Errors
 /// [`ImportError`].
@@ -36,6 +36,7 @@ pub async fn create(
     cluster: u128,
     incarnation: u64,
     directory: Option<Arc<DataDir>>,
+    keeps_latest: bool,
 ) -> Result<u64, ImportError> {
     let clock = Arc::new(MachineClock) as Arc<dyn cluster::Clock>;
     let mut copy = match &directory {
@@ -64,7 +65,7 @@ pub async fn create(
             bytes += changes.len() as u64;
             handle.block_on(append(&mut writers[store as usize], changes))
         };
-        copy.directory_mut().export(&mut ship)
+        copy.directory_mut().export(keeps_latest, &mut ship)
     });
     exported?;
     copy.sync().map_err(|error| interrupted(&error))?;
@@ -89,6 +90,10 @@ async fn append(writer: &mut StreamWriter, changes: &[u8]) -> io::Result<Positio
 struct NoCopy;
 
 impl cluster::HomeCopy for NoCopy {
+    fn streams(&self) -> u8 {
+        STREAMS
+    }
+
     fn position(&self, _stream: u8) -> Option<Position> {
         None
     }

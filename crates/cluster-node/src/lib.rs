@@ -8,6 +8,7 @@
 //! about      what a node tells of itself; process: whether it has ended; members: the names of all nodes
 //! order      an operator wants the home elsewhere; status: what one sees of a cluster
 //! import     a directory that was used alone becomes the home of a new cluster
+//! widen      a cluster of an earlier version gets the streams that this one has more
 //! clock      the machine's clocks
 //! ```
 //!
@@ -18,6 +19,8 @@ mod about;
 mod clock;
 mod copy;
 mod import;
+#[cfg(test)]
+mod latest_tests;
 mod members;
 mod order;
 mod owned;
@@ -28,6 +31,7 @@ mod standby;
 mod status;
 #[cfg(test)]
 mod tests;
+mod widen;
 
 pub use clock::MachineClock;
 pub use import::{ImportError, create};

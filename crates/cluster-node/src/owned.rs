@@ -19,6 +19,7 @@ use crate::{
     redo::RedoMemory,
     shipping::{StreamShipping, StreamTasks},
     status::{NodeStatus, nodes},
+    widen::widen,
 };
 
 /// The home's streams, for its stores.
@@ -90,6 +91,8 @@ pub struct OwnedHome {
     streams: HomeStreams,
     tasks: Vec<StreamTasks>,
     running: JoinHandle<()>,
+    /// Ends with it.
+    _widening: Option<AbortOnDrop>,
     stop: watch::Sender<bool>,
     runtime: Handle,
     /// As they were seen last.
@@ -106,11 +109,15 @@ impl OwnedHome {
             writers.map(|writer| StreamShipping::start(writer, &tenure, &redo, stopped.clone())).unzip();
         let run = tenure.clone();
         let running = tokio::spawn(async move { run.run().await });
+        let widening = tenure.is_narrow().then(|| {
+            let (ledger, tenure) = (Arc::clone(&ledger), tenure.clone());
+            AbortOnDrop(tokio::spawn(async move { widen(&*ledger, &tenure).await }).abort_handle())
+        });
         let files = Arc::clone(&streams[ShippedStore::Files as usize]);
         directory.ship_files(Arc::new(ShippedFiles::open(directory.path(), files as _)));
         let streams = HomeStreams { streams, redo };
         let (runtime, nodes) = (Handle::current(), Arc::default());
-        Self { directory, ledger, tenure, streams, tasks, running, stop, runtime, nodes }
+        Self { directory, ledger, tenure, streams, tasks, running, _widening: widening, stop, runtime, nodes }
     }
 
     /// The directory, as of the end of the epoch before.

@@ -1,12 +1,16 @@
 //! A store's writer thread waits for the ledger.
 
-use std::sync::{
-    Arc,
-    atomic::{AtomicU64, Ordering::Relaxed},
-    mpsc as answers,
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicU64, Ordering::Relaxed},
+        mpsc as answers,
+    },
+    time::Duration,
 };
 
 use cluster::{Appended, StreamWriter, Tenure};
+use disk::ShippedStore;
 use ledger::{Shipped, Shipping};
 use tokio::{
     sync::{mpsc, watch},
@@ -17,6 +21,10 @@ use crate::redo::RedoMemory;
 
 /// While a stream has fewer bytes than this in the ledger, nothing is repeated.
 const SMALL: u64 = 1 << 20;
+
+/// Time for which an append that nobody waits for lets others go first, and the time between two looks whether there are any.
+const GIVE_WAY: Duration = Duration::from_millis(100);
+const GIVE_WAY_LOOK: Duration = Duration::from_millis(2);
 
 /// A transaction that waits in its writer's thread.
 struct QueuedAppend {
@@ -57,7 +65,7 @@ impl StreamShipping {
         let bytes = Arc::new(AtomicU64::new(writer.ledger_bytes()));
         let stream = writer.stream();
         let tasks = StreamTasks {
-            writer: tokio::spawn(write(writer, waiting, Arc::clone(&bytes), stop)),
+            writer: tokio::spawn(write(writer, tenure.clone(), waiting, Arc::clone(&bytes), stop)),
             begins: tokio::spawn(publish(tenure.clone(), stream, begins)),
         };
         let shipping = Self { tenure: tenure.clone(), appends, bytes, redo: Arc::clone(redo), begin };
@@ -80,10 +88,17 @@ impl StreamTasks {
 
 async fn write(
     mut writer: StreamWriter,
+    tenure: Tenure,
     mut waiting: mpsc::Receiver<QueuedAppend>,
     bytes: Arc<AtomicU64>,
     mut stop: watch::Receiver<bool>,
 ) -> StreamWriter {
+    // One that the view does not have yet. Its store waits, as for a ledger that does not answer.
+    tokio::select! {
+        () = tenure.has_stream(writer.stream()) => {}
+        _ = stop.wait_for(|stop| *stop) => return writer,
+    }
+    let gives_way = writer.stream() == ShippedStore::Latest as u8;
     loop {
         let QueuedAppend { changes, ends_round, answer } = tokio::select! {
             biased;
@@ -93,6 +108,9 @@ async fn write(
             },
             _ = stop.wait_for(|stop| *stop) => return writer,
         };
+        if gives_way {
+            give_way(&tenure).await;
+        }
         let shipped = match writer.append_cleaned(&changes, ends_round).await {
             Appended::Done(position) => Shipped::Done(position),
             Appended::TooLarge => Shipped::Refused,
@@ -102,6 +120,17 @@ async fn write(
         // The thread waits.
         let _ = answer.send(shipped);
     }
+}
+
+/// Waits until no other append is under way, for a while: whoever is acknowledged goes first.
+async fn give_way(tenure: &Tenure) {
+    let others = async {
+        while tenure.figures().under_way > 0 {
+            tokio::time::sleep(GIVE_WAY_LOOK).await;
+        }
+    };
+    // Under steady load it is its turn then.
+    let _ = tokio::time::timeout(GIVE_WAY, others).await;
 }
 
 async fn publish(tenure: Tenure, stream: u8, mut begins: watch::Receiver<(u64, u64)>) {

@@ -16,7 +16,8 @@ use tokio::{
 };
 
 use crate::{
-    HOME, OwnedHome, about::About, clock::MachineClock, copy::WarmCopy, order::Order, process::ProcessId,
+    HOME, OwnedHome, STREAMS, about::About, clock::MachineClock, copy::WarmCopy, order::Order,
+    process::ProcessId,
 };
 
 /// Time between two looks at beats and view.
@@ -215,6 +216,7 @@ impl StandbyNode {
             link: self.settings.link.clone(),
             process: ProcessId::current(),
             warm: false,
+            streams: STREAMS,
         }
     }
 
@@ -242,7 +244,8 @@ impl StandbyNode {
                         Some(by_order) => by_order,
                         None => self.may_take(of, &beats, &suspicion, stands_back),
                     };
-                    if let Some(wait) = wait
+                    // The home of a newer version would not be whole here.
+                    if let Some(wait) = wait.filter(|_| view.streams <= STREAMS)
                         && let Some(tenure) = self.take(of, wait, copy).await?
                     {
                         return Ok(tenure);

@@ -26,14 +26,14 @@ use crate::{
     leave_cluster, order_takeover, status,
 };
 
-const NAME: &str = "plant";
+pub(crate) const NAME: &str = "plant";
 
-struct Started {
-    state: tokio::sync::watch::Receiver<NodeState>,
-    running: JoinHandle<Result<OwnedHome, NodeError>>,
+pub(crate) struct Started {
+    pub(crate) state: tokio::sync::watch::Receiver<NodeState>,
+    pub(crate) running: JoinHandle<Result<OwnedHome, NodeError>>,
 }
 
-fn start(
+pub(crate) fn start(
     ledger: &Arc<Twin>,
     name: &str,
     incarnation: u64,
@@ -54,23 +54,23 @@ fn start(
     Started { state, running: tokio::spawn(node.run()) }
 }
 
-async fn soon<T>(future: impl Future<Output = T>) -> T {
+pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
     timeout(Duration::from_secs(30), future).await.unwrap()
 }
 
-fn open(home: &OwnedHome) -> EmbeddedRecords {
+pub(crate) fn open(home: &OwnedHome) -> EmbeddedRecords {
     let mut options = RecordOptions::default();
     options.durable.shipping = Some(home.streams().of(ShippedStore::Records));
     EmbeddedRecords::open(home.directory(), &options).unwrap()
 }
 
-async fn put(store: &EmbeddedRecords, key: &str, value: &str) {
+pub(crate) async fn put(store: &EmbeddedRecords, key: &str, value: &str) {
     let change = RecordChange::put(RecordKind::Commands, key.to_owned().into(), value.to_owned().into());
     let written = store.write(RecordWrite { changes: vec![change], fence: None }).await;
     assert_eq!(written.unwrap(), RecordOutcome::Done);
 }
 
-async fn contents(store: &EmbeddedRecords) -> BTreeMap<Vec<u8>, Vec<u8>> {
+pub(crate) async fn contents(store: &EmbeddedRecords) -> BTreeMap<Vec<u8>, Vec<u8>> {
     let range = RecordRange {
         kind: RecordKind::Commands,
         prefix: bytes::Bytes::new(),
@@ -82,7 +82,7 @@ async fn contents(store: &EmbeddedRecords) -> BTreeMap<Vec<u8>, Vec<u8>> {
     read.into_iter().map(|record| (record.key.to_vec(), record.value.unwrap().to_vec())).collect()
 }
 
-fn directory() -> (TempDir, Arc<DataDir>) {
+pub(crate) fn directory() -> (TempDir, Arc<DataDir>) {
     let folder = tempfile::tempdir().unwrap();
     let directory = DataDir::open(folder.path()).unwrap();
     (folder, directory)
@@ -94,7 +94,7 @@ fn directory() -> (TempDir, Arc<DataDir>) {
 async fn a_home_goes_from_node_to_node_with_all_that_was_acknowledged() {
     for engine in [Engine::Stored, Engine::Owned] {
         let ledger = Arc::new(Twin::reliable(engine));
-        create(Arc::clone(&ledger) as _, NAME, 1, 1, None).await.unwrap();
+        create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
         let ((_a, a), (_b, b)) = (directory(), directory());
         let first = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
         let id = server_id(first.directory()).unwrap();
@@ -155,9 +155,9 @@ async fn a_directory_that_was_used_alone_becomes_the_home_of_a_cluster() {
     let id = server_id(&a).unwrap();
     let refused = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap();
     assert!(matches!(refused, Err(NodeError::OwnContent(_))));
-    let bytes = create(Arc::clone(&ledger) as _, NAME, 1, 1, Some(Arc::clone(&a))).await.unwrap();
+    let bytes = create(Arc::clone(&ledger) as _, NAME, 1, 1, Some(Arc::clone(&a)), true).await.unwrap();
     assert!(bytes > 3_000_000);
-    let again = create(Arc::clone(&ledger) as _, NAME, 2, 1, Some(Arc::clone(&a))).await;
+    let again = create(Arc::clone(&ledger) as _, NAME, 2, 1, Some(Arc::clone(&a)), true).await;
     assert!(matches!(again, Err(ImportError::View(_))));
     let (_b, b) = directory();
     for (name, directory) in [("b", b), ("a", a)] {
@@ -184,7 +184,7 @@ async fn a_directory_that_was_used_alone_becomes_the_home_of_a_cluster() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ledger_stays_within_a_few_times_of_what_is_alive() {
     let ledger = Arc::new(Twin::reliable(Engine::Owned));
-    create(Arc::clone(&ledger) as _, NAME, 1, 1, None).await.unwrap();
+    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
     let (folder, a) = directory();
     let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
     let store = open(&home);
@@ -231,7 +231,7 @@ impl Budget for Counted {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_is_on_the_account_while_it_is_on_its_way() {
     let ledger = Arc::new(Twin::reliable(Engine::Owned));
-    create(Arc::clone(&ledger) as _, NAME, 1, 1, None).await.unwrap();
+    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
     let (_a, a) = directory();
     let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
     let store = open(&home);
@@ -249,7 +249,7 @@ async fn a_record_is_on_the_account_while_it_is_on_its_way() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_and_segments_are_told_by_the_ledger_and_by_the_owner() {
     let ledger = Arc::new(Twin::reliable(Engine::Owned));
-    create(Arc::clone(&ledger) as _, NAME, 1, 1, None).await.unwrap();
+    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
     let ((_a, a), (_b, b)) = (directory(), directory());
     let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
     let store = open(&home);

@@ -4,6 +4,9 @@ use ledger::Position;
 
 /// A directory that holds a home as of a position in the ledger, stream by stream: a cache, never authority. Its calls block.
 pub trait HomeCopy: Send {
+    /// Number of streams that this version knows. A home whose view has fewer gets the others by [`crate::Tenure::widen`].
+    fn streams(&self) -> u8;
+
     /// The last record that a stream has applied; `None` if none was.
     fn position(&self, stream: u8) -> Option<Position>;
 

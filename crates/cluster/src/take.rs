@@ -119,8 +119,10 @@ pub async fn take(
     if !left.is_zero() {
         time.sleep(left).await;
     }
-    let ends = restored.into_iter().map(|stream| (stream.last, stream.bytes)).collect();
-    Ok(Tenure::new(Arc::clone(ledger), Arc::clone(clock), Arc::clone(me), owner, view.home(home)?, ends))
+    let mut ends: Vec<_> = restored.into_iter().map(|stream| (stream.last, stream.bytes)).collect();
+    // Streams that the view does not have yet: they are written once it has them.
+    ends.resize(ends.len().max(usize::from(copy.streams())), (None, 0));
+    Ok(Tenure::new(Arc::clone(ledger), Arc::clone(clock), Arc::clone(me), owner, &view, ends))
 }
 
 /// Step (5). Returns the new owner, and whether the home had none.

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
-    Clock, HomeView, LONG_CHAIN, Lease, Leftover, Node, Start, StreamWriter, View, ViewError,
+    Clock, LONG_CHAIN, Lease, Leftover, Node, Start, StreamWriter, View, ViewError,
     calls::{both, first, until_answered},
     change::{change, read_view},
     reader::locate,
@@ -77,6 +77,8 @@ pub(crate) struct Core {
     pub(crate) repeats: AtomicU64,
     writers: Mutex<Vec<StreamWriter>>,
     epochs: AtomicUsize,
+    /// Streams that the view has: the first of `streams`.
+    in_view: watch::Sender<u8>,
 }
 
 /// A stream, as others than its writer see it.
@@ -104,13 +106,14 @@ struct Validation {
 }
 
 impl Tenure {
-    /// `ends` has, for each stream, its last record and about how many bytes of it are in the ledger.
+    /// `ends` has, for each stream, its last record and about how many bytes of it are in the ledger; those that `view` does not have
+    /// come last.
     pub(crate) fn new(
         ledger: Arc<dyn Ledger>,
         clock: Arc<dyn Clock>,
         node: Arc<Node>,
         owner: Owner,
-        of: &HomeView,
+        view: &View,
         ends: Vec<(Option<Position>, u64)>,
     ) -> Self {
         let state = |(_, inherited): &(Option<Position>, u64)| StreamState {
@@ -118,6 +121,7 @@ impl Tenure {
             inherited: *inherited,
             ..StreamState::default()
         };
+        let epochs = view.home(owner.home).map_or(0, |of| of.chain.len());
         let core = Arc::new(Core {
             ledger,
             clock,
@@ -130,7 +134,8 @@ impl Tenure {
             streams: ends.iter().map(state).collect(),
             repeats: AtomicU64::new(0),
             writers: Mutex::default(),
-            epochs: AtomicUsize::new(of.chain.len()),
+            epochs: AtomicUsize::new(epochs),
+            in_view: watch::Sender::new(view.streams),
         });
         let writer = |(number, (last, _)): (u8, (Option<Position>, u64))| {
             StreamWriter::new(Arc::clone(&core), number, last.map_or(0, |last| last.sum))
@@ -168,6 +173,34 @@ impl Tenure {
     /// Tells whether so many epochs are in the chain that a round of cleaning begins at once.
     pub fn has_long_chain(&self) -> bool {
         self.core.has_long_chain()
+    }
+
+    /// Tells whether the view lacks a stream of this tenure.
+    pub fn is_narrow(&self) -> bool {
+        usize::from(*self.core.in_view.borrow()) < self.core.streams.len()
+    }
+
+    /// Gives the view the streams of this tenure that it lacks. From then on a node of a version that does not know them takes nothing
+    /// over: the caller has looked whether there is one.
+    ///
+    /// Cancel safety: if dropped, the view may have them or not; the next call finds out.
+    ///
+    /// # Errors
+    /// `NotOwner` if the home is lost.
+    pub async fn widen(&self) -> Result<(), ViewError> {
+        let core = &self.core;
+        let streams = u8::try_from(core.streams.len()).unwrap_or(u8::MAX);
+        let widened = change(&*core.ledger, &*core.clock, |view: &View| -> Result<Option<View>, ViewError> {
+            let next = view.widen(&core.owner, streams)?;
+            Ok((next != *view).then_some(next))
+        });
+        core.in_view.send_replace(widened.await?.streams);
+        Ok(())
+    }
+
+    /// Waits until the view has a stream. Cancel safe.
+    pub async fn has_stream(&self, number: u8) {
+        self.core.has_stream(number).await;
     }
 
     /// Its figures.
@@ -246,7 +279,9 @@ impl Tenure {
                 return Ok(None);
             }
             is_sent = true;
-            Ok(Some(view.release(&core.owner, vector.clone())?))
+            // Streams that the view lacks have no record.
+            let vector = vector.iter().copied().take(view.count()).collect();
+            Ok(Some(view.release(&core.owner, vector)?))
         })
         .await?;
         Ok(())
@@ -267,6 +302,12 @@ impl Core {
 
     pub(crate) fn is_lost(&self) -> bool {
         *self.lost.borrow()
+    }
+
+    /// Waits until the view has a stream.
+    pub(crate) async fn has_stream(&self, number: u8) {
+        // The sender is this.
+        let _ = self.in_view.subscribe().wait_for(|streams| number < *streams).await;
     }
 
     /// Ends the tenure.

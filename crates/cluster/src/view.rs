@@ -303,6 +303,27 @@ impl View {
         })
     }
 
+    /// Homes get further streams, up to so many in all: they begin in the present epoch of each home. A view that has as many is as it
+    /// was.
+    ///
+    /// # Errors
+    /// `NotOwner`.
+    pub fn widen(&self, owner: &Owner, streams: u8) -> Result<Self, ViewError> {
+        let mut next = self.with_own(owner, |_| Ok(()))?;
+        if streams <= next.streams {
+            return Ok(next);
+        }
+        next.streams = streams;
+        let count = usize::from(streams);
+        for home in &mut next.homes {
+            home.starts.resize(count, Start { epoch: home.epoch, ..Start::default() });
+            for vector in home.chain.iter_mut().filter_map(|ended| ended.sealed.as_mut()) {
+                vector.resize(count, None);
+            }
+        }
+        Ok(next)
+    }
+
     /// Segments were deleted.
     ///
     /// # Errors

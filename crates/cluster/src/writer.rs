@@ -138,7 +138,8 @@ impl StreamWriter {
     }
 
     /// Steps (2) to (4): appends a record of a transaction's changes, which are applied in its environment and not committed. Waits for as
-    /// long as the ledger does not answer: "unknown" is no error. [`crate::Tenure::run`] must be polled meanwhile.
+    /// long as the ledger does not answer: "unknown" is no error. [`crate::Tenure::run`] must be polled meanwhile. A stream that the view
+    /// lacks waits for [`crate::Tenure::widen`] first: what a taker does not read must not be acknowledged.
     ///
     /// Changes that depend on another stream's record are appended after that stream's append is done.
     ///
@@ -150,6 +151,9 @@ impl StreamWriter {
         }
         if changes.len() > (usize::from(MAX_PARTS) - 1) * MAX_ROW {
             return Appended::TooLarge;
+        }
+        if let First::One(()) = first(core.lost(), core.has_stream(self.stream.number)).await {
+            return Appended::Lost;
         }
         let n = self.last.map_or(0, |last| last.n + 1);
         let epoch = core.owner.epoch;

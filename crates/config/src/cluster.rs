@@ -206,6 +206,15 @@ impl Config {
         }
     }
 
+    /// Returns whether the ledger keeps latest values, for want of a database that does.
+    pub fn latest_in_ledger(&self) -> bool {
+        let kind = self.cluster.ledger_address().map(|address| address.kind);
+        self.cluster.is_on()
+            && kind == Some(LedgerKind::Postgres)
+            && self.latest.enabled
+            && self.contact_points().is_empty()
+    }
+
     pub(super) fn check_cluster(&self, check: &mut Check) {
         let cluster = &self.cluster;
         if !cluster.is_on() {

@@ -323,6 +323,10 @@ pub struct Latest {
     pub topics_per_device: usize,
     /// Topic filters whose messages are not recorded.
     pub excluded: Vec<String>,
+    /// Time in which a value goes at most once to a ledger that keeps latest values.
+    pub ledger_interval: Span,
+    /// Bytes of latest values that go to that ledger in a second.
+    pub ledger_bytes: ByteSize,
 }
 
 impl Default for Latest {
@@ -333,6 +337,8 @@ impl Default for Latest {
             max_bytes: ByteSize(256 << 20),
             topics_per_device: 10_000,
             excluded: Vec::new(),
+            ledger_interval: Span(Duration::from_secs(5)),
+            ledger_bytes: ByteSize(1 << 20),
         }
     }
 }

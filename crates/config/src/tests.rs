@@ -404,6 +404,8 @@ fn every_rule_names_key_value_and_fix() {
         ("http_addr = \"127.0.0.1:10000\"", "http_addr", "127.0.0.1:10000", "own port"),
         ("[latest]\nexcluded = [\"a/#/b\"]", "latest.excluded", "a/#/b", "#"),
         ("[latest]\nflush_interval = \"0s\"", "latest.flush_interval", "0ms", "more than 0"),
+        ("[latest]\nledger_interval = \"99ms\"", "latest.ledger_interval", "99ms", "100ms or more"),
+        ("[latest]\nledger_bytes = 16383", "latest.ledger_bytes", "16383", "16 KiB or more"),
         ("[sys]\ninterval = \"1ms\"", "sys.interval", "1ms", "1s"),
         ("[shutdown]\ndeadline = \"1s\"", "shutdown.disconnect_window", "2s", "shorter"),
         ("[limits]\nmax_qos = 3", "limits.max_qos", "3", "0, 1 or 2"),

@@ -4,6 +4,10 @@ use std::{fmt::Display, net::SocketAddr, time::Duration};
 
 use super::{Address, Binding, ByteSize, Config, ConfigError, Limits, ListenerKind, Problem, log_level};
 
+/// Least of `latest.ledger_interval`, and of `latest.ledger_bytes`.
+const SHORTEST_LEDGER_INTERVAL: Duration = Duration::from_millis(100);
+const LEAST_LEDGER_BYTES: usize = 16 << 10;
+
 impl Config {
     /// Checks every section.
     ///
@@ -376,6 +380,14 @@ impl Config {
             self.latest.topics_per_device,
             self.latest.topics_per_device == 0,
         );
+        let interval = self.latest.ledger_interval;
+        if interval.0 < SHORTEST_LEDGER_INTERVAL {
+            check.fail("latest.ledger_interval", interval, "shorter than 100 ms", "use 100ms or more");
+        }
+        let bytes = self.latest.ledger_bytes;
+        if bytes.0 < LEAST_LEDGER_BYTES {
+            check.fail("latest.ledger_bytes", bytes, "less than 16 KiB a second", "use 16 KiB or more");
+        }
         check.positive("store.interval", self.store.interval, self.store.interval.0.is_zero());
         check.positive(
             "store.max_waiting_bytes",

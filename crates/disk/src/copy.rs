@@ -11,6 +11,7 @@ use super::{
     environment::{Environment, EnvironmentOptions},
     files::{self, FilesCopy},
     format::{RECORD_TABLES, STATE_TABLES},
+    latest::LatestCopy,
 };
 use segment_log::LogCopy;
 use store::{DataDir, StoreError};
@@ -27,11 +28,13 @@ pub enum ShippedStore {
     Log = 2,
     /// Small files.
     Files = 3,
+    /// Latest values, some time after they were written to the store. Clusters of earlier versions do not have it.
+    Latest = 4,
 }
 
 impl ShippedStore {
     /// All of them, by number.
-    pub const ALL: [Self; 4] = [Self::State, Self::Records, Self::Log, Self::Files];
+    pub const ALL: [Self; 5] = [Self::State, Self::Records, Self::Log, Self::Files, Self::Latest];
 
     /// Its name.
     pub const fn name(self) -> &'static str {
@@ -40,6 +43,7 @@ impl ShippedStore {
             Self::Records => "records",
             Self::Log => "log",
             Self::Files => "files",
+            Self::Latest => "latest",
         }
     }
 }
@@ -54,6 +58,7 @@ pub struct DirectoryCopy {
     records: Environment,
     log: LogCopy,
     files: FilesCopy,
+    latest: LatestCopy,
 }
 
 fn open_environment(
@@ -87,6 +92,7 @@ impl DirectoryCopy {
             records: open_environment(directory, "records", &RECORD_TABLES)?,
             log: LogCopy::open(&directory.path().join("log")).map_err(failed)?,
             files: FilesCopy::open(directory.path()),
+            latest: LatestCopy::open(directory)?,
             directory: Arc::clone(directory),
         };
         super::earlier::refuse(directory.path()).map_err(|error| copy.state.failed(&error))?;
@@ -109,6 +115,7 @@ impl DirectoryCopy {
             ShippedStore::Records => of(&self.records),
             ShippedStore::Log => self.log.position(),
             ShippedStore::Files => self.files.position(),
+            ShippedStore::Latest => self.latest.position(),
         }
     }
 
@@ -127,6 +134,7 @@ impl DirectoryCopy {
             ShippedStore::Records => self.records.apply_record(changes, position)?,
             ShippedStore::Log => self.log.apply(position, changes).map_err(failed)?,
             ShippedStore::Files => self.files.apply(position, changes)?,
+            ShippedStore::Latest => self.latest.apply(position, changes)?,
         };
         match is_sound {
             true => Ok(()),
@@ -144,6 +152,7 @@ impl DirectoryCopy {
             ShippedStore::Records => self.records.empty(),
             ShippedStore::Log => self.log.clear().map_err(failed),
             ShippedStore::Files => self.files.clear().map_err(failed),
+            ShippedStore::Latest => self.latest.clear(),
         }
     }
 
@@ -158,7 +167,7 @@ impl DirectoryCopy {
         let is_new = ShippedStore::ALL.iter().all(|store| self.position(*store).is_none());
         let path = self.directory.path();
         let has_log = segment_log::has_segments(&path.join("log"));
-        is_new && (holds(&self.state) || holds(&self.records) || has_log)
+        is_new && (holds(&self.state) || holds(&self.records) || has_log || self.latest.has_entries())
     }
 
     /// Forgets that the directory was of a cluster: from now on it holds what no ledger has. Blocks on the disk.
@@ -166,13 +175,16 @@ impl DirectoryCopy {
         for environment in [&self.state, &self.records] {
             environment.forget_position()?;
         }
+        self.latest.forget()?;
         self.log.forget().map_err(failed)?;
         files::forget(self.directory.path()).map_err(failed)
     }
 
-    /// Gives `ship` everything that is in a directory, as records from which a copy can be made, and notes their positions.
+    /// Gives `ship` everything that is in a directory, as records from which a copy can be made, and notes their positions;
+    /// latest values only if the ledger `keeps_latest`.
     pub fn export(
         &mut self,
+        keeps_latest: bool,
         ship: &mut dyn FnMut(ShippedStore, &[u8]) -> io::Result<Position>,
     ) -> Result<(), StoreError> {
         let path = self.directory.path().to_owned();
@@ -180,6 +192,9 @@ impl DirectoryCopy {
         self.records.export_to(&mut |changes| ship(ShippedStore::Records, changes))?;
         segment_log::export(&path.join("log"), |changes| ship(ShippedStore::Log, changes))?;
         files::export(&path, &FILES, |changes| ship(ShippedStore::Files, changes))?;
+        if keeps_latest {
+            self.latest.export(&mut |changes| ship(ShippedStore::Latest, changes))?;
+        }
         self.log = LogCopy::open(&path.join("log")).map_err(failed)?;
         self.files = FilesCopy::open(&path);
         Ok(())
@@ -196,7 +211,7 @@ fn failed(error: io::Error) -> StoreError {
 /// The disk.
 pub fn empty_directory(directory: &Path) -> io::Result<()> {
     // The last is there so that earlier versions refuse the directory.
-    for name in ["state", "records", "log", "sessions"] {
+    for name in ["state", "records", "log", "latest", "sessions"] {
         match std::fs::remove_dir_all(directory.join(name)) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}

@@ -308,7 +308,7 @@ fn a_directory_that_was_used_alone_is_exported_whole() {
             Shipped::Lost | Shipped::Refused => Err(io::ErrorKind::Other.into()),
         }
     };
-    copy.export(&mut ship).unwrap();
+    copy.export(true, &mut ship).unwrap();
     assert!(!copy.has_own_content());
     for store in [ShippedStore::Records, ShippedStore::Log, ShippedStore::Files] {
         copy_to(copied.path(), store, &streams[store as usize], 0);
@@ -330,7 +330,7 @@ proptest::proptest! {
     /// The failure: a row of another's hand ends the process, or fills the disk. Its checksum is not what keeps it out here.
     #[test]
     fn whatever_a_record_holds_it_is_applied_or_refused(
-        number in 0..4_usize,
+        number in 0..ShippedStore::ALL.len(),
         tags in proptest::collection::vec(0..6_u8, 0..4),
         bytes in proptest::collection::vec(proptest::prelude::any::<u8>(), 0..200),
     ) {

@@ -5,6 +5,28 @@ gateway_core::counters! {
     "gateway_latest_damaged_total": "Damaged records of latest values met and skipped" {
         latest_damaged;
     }
+    /// In the ledger of a [cluster](guides/two-gateways.md) in PostgreSQL, once per key and `latest.ledger_interval`.
+    "gateway_ledger_latest_shipped_total": "Latest values, and removals of them, that the ledger has taken" {
+        ledger_latest_shipped;
+    }
+    /// With repeats of values that did not change, which keep the ledger small.
+    "gateway_ledger_latest_bytes_total": "Bytes of these" {
+        ledger_latest_bytes;
+    }
+    /// Until then a gateway that takes over has an older value.
+    "gateway_ledger_latest_put_off_total": "Latest values that went to the ledger later than `latest.ledger_interval`" {
+        /// `latest.ledger_bytes` is used up
+        ledger_latest_put_off_bytes(reason = "bytes");
+        /// the database was slow
+        ledger_latest_put_off_ledger(reason = "ledger");
+    }
+    /// Of a removal a gateway that takes over has the value again; of a value it has the one before.
+    "gateway_ledger_latest_dropped_total": "Changes of latest values that never go to the ledger" {
+        /// a removal while 100,000 others wait
+        ledger_latest_dropped_removals(reason = "removals");
+        /// larger than a record
+        ledger_latest_dropped_size(reason = "size");
+    }
     "gateway_store_commits_total": "Commits to the environments of the data directory" {
         store_commits;
     }

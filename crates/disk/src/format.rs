@@ -37,6 +37,10 @@ pub(super) const STATE_TABLES: [&str; 9] = {
 /// The tables of small records, in the order of their kinds.
 pub(super) const RECORD_TABLES: [&str; 5] = ["answers", "scheduled", "commands", "groups", "shadows"];
 
+/// Table of the changes of latest values that a ledger does not have yet. As [`META`] it is an environment's note on itself: no record
+/// has it, and a file that lacks it is whole. Outside a cluster there is none.
+pub(super) const CHANGED: &str = "changed";
+
 /// Tables that mean nothing without each other.
 type Part = &'static [&'static str];
 

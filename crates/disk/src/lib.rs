@@ -51,7 +51,7 @@ mod waiting;
 pub use copy::{DirectoryCopy, ShippedStore, empty_directory};
 pub use environment::CommitHook;
 pub use files::ShippedFiles;
-pub use latest::{EmbeddedLatest, EmbeddedOptions};
+pub use latest::{EmbeddedLatest, EmbeddedOptions, LatestLedger, LatestLedgerFigures};
 pub use options::DurableOptions;
 pub use records::{EmbeddedRecords, RecordOptions};
 pub use state::{EmbeddedState, QueueGauges, StateOptions};

@@ -155,6 +155,16 @@ impl Redo {
         &self.0
     }
 
+    /// Notes an entry as it is now: put, or removed if it is not there. Returns the bytes that this takes.
+    pub(super) fn note(&mut self, table: Table, key: &[u8], value: Option<&[u8]>) -> usize {
+        let before = self.0.len();
+        match value {
+            Some(value) => self.put(table.number, key, value),
+            None => self.delete(table.number, key),
+        }
+        self.0.len() - before
+    }
+
     fn put(&mut self, table: u8, key: &[u8], value: &[u8]) {
         self.0.extend_from_slice(&[PUT, table]);
         put_bytes(&mut self.0, key);
@@ -178,6 +188,22 @@ pub(super) fn apply(redo: &[u8], tables: &[Table], txn: &mut WriteTxn<'_>) -> Re
         }
     }
     Ok(true)
+}
+
+/// Keys of a table that a redo changes.
+pub(super) fn keys(redo: &[u8], table: Table) -> impl Iterator<Item = &[u8]> {
+    let mut input = Input(redo);
+    std::iter::from_fn(move || {
+        loop {
+            let (kind, number, key) = (input.u8()?, input.u8()?, input.bytes()?);
+            if kind == PUT {
+                input.bytes()?;
+            }
+            if number == table.number {
+                return Some(key);
+            }
+        }
+    })
 }
 
 /// Table, key, and value of a put.

@@ -91,6 +91,22 @@ fn epochs_without_records_leave_the_chain() {
     assert_eq!(epochs(&view), [1]);
 }
 
+/// The failures: a view that an earlier version made cannot be read with a stream more; an epoch that ended before it has one.
+#[test]
+fn a_view_gets_further_streams() {
+    let (view, owner) = taken(vec![sealed(3, 0), None]);
+    let wide = view.widen(&owner, 3).unwrap();
+    assert_eq!((wide.streams, wide.homes[0].starts[2]), (3, start(2, 0, 0)));
+    assert_eq!(wide.homes[0].chain[0].sealed, Some(vec![sealed(3, 0), None, None]));
+    assert_eq!(View::read(&wide.store(9, 4).unwrap()), Ok(wide.clone()));
+    assert_eq!(wide.widen(&owner, 3).as_ref(), Ok(&wide));
+    assert_eq!(wide.widen(&owner, 2).as_ref(), Ok(&wide), "none is taken away");
+    assert!(matches!(view.widen(&node("a").owner(0, 1), 3), Err(ViewError::NotOwner { .. })));
+    // It begins in the epoch of its first owner, and goes on as any other.
+    let released = wide.release(&owner, vec![None, None, sealed(5, 0)]).unwrap();
+    assert_eq!((epochs(&released), released.homes[0].starts[2]), (vec![1, 2], start(2, 0, 0)));
+}
+
 #[test]
 fn a_start_moves_on_and_leaves_segments_to_be_deleted() {
     let (view, owner) = taken(vec![sealed(90, 5), sealed(8, 0)]);

@@ -106,6 +106,11 @@ figures! {
     Gauge LEDGER_ANSWERS: "gateway_ledger_waiting_answers" [] "Answers that wait for the lease";
     /// About three times as much as is stored at most; more right after a takeover, until keys have been repeated once.
     Gauge LEDGER_BYTES: "gateway_ledger_bytes" ["store"] "Bytes of the home in the ledger, by store, about";
+    /// Where the ledger keeps latest values, which is with PostgreSQL.
+    Gauge LEDGER_LATEST_WAITING: "gateway_ledger_latest_waiting" [] "Latest values that have changed since the ledger had them";
+    /// A gateway that takes over has all values that are older. About `latest.ledger_interval` is ordinary; more while the database is slow,
+    /// or `latest.ledger_bytes` does not suffice.
+    Gauge LEDGER_LATEST_LAG: "gateway_ledger_latest_lag_seconds" [] "Age of the oldest change of a latest value that may not be in the ledger";
     /// Against `shadow.max_total_bytes`; not where they are in a database.
     Gauge SHADOW_STORED_BYTES: "gateway_shadow_stored_bytes" [] "Bytes of device shadows in the data directory";
     /// Against `groups.max_bytes`.

@@ -26,7 +26,7 @@ use super::{
     reserve::{RESERVE, Reserve},
     table::{Redo, Table, UNNUMBERED, WriteTxn},
 };
-use shipped::RepeatCursor;
+pub(crate) use shipped::RepeatCursor;
 use store::{DataDir, StoreError};
 
 /// Called in the writing thread before every commit, with its changes; an error fails that commit. For tests of failing and slow

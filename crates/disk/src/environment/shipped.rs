@@ -16,7 +16,7 @@ use std::{
     time::Duration,
 };
 
-use heed::{MdbError, types::Bytes};
+use heed::{MdbError, RoTxn, types::Bytes};
 use ledger::{Position, RECORD_BYTES, Shipped, Shipping};
 
 use super::{Environment, Upkeep};
@@ -41,12 +41,45 @@ const ROOM: usize = 256 << 10;
 
 /// Place that the round of repeated keys has reached.
 #[derive(Debug, Clone, Default)]
-pub(super) struct RepeatCursor {
+pub(crate) struct RepeatCursor {
     /// Number of the table, and the last key that was repeated; none before its first.
     table: u8,
     after: Option<Vec<u8>>,
     /// Bytes of the last transaction.
     last: usize,
+}
+
+impl RepeatCursor {
+    /// Gives `each` the entries behind this place, about so many bytes of them. Returns the place of the last, and whether the round has
+    /// ended with it.
+    pub(crate) fn go_on(
+        &self,
+        txn: &RoTxn<'_>,
+        tables: &[Table],
+        bytes: usize,
+        mut each: impl FnMut(Table, &[u8], &[u8]),
+    ) -> Result<(Self, bool), heed::Error> {
+        let (mut at, mut left) = (self.clone(), bytes);
+        while let Some(table) = tables.get(usize::from(at.table)) {
+            let from = at.after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+            let mut last = None;
+            for entry in table.range(txn, &(from, Bound::<&[u8]>::Unbounded))? {
+                let (key, value) = entry?;
+                left = left.saturating_sub(key.len() + value.len());
+                each(*table, key, value);
+                if left == 0 {
+                    last = Some(key.to_vec());
+                    break;
+                }
+            }
+            if last.is_some() {
+                at.after = last;
+                return Ok((at, false));
+            }
+            at = Self { table: at.table + 1, after: None, last: at.last };
+        }
+        Ok((Self { last: at.last, ..Self::default() }, true))
+    }
 }
 
 /// An error that says that the home is lost. No commit comes after it.
@@ -75,7 +108,13 @@ impl Environment {
         applied.map_err(|error| self.failed(&error))
     }
 
-    fn apply(&self, txn: &mut WriteTxn<'_>, changes: &[u8], position: Position) -> Result<bool, heed::Error> {
+    /// The same in a transaction that goes on.
+    pub(crate) fn apply(
+        &self,
+        txn: &mut WriteTxn<'_>,
+        changes: &[u8],
+        position: Position,
+    ) -> Result<bool, heed::Error> {
         let tables = self.all_tables(txn)?;
         if !table::apply(changes, &tables, txn)? {
             return Ok(false);
@@ -141,7 +180,11 @@ impl Environment {
         Ok(())
     }
 
-    fn note_position(&self, txn: &mut WriteTxn<'_>, position: Position) -> Result<(), heed::Error> {
+    pub(crate) fn note_position(
+        &self,
+        txn: &mut WriteTxn<'_>,
+        position: Position,
+    ) -> Result<(), heed::Error> {
         let meta = self.table(txn, META)?;
         meta.put(txn, POSITION, &position.to_bytes())
     }
@@ -166,29 +209,16 @@ impl Environment {
         txn: &mut WriteTxn<'_>,
         cursor: &RepeatCursor,
     ) -> Result<(RepeatCursor, bool), heed::Error> {
-        let (mut at, mut left) = (cursor.clone(), cursor.last.max(LEAST_REPEATED));
         let tables = self.all_tables(txn)?;
-        while let Some(table) = tables.get(usize::from(at.table)) {
-            let from = at.after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
-            let mut found: Vec<(Vec<u8>, Vec<u8>)> = Vec::new();
-            for entry in table.range(txn, &(from, Bound::<&[u8]>::Unbounded))? {
-                let (key, value) = entry?;
-                left = left.saturating_sub(key.len() + value.len());
-                found.push((key.to_vec(), value.to_vec()));
-                if left == 0 {
-                    break;
-                }
-            }
-            for (key, value) in &found {
-                table.repeat(txn, key, value);
-            }
-            if left == 0 {
-                at.after = found.pop().map(|(key, _)| key);
-                return Ok((at, false));
-            }
-            at = RepeatCursor { table: at.table + 1, after: None, last: at.last };
+        let mut found = Vec::new();
+        let bytes = cursor.last.max(LEAST_REPEATED);
+        let round = cursor.go_on(txn, &tables, bytes, |table, key, value| {
+            found.push((table, key.to_vec(), value.to_vec()));
+        })?;
+        for (table, key, value) in &found {
+            table.repeat(txn, key, value);
         }
-        Ok((RepeatCursor { last: at.last, ..RepeatCursor::default() }, true))
+        Ok(round)
     }
 
     fn alive(&self) -> Result<u64, heed::Error> {

@@ -4,7 +4,12 @@
 //! is skipped and reported when read, and mended by the device's next value. What LMDB meets later ends the use of the
 //! store (`environment`).
 
+mod changed;
+mod copy;
 mod read;
+mod ship;
+#[cfg(test)]
+mod ship_tests;
 mod tables;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -18,7 +23,8 @@ use store::{
 use tokio::sync::{Semaphore, oneshot};
 
 use heed::{RoTxn, WithoutTls};
-use tables::LatestTables;
+use ship::LatestShipper;
+use tables::{LatestTables, TABLES};
 use write::{LatestInbox, LatestJob, LatestWork};
 
 use crate::{
@@ -26,6 +32,9 @@ use crate::{
     environment::{Environment, EnvironmentOptions},
     readers::ReadPermits,
 };
+
+pub(crate) use copy::LatestCopy;
+pub use ship::{LatestLedger, LatestLedgerFigures};
 
 /// Reads at once; more wait.
 const READERS: usize = 16;
@@ -41,18 +50,33 @@ pub struct EmbeddedOptions {
     pub map_size: usize,
     /// Topics kept per device; values of further topics are dropped and counted.
     pub topics_per_device: usize,
+    /// A ledger to which what was written goes later.
+    pub ledger: Option<LatestLedger>,
 }
 
 impl Default for EmbeddedOptions {
     fn default() -> Self {
-        Self { map_size: 1 << 30, topics_per_device: 10_000 }
+        Self { map_size: 1 << 30, topics_per_device: 10_000, ledger: None }
     }
+}
+
+fn open_environment(directory: &Arc<DataDir>, map_size: usize) -> Result<Environment, StoreError> {
+    let options = EnvironmentOptions {
+        name: "latest",
+        map_size,
+        max_map_size: usize::MAX,
+        tables: TABLES,
+        hook: None,
+        shipping: None,
+    };
+    Environment::open(directory, options)
 }
 
 /// A [`LatestStore`] in the data directory. Dropping it writes what was submitted.
 pub struct EmbeddedLatest {
     environment: Arc<Environment>,
     tables: LatestTables,
+    shipper: Option<LatestShipper>,
     committer: Committer<LatestWork>,
     places: Arc<Semaphore>,
     readers: ReadPermits,
@@ -61,22 +85,38 @@ pub struct EmbeddedLatest {
 impl EmbeddedLatest {
     /// Opens the store in the folder `latest` of the data directory. Blocks on the disk.
     pub fn open(directory: &Arc<DataDir>, options: &EmbeddedOptions) -> Result<Self, StoreError> {
-        let settings = EnvironmentOptions {
-            name: "latest",
-            map_size: options.map_size,
-            max_map_size: usize::MAX,
-            tables: 2,
-            hook: None,
-            shipping: None,
-        };
-        let environment = Arc::new(Environment::open(directory, settings)?);
-        let tables = LatestTables::open(&environment)?;
+        let environment = Arc::new(open_environment(directory, options.map_size)?);
+        let tables = LatestTables::open(&environment, options.ledger.is_some())?;
         let work = LatestWork::new(tables, options.topics_per_device);
         let inboxes = [LatestInbox::default(), LatestInbox::default()];
         let committer =
             Committer::start("latest-writer", Arc::clone(&environment), work, inboxes, Lazy::default())?;
+        let shipper = match (&options.ledger, tables.changed) {
+            (Some(ledger), Some(changed)) => {
+                Some(LatestShipper::start(Arc::clone(&environment), tables, changed, ledger.clone())?)
+            }
+            _ => None,
+        };
         let (places, readers) = (Arc::new(Semaphore::new(JOBS)), ReadPermits::new(READERS));
-        Ok(Self { environment, tables, committer, places, readers })
+        Ok(Self { environment, tables, shipper, committer, places, readers })
+    }
+
+    /// Gives the ledger, if there is one, what it does not have, and nothing after that; for a second at most, and a second more for
+    /// an answer. To be called once all values are written.
+    ///
+    /// Cancel safety: what is under way goes on.
+    pub async fn end_shipping(&self) {
+        if let Some(shipper) = &self.shipper {
+            shipper.finish().await;
+        }
+    }
+
+    /// Figures of what goes to the ledger; `None` without one.
+    pub fn ledger_figures(&self) -> Option<LatestLedgerFigures> {
+        let (shipper, changed) = (self.shipper.as_ref()?, self.tables.changed?);
+        let waiting = self.environment.reading(|txn| changed.len(txn)).unwrap_or(0);
+        let lag = if waiting == 0 { Default::default() } else { shipper.lag() };
+        Some(LatestLedgerFigures { waiting, lag })
     }
 
     /// Returns the path to which a damaged file was moved at open, if there was one.

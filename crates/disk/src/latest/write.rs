@@ -6,9 +6,10 @@ use gateway_core::ClientId;
 use hashbrown::HashMap;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
-use super::{read, tables::LatestTables};
+use super::{changed, read, tables::LatestTables};
 use crate::{
     committer::{EnvironmentWriter, Inbox},
+    counters::count,
     keys, record,
     table::WriteTxn,
 };
@@ -59,6 +60,8 @@ pub(super) struct LatestWork {
     begun: bool,
     /// Values of it that are of too many topics.
     refused: u64,
+    /// Removals of it of which the ledger will not hear.
+    untold: u64,
     buffer: Vec<u8>,
 }
 
@@ -72,6 +75,7 @@ impl LatestWork {
             topics: HashMap::default(),
             begun: false,
             refused: 0,
+            untold: 0,
             buffer: Vec::new(),
         }
     }
@@ -104,25 +108,32 @@ impl LatestWork {
     }
 
     /// Removes one value, unless a newer one is there.
-    fn drop_value(&self, txn: &mut WriteTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
+    fn drop_value(&mut self, txn: &mut WriteTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
         let (device, topic) = (value.device.as_str(), &*value.topic);
         let old = |record: Option<&[u8]>| {
             let head = record.and_then(record::decode_head);
             head.is_some_and(|head| head.device == device && head.version <= value.version)
         };
-        let LatestTables { latest, newest, .. } = self.tables;
+        let LatestTables { latest, newest, changed } = self.tables;
         let name = keys::name(device, topic);
         let place = read::locate(latest, txn, &name, |head| head.device == device && head.topic == topic)?;
-        if let Some(place) = place.filter(|place| old(place.record)) {
-            let key = place.key;
-            latest.delete(txn, &key)?;
+        let place = place.map(|place| (old(place.record), place.key));
+        let newest_place = read::locate(newest, txn, topic.as_bytes(), |head| head.topic == topic)?;
+        let newest_place = newest_place.map(|place| (old(place.record), place.key));
+        let mut is_changed = false;
+        for (table, place) in [(latest, &place), (newest, &newest_place)] {
+            if let Some((true, key)) = place {
+                table.delete(txn, key)?;
+                is_changed = true;
+            }
         }
-        let place = read::locate(newest, txn, topic.as_bytes(), |head| head.topic == topic)?;
-        if let Some(place) = place.filter(|place| old(place.record)) {
-            let key = place.key;
-            newest.delete(txn, &key)?;
+        let (Some(changed), Some((_, key)), true) = (changed, place, is_changed) else { return Ok(()) };
+        if !changed::admits_removal(&self.tables, txn, &key)? {
+            self.untold += 1;
+            return Ok(());
         }
-        Ok(())
+        let newest = newest_place.as_ref().map(|(_, key)| &key[..]);
+        changed::note(changed, txn, &key, value.version, newest)
     }
 
     /// Writes one value, unless a newer one is there. False if the device has too many topics.
@@ -143,21 +154,30 @@ impl LatestWork {
         let key = place.key;
         record::encode_value(value, &mut self.buffer);
         self.tables.latest.put(txn, &key, &self.buffer)?;
-        self.put_newest(txn, value)?;
+        let newest = self.put_newest(txn, value)?;
+        if let Some(changed) = self.tables.changed {
+            changed::note(changed, txn, &key, value.version, newest.as_deref())?;
+        }
         Ok(true)
     }
 
-    fn put_newest(&mut self, txn: &mut WriteTxn<'_>, value: &LatestValue) -> Result<(), heed::Error> {
+    /// Returns the key of the topic, if it has one.
+    fn put_newest(
+        &mut self,
+        txn: &mut WriteTxn<'_>,
+        value: &LatestValue,
+    ) -> Result<Option<Vec<u8>>, heed::Error> {
         let topic = &*value.topic;
         let place = read::locate(self.tables.newest, txn, topic.as_bytes(), |head| head.topic == topic)?;
-        let Some(place) = place else { return Ok(()) };
+        let Some(place) = place else { return Ok(None) };
         let stored = place.record.and_then(record::decode_head);
-        if stored.is_some_and(|head| head.version >= value.version) {
-            return Ok(());
-        }
+        let is_newer = stored.is_some_and(|head| head.version >= value.version);
         let key = place.key;
-        record::encode_newest(value.version, value.device.as_str(), topic, &mut self.buffer);
-        self.tables.newest.put(txn, &key, &self.buffer)
+        if !is_newer {
+            record::encode_newest(value.version, value.device.as_str(), topic, &mut self.buffer);
+            self.tables.newest.put(txn, &key, &self.buffer)?;
+        }
+        Ok(Some(key))
     }
 
     /// Counts a new topic of `device`, if it may have one more.
@@ -188,7 +208,8 @@ impl EnvironmentWriter for LatestWork {
         self.waiting.extend(inbox.0.drain(..));
     }
 
-    /// Versions decide: a removal leaves what is newer, whichever came first. No ledger has latest values.
+    /// Versions decide: a removal leaves what is newer, whichever came first. A ledger gets them later, in records of
+    /// their own.
     fn plan(&mut self, _redo: usize) -> bool {
         // A caller that gave up writes again what it still needs.
         self.waiting.retain(|job| !job.done.is_closed());
@@ -211,7 +232,7 @@ impl EnvironmentWriter for LatestWork {
         if mem::replace(&mut self.begun, true) {
             self.topics.clear();
         }
-        self.refused = 0;
+        (self.refused, self.untold) = (0, 0);
         let chosen = mem::take(&mut self.chosen);
         let result = match self.adds_values(&chosen) {
             true => self.write(txn, &chosen),
@@ -228,6 +249,9 @@ impl EnvironmentWriter for LatestWork {
     fn committed(&mut self) {
         if self.refused > 0 {
             store::counters::count(|c| c.latest_dropped_topics.add(self.refused));
+        }
+        if self.untold > 0 {
+            count(|c| c.ledger_latest_dropped_removals.add(self.untold));
         }
         self.answer(&Ok(()));
     }

@@ -212,6 +212,50 @@ fn a_home_is_handed_over_by_a_clean_stop_without_a_wait() {
     }
 }
 
+/// The failures: a stream of which takers know nothing is acknowledged; a cluster of an earlier version never gets it; a stop before
+/// that leaves a view that nobody can read.
+#[test]
+fn a_stream_that_the_view_lacks_waits_until_it_has_it() {
+    for engine in [Engine::Stored, Engine::Owned] {
+        let mut cluster = Cluster::new(engine);
+        let directory = Directory::new(STREAMS + 1);
+        let (tenure, mut writers) = cluster.serve("a", &directory);
+        assert!(tenure.is_narrow() && writers.len() == usize::from(STREAMS) + 1);
+        let writer = writers.remove(0);
+        writers.insert(0, cluster.append(writer, &directory, "old"));
+        let releasing = tenure.clone();
+        cluster.run(async move { releasing.release(writers).await }).unwrap();
+
+        let (tenure, mut writers) = cluster.serve("a", &directory);
+        let new = Arc::new(Mutex::new(Some(writers.pop().unwrap())));
+        let ended = Arc::new(Mutex::new(None));
+        let (appending, appended) = (Arc::clone(&new), Arc::clone(&ended));
+        cluster.schedule.begin(|_| {
+            Box::pin(async move {
+                let mut writer = appending.lock().take().unwrap();
+                let outcome = writer.append(b"new 1\n").await;
+                *appended.lock() = Some(outcome);
+                *appending.lock() = Some(writer);
+            })
+        });
+        let clock = Arc::clone(&cluster.clock);
+        cluster.run(async move { clock.sleep(Duration::from_secs(3)).await });
+        assert_eq!(*ended.lock(), None, "no taker would read it");
+        assert_eq!(cluster.view().streams, STREAMS);
+
+        let widening = tenure.clone();
+        cluster.run(async move { widening.widen().await }).unwrap();
+        let clock = Arc::clone(&cluster.clock);
+        cluster.run(async move { clock.sleep(Duration::from_secs(1)).await });
+        assert!(matches!(*ended.lock(), Some(Appended::Done(_))) && !tenure.is_narrow());
+        let (empty, known) =
+            (Directory::new(STREAMS + 1), |key: &str| BTreeMap::from([(key.to_owned(), "1".to_owned())]));
+        cluster.serve("b", &empty);
+        assert_eq!((empty.contents(0), empty.contents(STREAMS)), (known("old"), known("new")));
+        assert!(tenure.is_lost());
+    }
+}
+
 /// The failure: two standbys suspect the same owner, and the second takes the home from the first.
 #[test]
 fn a_home_that_has_changed_hands_is_left_alone() {

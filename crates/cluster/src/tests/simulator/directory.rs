@@ -73,6 +73,10 @@ impl Directory {
 }
 
 impl HomeCopy for Directory {
+    fn streams(&self) -> u8 {
+        self.0.lock().len() as u8
+    }
+
     fn position(&self, stream: u8) -> Option<Position> {
         self.0.lock()[usize::from(stream)].0
     }
