@@ -11,10 +11,11 @@ use std::{
 };
 
 use heed::{Database, Env, RwTxn, WithoutTls, types::Bytes};
+use ledger::Position;
 use lmdb_0_9_pages::{Salvage, SalvageTable};
 
 use super::{
-    format::{self, META},
+    format::{self, META, POSITION},
     marker,
 };
 use store::sync_directory;
@@ -150,6 +151,9 @@ fn write(
         let mut written = 0;
         found.read(table, |key, value| {
             let mut next = txn.take().map_or_else(|| env.write_txn(), Ok).map_err(to_io)?;
+            // A file that may lack something is at no place in a ledger, now or at a later start.
+            let is_place = table.name == META && key == POSITION;
+            let value = if is_place { &Position::NONE[..] } else { value };
             put(into, &mut next, key, value).map_err(to_io)?;
             written += key.len() + value.len();
             if written < BATCH {

@@ -2,6 +2,8 @@
 
 use std::{collections::BTreeMap, fs, path::Path};
 
+use ledger::Position;
+
 use super::{
     environment::{Environment, EnvironmentOptions},
     table::Table,
@@ -74,6 +76,34 @@ fn set_file(dir: &Path, bytes: &[u8]) {
     fs::write(dir.join("records/format"), "1\n").unwrap();
     fs::write(dir.join("records/data.mdb"), bytes).unwrap();
     fs::write(dir.join("records/state"), "open").unwrap();
+}
+
+/// The failure: a store that has lost a part passes for whole at the start after that, and a copy of a home goes on without what is lost.
+#[test]
+fn a_store_with_a_lost_part_is_at_no_place_of_a_ledger() {
+    let dir = tempfile::tempdir().unwrap();
+    let (environment, tables) = open(dir.path());
+    fill(&environment, tables, 0..3);
+    let position = Position { epoch: 1, n: 7, sum: 9 };
+    environment.writing(|txn| environment.note_position(txn, position)).unwrap();
+    drop(environment);
+    let sound = fs::read(dir.path().join("records/data.mdb")).unwrap();
+    let mut carried = 0;
+    for page in 2..sound.len() / PAGE {
+        let mut damaged = sound.clone();
+        damaged[page * PAGE..][..PAGE].fill(0xA5);
+        set_file(dir.path(), &damaged);
+        let (environment, tables) = open(dir.path());
+        if environment.set_aside().is_none() {
+            assert_eq!(environment.position().unwrap(), Some(position), "page {page} is in use by nothing");
+            continue;
+        }
+        carried += tables.iter().map(|table| content(&environment, *table).len()).sum::<usize>();
+        drop(environment);
+        let (environment, _) = open(dir.path());
+        assert_eq!(environment.position().unwrap(), None, "page {page}");
+    }
+    assert!(carried > 0, "nothing was carried over");
 }
 
 /// A page of retained messages must not cost a session: a damaged page costs the part that it belongs to, and nothing else.
