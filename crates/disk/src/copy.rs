@@ -106,10 +106,8 @@ impl DirectoryCopy {
 
     /// The last record that is in a store; `None` if there is none, or nothing of the store is to be trusted.
     pub fn position(&self, store: ShippedStore) -> Option<Position> {
-        let of = |environment: &Environment| {
-            let is_whole = environment.set_aside().is_none();
-            environment.position().ok().flatten().filter(|_| is_whole)
-        };
+        // One that was damaged has none, until its first record.
+        let of = |environment: &Environment| environment.position().ok().flatten();
         match store {
             ShippedStore::State => of(&self.state),
             ShippedStore::Records => of(&self.records),

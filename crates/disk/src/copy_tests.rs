@@ -152,6 +152,36 @@ async fn a_full_map_grows_and_what_was_shipped_is_committed_once() {
     assert!(shipped <= 102, "{shipped}: some were shipped twice");
 }
 
+/// The failures: a transaction that finds the map full is refused, is shipped twice, or is other here than in the ledger. Each first size
+/// of the map is full at another place of the same transactions.
+#[tokio::test]
+async fn a_map_that_is_full_at_any_place_loses_and_repeats_nothing() {
+    for pages in (16..=160).step_by(16) {
+        let dir = tempfile::tempdir().unwrap();
+        let stream = Arc::new(Stream::default());
+        let mut options = with_ledger(&stream);
+        options.durable.map_size = pages << 12;
+        let store = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &options).unwrap();
+        for n in 0..40_u32 {
+            stream.repeats.store(n > 20, SeqCst);
+            let value = "x".repeat((n as usize * 7_919) % 30_000);
+            let changes =
+                vec![put(RecordKind::ALL[n as usize % 4], &format!("{}", n % 13), &value), change(n)];
+            let write = store::RecordWrite { changes, fence: None };
+            assert_eq!(store.write(write).await.unwrap(), store::RecordOutcome::Done);
+        }
+        let expected = contents(&store).await;
+        drop(store);
+        let shipped = stream.records.lock().len();
+        assert!((40..=42).contains(&shipped), "{shipped} records of 40 transactions in {pages} pages");
+        let dir = tempfile::tempdir().unwrap();
+        copy_to(dir.path(), ShippedStore::Records, &stream, 0);
+        let copy =
+            EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &RecordOptions::default()).unwrap();
+        assert_eq!(contents(&copy).await, expected, "{pages} pages");
+    }
+}
+
 /// The failure: somebody is told of what another process will never know.
 #[tokio::test]
 async fn whoever_waits_for_a_home_that_is_lost_is_told_nothing() {
@@ -255,13 +285,76 @@ fn what_is_behind_the_place_that_a_copy_has_reached_is_cut() {
     assert_eq!(texts(&log, 0), ["one"]);
 }
 
+/// The failure: a gateway that takes over tells messages as lost that its directory has damaged, and the ledger whole.
+#[test]
+fn a_log_that_is_damaged_anywhere_is_no_copy() {
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Arc::new(Stream::default());
+    let log = EmbeddedLog::open(&DataDir::open(dir.path()).unwrap(), &small(&stream)).unwrap();
+    for n in 0..40_u8 {
+        assert!(append(&log, n % 3, &format!("message {n} {}", "x".repeat(700))));
+    }
+    drop(log);
+    let position =
+        || DirectoryCopy::open(&DataDir::open(dir.path()).unwrap()).unwrap().position(ShippedStore::Log);
+    assert!(position().is_some());
+    let mut files: Vec<_> =
+        fs::read_dir(dir.path().join("log")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|extension| extension == "log"));
+    assert!(files.len() > 2, "{files:?}");
+    let mark = dir.path().join("log/ledger");
+    let reached = fs::read(&mark).unwrap();
+    for path in files {
+        let sound = fs::read(&path).unwrap();
+        // In the header, and in frames behind it; what a segment has behind them is made anew if it is damaged.
+        let head = u32::from_le_bytes(sound[12..16].try_into().unwrap()) as usize;
+        for place in [12, head / 2, head + 40, (head + 2_000).min(sound.len() - 1)] {
+            let mut damaged = sound.clone();
+            damaged[place] ^= 0x10;
+            fs::write(&path, damaged).unwrap();
+            assert_eq!(position(), None, "byte {place} of {}", path.display());
+        }
+        fs::remove_file(&path).unwrap();
+        let is_first = path.ends_with("0000000000000000.log");
+        assert!(is_first || position().is_none(), "without {}", path.display());
+        fs::write(&path, sound).unwrap();
+        fs::write(&mark, &reached).unwrap();
+    }
+    assert!(position().is_some());
+}
+
+/// The failure: a store that was damaged has no position for as long as its process lives, and is made anew for ever.
+#[tokio::test]
+async fn a_store_that_was_damaged_has_a_position_once_it_is_made_anew() {
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Arc::new(Stream::default());
+    let store = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &with_ledger(&stream)).unwrap();
+    for n in 0..40 {
+        store.write(store::RecordWrite { changes: vec![change(n)], fence: None }).await.unwrap();
+    }
+    drop(store);
+    let file = dir.path().join("records/data.mdb");
+    let mut bytes = fs::read(&file).unwrap();
+    bytes.chunks_mut(4096).skip(2).for_each(|page| page[12] ^= 0xFF);
+    fs::write(&file, bytes).unwrap();
+    let mut copy = DirectoryCopy::open(&DataDir::open(dir.path()).unwrap()).unwrap();
+    let records = ShippedStore::Records;
+    assert_eq!(copy.position(records), None);
+    copy.clear(records).unwrap();
+    assert_eq!(copy.position(records), None);
+    for (n, record) in stream.records.lock().iter().enumerate() {
+        copy.apply(records, position(n), record).unwrap();
+        assert_eq!(copy.position(records), Some(position(n)));
+    }
+}
+
 #[test]
 fn files_come_along_and_go_again() {
     let (dir, copied) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
     let stream = Arc::new(Stream::default());
     let directory = DataDir::open(dir.path()).unwrap();
     directory.ship_files(Arc::new(ShippedFiles::open(dir.path(), Arc::clone(&stream) as _)));
-    ClockMark::resume(&directory).keep().unwrap();
+    ClockMark::resume(&directory, None).keep().unwrap();
     let id = store::server_id(&directory).unwrap();
     stream.repeats.store(true, SeqCst);
     directory.replace_file("versions", "7\n").unwrap();

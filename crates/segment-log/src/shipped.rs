@@ -22,7 +22,10 @@ use ledger::{Position, Shipped, Shipping};
 use parking_lot::Mutex;
 use store::encoding::fields::{Input, put_bytes};
 
-use super::{open, segment};
+use super::{
+    format, open,
+    segment::{self, SegmentKind},
+};
 
 const ID: u8 = 0;
 const BEGIN: u8 = 1;
@@ -159,13 +162,48 @@ pub struct LogCopy {
 }
 
 impl LogCopy {
-    /// Opens the log in `folder`: what is behind the place that it has reached is cut.
+    /// Opens the log in `folder`: what is behind the place that it has reached is cut. Reads all of it: one that is damaged has no
+    /// position, as the ledger has what is lost here.
     pub fn open(folder: &Path) -> io::Result<Self> {
         fs::create_dir_all(folder)?;
         let reached = LogReached::read(folder);
         let mut copy = Self { folder: folder.to_owned(), mark: open_mark(folder)?, reached, file: None };
         copy.cut()?;
+        if copy.reached.as_ref().is_some_and(|reached| !reached.begins.is_empty()) && !copy.is_whole()? {
+            tracing::error!(log = %folder.display(), "the copy of the log is damaged, it is made anew");
+            copy.reached = None;
+        }
         Ok(copy)
+    }
+
+    /// Returns whether every segment up to the place that was reached can be read, from its header to where the next begins.
+    fn is_whole(&self) -> io::Result<bool> {
+        let bases = open::bases(&self.folder)?;
+        if bases.last().copied() != self.reached.as_ref().map(|reached| reached.base) {
+            return Ok(false);
+        }
+        for (at, base) in bases.iter().enumerate() {
+            let file = File::open(segment::path(&self.folder, *base))?;
+            let (header, head, end, known) = match segment::identify(&file)? {
+                // Whoever opens the log refuses it.
+                SegmentKind::Newer(_) => continue,
+                SegmentKind::Damaged => return Ok(false),
+                SegmentKind::Sealed(header, head, trailer, holes) => (header, head, trailer.end, holes),
+                SegmentKind::Open(header, head) => {
+                    let end = base.saturating_add(file.metadata()?.len() - head);
+                    (header, head, bases.get(at + 1).map_or(end, |next| end.min(*next)), Vec::new())
+                }
+            };
+            let is_next = bases.get(at + 1).is_none_or(|next| *next == end);
+            if header.base != *base || !is_next {
+                return Ok(false);
+            }
+            let scan = segment::scan(&file, &header, head, head + (end - base))?;
+            if scan.holes != known || scan.end != head + (end - base) {
+                return Ok(false);
+            }
+        }
+        Ok(true)
     }
 
     /// The last record that is in it.
@@ -302,6 +340,18 @@ pub fn has_segments(folder: &Path) -> bool {
     open::bases(folder).is_ok_and(|bases| !bases.is_empty())
 }
 
+/// Length of the whole frames in front of `bytes`, so that a copy that ends with a record ends with a frame; all of it if there is none.
+fn whole_frames(bytes: &[u8]) -> usize {
+    let mut end = 0;
+    while let Some(length) = bytes.get(end..).and_then(format::frame_length) {
+        match end.checked_add(length) {
+            Some(next) if next <= bytes.len() => end = next,
+            _ => break,
+        }
+    }
+    if end == 0 { bytes.len() } else { end }
+}
+
 /// Gives `into` the log in `folder` as the changes of records, from the first segment on, each about a megabyte, and returns the
 /// number of records.
 pub fn export(
@@ -326,6 +376,7 @@ pub fn export(
             while first || place < end {
                 let mut bytes = vec![0; (end - place).min(CHUNK) as usize];
                 file.read_exact_at(&mut bytes, place)?;
+                bytes.truncate(whole_frames(&bytes));
                 changes.push(BATCH);
                 changes.extend_from_slice(&base.to_le_bytes());
                 changes.extend_from_slice(&place.to_le_bytes());

@@ -305,3 +305,6 @@ impl Environment {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

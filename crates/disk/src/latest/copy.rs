@@ -27,10 +27,9 @@ impl LatestCopy {
         Ok(Self { environment, tables })
     }
 
-    /// The last record that is in it; `None` also if its file was damaged.
+    /// The last record that is in it; `None` also if its file was damaged and nothing was applied since.
     pub(crate) fn position(&self) -> Option<Position> {
-        let is_whole = self.environment.set_aside().is_none();
-        self.environment.position().ok().flatten().filter(|_| is_whole)
+        self.environment.position().ok().flatten()
     }
 
     /// Makes a record's changes. False if they are not of latest values: nothing is changed then.
