@@ -155,6 +155,7 @@ impl ClusterMember {
                 Arc::new(move || lease.held(MachineClock.now()))
             },
             redo: Arc::clone(streams.redo()),
+            silent_for: home.silent_for(),
             figures: Arc::new(home.figures()),
         };
         let mut builder = Gateway::builder((*config).clone()).home(ledger).members(links::members(&engine));

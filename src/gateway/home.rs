@@ -55,6 +55,8 @@ pub struct HomeLedger {
     pub lease: Arc<dyn Fn() -> bool + Send + Sync>,
     /// Memory of records on their way, to be charged to the account.
     pub redo: Arc<RedoMemory>,
+    /// Time since this process last saw the gateway that served before alive; `None` if it has not.
+    pub silent_for: Option<Duration>,
     /// Reads its figures.
     pub figures: Arc<dyn Fn() -> LedgerFigures + Send + Sync>,
 }
@@ -87,7 +89,8 @@ impl Home {
         directory: Option<&Arc<DataDir>>,
         ledger: Option<&HomeLedger>,
     ) -> Result<Self, StartError> {
-        let clock = directory.map(|directory| Arc::new(ClockMark::resume(directory)));
+        let at_most = ledger.and_then(|ledger| ledger.silent_for);
+        let clock = directory.map(|directory| Arc::new(ClockMark::resume(directory, at_most)));
         let stores = match directory {
             Some(directory) if config.store.enabled => Some(stores::open(config, directory, ledger)?),
             _ => None,

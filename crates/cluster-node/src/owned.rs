@@ -97,11 +97,17 @@ pub struct OwnedHome {
     runtime: Handle,
     /// As they were seen last.
     nodes: Arc<Mutex<Vec<NodeStatus>>>,
+    silent_for: Option<Duration>,
 }
 
 impl OwnedHome {
     /// Starts what a tenure needs. Called in the cluster's runtime.
-    pub(crate) fn start(directory: Arc<DataDir>, ledger: Arc<dyn Ledger>, tenure: Tenure) -> Self {
+    pub(crate) fn start(
+        directory: Arc<DataDir>,
+        ledger: Arc<dyn Ledger>,
+        tenure: Tenure,
+        silent_for: Option<Duration>,
+    ) -> Self {
         let (stop, stopped) = watch::channel(false);
         let redo = Arc::<RedoMemory>::default();
         let writers = tenure.writers().into_iter();
@@ -117,7 +123,19 @@ impl OwnedHome {
         directory.ship_files(Arc::new(ShippedFiles::open(directory.path(), files as _)));
         let streams = HomeStreams { streams, redo };
         let (runtime, nodes) = (Handle::current(), Arc::default());
-        Self { directory, ledger, tenure, streams, tasks, running, _widening: widening, stop, runtime, nodes }
+        Self {
+            directory,
+            ledger,
+            tenure,
+            streams,
+            tasks,
+            running,
+            _widening: widening,
+            stop,
+            runtime,
+            nodes,
+            silent_for,
+        }
     }
 
     /// The directory, as of the end of the epoch before.
@@ -146,6 +164,12 @@ impl OwnedHome {
                 stored,
             }
         }
+    }
+
+    /// Time from the last sign of life of the owner before that this process saw to the beginning of this tenure, on a clock that no other
+    /// machine can be ahead of; `None` if it saw none.
+    pub fn silent_for(&self) -> Option<Duration> {
+        self.silent_for
     }
 
     /// Streams for the stores of the directory.

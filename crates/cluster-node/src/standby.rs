@@ -144,6 +144,30 @@ pub struct StandbyNode {
     state: watch::Sender<NodeState>,
     /// The process that had the directory before this one.
     before: String,
+    signs: OwnerSigns,
+}
+
+/// Signs of life of whoever has the home.
+#[derive(Debug, Default)]
+struct OwnerSigns {
+    /// Incarnation and number of the beat that was seen last.
+    last: Option<(u64, u64)>,
+    /// Time at which it was seen to change.
+    at: Option<Duration>,
+}
+
+impl OwnerSigns {
+    fn observe(&mut self, of: &HomeView, beats: &[Beat], now: Duration) {
+        let Some(owner) = &of.owner else { return };
+        let is_of = |beat: &&Beat| *beat.node == *owner.node && beat.incarnation == owner.incarnation;
+        let Some(beat) = beats.iter().find(is_of) else { return };
+        let seen = Some((beat.incarnation, beat.number));
+        // A beat that was there before this process looked may be old.
+        if self.last.is_some_and(|last| Some(last) != seen) {
+            self.at = Some(now);
+        }
+        self.last = seen;
+    }
 }
 
 impl StandbyNode {
@@ -156,7 +180,19 @@ impl StandbyNode {
         let (state, shown) = watch::channel(NodeState::default());
         let node = Arc::new(Node::new(&settings.name, settings.incarnation));
         let clock = Arc::new(MachineClock) as Arc<dyn Clock>;
-        (Self { ledger, clock, node, settings, directory, state, before: String::new() }, shown)
+        (
+            Self {
+                ledger,
+                clock,
+                node,
+                settings,
+                directory,
+                state,
+                before: String::new(),
+                signs: OwnerSigns::default(),
+            },
+            shown,
+        )
     }
 
     /// Stands by, and keeps the copy warm, until the home is this node's; then the directory is as of the end of the epoch before. In the
@@ -192,7 +228,8 @@ impl StandbyNode {
             };
         });
         tracing::info!(epoch, node = self.settings.name, "this gateway serves now");
-        Ok(OwnedHome::start(self.directory, self.ledger, tenure))
+        let silent_for = self.signs.at.map(|at| self.clock.now().saturating_sub(at));
+        Ok(OwnedHome::start(self.directory, self.ledger, tenure, silent_for))
     }
 
     /// Beats each second, whatever the copy does.
@@ -234,6 +271,7 @@ impl StandbyNode {
                 }),
                 Ok((view, beats)) => {
                     let of = view.home(HOME)?;
+                    self.signs.observe(of, &beats, self.clock.now());
                     self.show(of, &beats);
                     let order = Order::find(&beats, of.epoch);
                     if order != ordered.0 {

@@ -22,6 +22,9 @@ const STEADY: u64 = 250;
 /// is taken to have passed.
 pub(crate) const LONGEST_ABSENCE: Duration = Duration::from_hours(7 * 24);
 
+/// Age that a mark may have when its process ends: it is kept each half minute, and a disk may be slow.
+const MARK_AGE: Duration = Duration::from_secs(60);
+
 /// Now.
 pub fn now() -> Timestamp {
     let elapsed = elapsed();
@@ -51,10 +54,11 @@ pub fn mark() -> ClockReading {
     ClockReading { time: now.0, wall: to_wall(now).0 }
 }
 
-/// Continues where the previous process stopped. To be called at the start, before any deadline is computed.
-pub fn resume(mark: ClockReading) -> Absence {
+/// Continues where the previous process stopped. To be called at the start, before any deadline is computed. `at_most` is the time for
+/// which nothing can have served but this process would have seen it: the mark is of another machine then, whose wall clock may differ.
+pub fn resume(mark: ClockReading, at_most: Option<Duration>) -> Absence {
     let elapsed = elapsed();
-    TIME.resume(mark, elapsed, wall())
+    TIME.resume(mark, at_most, elapsed, wall())
 }
 
 /// Both clocks at one moment, in milliseconds.
@@ -73,6 +77,8 @@ pub enum Absence {
     Passed(Duration),
     /// This long, which is not believed: deadlines continue as if no time had passed.
     Incredible(Duration),
+    /// The wall clock is ahead of the one that the mark is of by this much: no longer than is known has passed.
+    Ahead(Duration),
     /// The clock is behind by this much: deadlines continue as if no time had passed.
     Behind(Duration),
 }
@@ -128,13 +134,20 @@ impl ProcessTime {
         Some(jump)
     }
 
-    fn resume(&self, mark: ClockReading, elapsed: u64, wall: u64) -> Absence {
+    fn resume(&self, mark: ClockReading, at_most: Option<Duration>, elapsed: u64, wall: u64) -> Absence {
+        let at_most = at_most.unwrap_or(Duration::MAX);
         let absence = match wall.checked_sub(mark.wall).map(Duration::from_millis) {
             None => Absence::Behind(Duration::from_millis(mark.wall - wall)),
+            Some(away) if away > at_most.saturating_add(MARK_AGE) => Absence::Ahead(away - at_most),
             Some(away) if away > LONGEST_ABSENCE => Absence::Incredible(away),
             Some(away) => Absence::Passed(away),
         };
-        let passed = if let Absence::Passed(_) = absence { wall - mark.wall } else { 0 };
+        let passed = match absence {
+            Absence::Passed(away) => away,
+            Absence::Ahead(_) => at_most,
+            Absence::Incredible(_) | Absence::Behind(_) => Duration::ZERO,
+        };
+        let passed = u64::try_from(passed.as_millis()).unwrap_or(u64::MAX);
         let time = mark.time.saturating_add(passed);
         let ahead = difference(wall, time);
         // Both are the same except for the moment between reading the two clocks.
@@ -198,9 +211,28 @@ mod tests {
         ];
         for (wall, absence, expected) in cases {
             let time = ProcessTime::new(wall);
-            assert_eq!(time.resume(mark, 500, wall), absence);
+            assert_eq!(time.resume(mark, None, 500, wall), absence);
             assert_eq!(time.at(500), Timestamp(expected), "{absence:?}");
             assert_eq!(time.to_wall(time.at(500)), Timestamp(wall), "{absence:?}");
+        }
+    }
+
+    /// The failure: sessions expire at a takeover because the clocks of two machines differ.
+    #[test]
+    fn no_more_time_has_passed_than_this_process_has_seen_pass() {
+        let mark = ClockReading { time: WALL, wall: WALL };
+        let seen = Duration::from_secs(9);
+        let hour = Duration::from_secs(3600);
+        let cases = [
+            (30_000, Absence::Passed(Duration::from_secs(30)), WALL + 30_000),
+            (3_609_000, Absence::Ahead(hour), WALL + 9_000),
+            (8 * DAY, Absence::Ahead(Duration::from_millis(8 * DAY) - seen), WALL + 9_000),
+        ];
+        for (ahead, absence, expected) in cases {
+            let time = ProcessTime::new(WALL + ahead);
+            assert_eq!(time.resume(mark, Some(seen), 500, WALL + ahead), absence);
+            assert_eq!(time.at(500), Timestamp(expected), "{absence:?}");
+            assert_eq!(time.to_wall(time.at(500)), Timestamp(WALL + ahead), "{absence:?}");
         }
     }
 
@@ -213,7 +245,7 @@ mod tests {
         let mark = ClockReading { time: now.0, wall: first.to_wall(now).0 };
         assert_eq!(mark, ClockReading { time: 5_000, wall: WALL + 4_000 });
         let second = ProcessTime::new(WALL + 10_000);
-        assert_eq!(second.resume(mark, 0, WALL + 10_000), Absence::Passed(Duration::from_secs(6)));
+        assert_eq!(second.resume(mark, None, 0, WALL + 10_000), Absence::Passed(Duration::from_secs(6)));
         assert_eq!(second.at(0), Timestamp(11_000));
         assert_eq!(second.to_wall(second.at(0)), Timestamp(WALL + 10_000));
     }

@@ -3,6 +3,7 @@
 use std::{
     fs,
     sync::{Arc, Once},
+    time::Duration,
 };
 
 use gateway_core::clock::{self, Absence, ClockReading};
@@ -20,14 +21,14 @@ pub struct ClockMark {
 
 impl ClockMark {
     /// Continues from where the previous process left off, and logs it if the wall clock is not trusted. A process does
-    /// this once, with its first data directory. Blocks on the disk.
-    pub fn resume(directory: &Arc<DataDir>) -> Self {
+    /// this once, with its first data directory. `at_most` is as for [`clock::resume`]. Blocks on the disk.
+    pub fn resume(directory: &Arc<DataDir>, at_most: Option<Duration>) -> Self {
         static ONCE: Once = Once::new();
         let path = directory.path().join(NAME);
         let mark = fs::read_to_string(&path).ok();
         if let Some(text) = mark {
             match parse(&text) {
-                Some(mark) => ONCE.call_once(|| report(clock::resume(mark))),
+                Some(mark) => ONCE.call_once(|| report(clock::resume(mark, at_most))),
                 None => {
                     warn!(path = %path.display(), "clock mark is damaged, time goes on from the wall clock")
                 }
@@ -55,6 +56,10 @@ fn report(absence: Absence) {
             days = away.as_secs() / 86_400,
             "wall clock is far ahead of the data directory, sessions and messages age as if no time had passed"
         ),
+        Absence::Ahead(by) => warn!(
+            seconds = by.as_secs(),
+            "wall clock is ahead of that of the gateway that served before, sessions and messages age by the time that has passed"
+        ),
         Absence::Behind(by) => warn!(
             seconds = by.as_secs(),
             "wall clock is behind the data directory, sessions and messages age as if no time had passed"
@@ -69,7 +74,7 @@ mod tests {
     #[test]
     fn a_mark_is_read_as_it_was_written_and_anything_else_is_none() {
         let dir = tempfile::tempdir().unwrap();
-        let mark = ClockMark::resume(&DataDir::open(dir.path()).unwrap());
+        let mark = ClockMark::resume(&DataDir::open(dir.path()).unwrap(), None);
         mark.keep().unwrap();
         let text = fs::read_to_string(dir.path().join(NAME)).unwrap();
         let found = parse(&text).unwrap();
