@@ -17,8 +17,17 @@
 #                                              publish and a bridge carries it (scripts/bridges): for each kind of bridge; only when
 #                                              asked for. Builds the feature kafka, and needs what scripts/kafka.sh says
 #
-#   scripts/crash.sh ROUNDS cluster            so many faults of two gateways with a ledger in PostgreSQL, and as many on three nodes of
-#                                              Cassandra; only when asked for. Needs what scripts/postgres.sh and scripts/cassandra.sh say
+#   scripts/crash.sh ROUNDS cluster [PART]     two gateways with a ledger in PostgreSQL, and on three nodes of Cassandra; only when asked
+#                                              for. Needs what scripts/postgres.sh and scripts/cassandra.sh say. PART, or all of them:
+#       many           ROUNDS faults under QoS 1 and 2, a consumer group, commands and shadows; half of them kill the gateway that serves
+#                      and delete its directory
+#       outages        the database stands still, dies, is promoted, for CRASH_OUTAGE (60) seconds
+#       starts         ROUNDS double starts on fresh directories
+#       directories    directories of another time, of another cluster, damaged, ahead of the ledger, of a newer version
+#       clocks         two gateways whose clocks are two hours apart
+#       churn          size of the ledger while CRASH_LIVE_MB (48) are changed again and again for CRASH_MINUTES (60)
+#       times          time of a takeover with 10 MB and with CRASH_MB (2000)
+#                                              PART_on_postgresql and PART_on_cassandra of `many`, and words of a test's name, choose less
 #
 # LEDGER=postgres://… or cassandra://… (with LEDGER_PASSWORD) runs the others on a ledger: the gateway's directory is gone at every
 # start, and all that it has comes from there (scripts/ledger-gateway.sh).
@@ -30,7 +39,7 @@ set -euo pipefail
 # shellcheck source=scripts/lib.sh
 . "$(dirname "$0")/lib.sh"
 
-rounds=${1:-50} part=${2:-all}
+rounds=${1:-50} part=${2:-all} chosen=${3:-}
 profile=${PROFILE:-release}
 seed=${SEED:-$(date +%s)}
 case $rounds in '' | *[!0-9]*) echo "usage: scripts/crash.sh [ROUNDS] [mqload|tests|groups|commands|bridges|cluster]" >&2; exit 2 ;; esac
@@ -208,12 +217,12 @@ run_bridges() {
 
 run_cluster() {
   CRASH_ROUNDS=$rounds CRASH_SEED=$seed CRASH_BINARY=$binary \
-    cargo test --locked --test crash cluster::many -- --ignored --nocapture --test-threads 1
+    cargo test --locked --test crash "cluster::$chosen" -- --ignored --nocapture --test-threads 1
 }
 
 result=0
 if [ "$part" = cluster ]; then
-  say "two gateways: $rounds faults on each database"
+  say "two gateways: ${chosen:-everything}, $rounds rounds"
   run_cluster || result=1
   exit $result
 fi

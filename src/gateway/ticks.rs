@@ -107,7 +107,7 @@ mod tests {
         let directory = DataDir::open(folder.path()).unwrap();
         let (_at_the_end, end) = sync_channel(0);
         let asked = Arc::new(AtomicBool::new(false));
-        let mark = Arc::new(ClockMark::resume(&directory));
+        let mark = Arc::new(ClockMark::resume(&directory, None));
         directory.ship_files(Arc::new(Silent { asked: Arc::clone(&asked), end: Mutex::new(end) }));
         let config = Config::default();
         let broker = Broker::new(BrokerConfig::default());

@@ -2,11 +2,7 @@
 
 use gateway_core::Protocol;
 
-use super::{
-    blocking::Client,
-    broker::Server as _,
-    pair::{Engine, Pair},
-};
+use super::{blocking::Client, broker::Server as _, engine::Engine, pair::Pair};
 
 /// The value of a gauge or counter without labels.
 fn metric(pair: &Pair, number: usize, name: &str) -> Option<f64> {

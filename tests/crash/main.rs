@@ -7,6 +7,8 @@
 #![expect(clippy::print_stdout, reason = "a failing run must be repeatable")]
 #![expect(clippy::disallowed_methods, reason = "waiting for another process needs the real clock")]
 
+mod backends;
+mod balancer;
 #[path = "../support/client.rs"]
 mod blocking;
 mod broker;
@@ -14,6 +16,7 @@ mod client;
 mod clock;
 mod cluster;
 mod disk;
+mod engine;
 mod full;
 mod full_commands;
 mod history;
@@ -22,6 +25,7 @@ mod model;
 mod model_tests;
 mod pair;
 mod power;
+mod proxy;
 mod recorder;
 mod rng;
 mod stress;

@@ -1,159 +1,24 @@
-//! Two gateways of a cluster with a ledger in PostgreSQL, behind a balancer: the machine of the one that serves may die.
+//! Two gateways of a cluster with a ledger in a database, behind a balancer: the machine of the one that serves may die.
 
 use std::{
     fs,
-    io::{self, Read as _, Write as _},
-    net::{Shutdown, TcpListener, TcpStream},
-    path::{Path, PathBuf},
-    process::{Child, Command, Output, Stdio},
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering::SeqCst},
-    },
+    net::SocketAddr,
+    path::PathBuf,
+    process::{Child, Command, ExitStatus, Output, Stdio},
     thread,
     time::{Duration, Instant},
 };
 
 use super::{
+    balancer::{Balancer, Gateway, http_get},
     broker::Server,
+    engine::Engine,
+    proxy::Line,
     support::{self, local, ports::free_ports},
 };
 
 /// Longer than a takeover may take on a loaded machine.
 const PATIENCE: Duration = Duration::from_secs(60);
-
-/// A database of the test's own, which keeps the ledger.
-pub(crate) enum Engine {
-    /// A primary with a synchronous standby.
-    Postgres(u16),
-    /// Three nodes.
-    Cassandra(u16),
-}
-
-impl Engine {
-    /// Starts PostgreSQL; nothing where it is switched off or cannot be had, which is said.
-    pub(crate) fn postgres() -> Option<Self> {
-        if std::env::var("MQTT_SERVER_TEST_POSTGRES").is_ok_and(|value| value == "none") {
-            println!("!!! SKIPPED: two gateways on PostgreSQL: MQTT_SERVER_TEST_POSTGRES is none");
-            return None;
-        }
-        Self::Postgres(free_ports(2)).started(&["start", "--standby"])
-    }
-
-    /// Starts Cassandra.
-    pub(crate) fn cassandra() -> Option<Self> {
-        Self::Cassandra(free_ports(2)).started(&["start"])
-    }
-
-    fn started(self, arguments: &[&str]) -> Option<Self> {
-        let started = self.run(arguments);
-        let said = String::from_utf8_lossy(&started.stderr).into_owned();
-        if started.status.code() == Some(3) {
-            println!("!!! SKIPPED: two gateways on a ledger: {said}");
-            return None;
-        }
-        assert!(started.status.success(), "{said}");
-        Some(self)
-    }
-
-    fn run(&self, arguments: &[&str]) -> Output {
-        let root = Path::new(env!("CARGO_MANIFEST_DIR"));
-        let (script, variable, port) = match self {
-            Self::Postgres(port) => ("scripts/postgres.sh", "POSTGRES_PORT", port),
-            Self::Cassandra(port) => ("scripts/cassandra.sh", "CASSANDRA_PORT", port),
-        };
-        let mut command = Command::new(root.join(script));
-        command.args(arguments).env(variable, port.to_string()).stdin(Stdio::null());
-        if matches!(self, Self::Cassandra(_)) {
-            command.env("CASSANDRA_NODES", "3").env("CASSANDRA_YAML", "paxos_variant: v2");
-        }
-        command.output().expect("run the script of the database")
-    }
-
-    fn order(&self, arguments: &[&str]) {
-        let output = self.run(arguments);
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
-    }
-
-    /// The database, or one of its nodes, stands still.
-    pub(crate) fn pause(&self) {
-        self.order(if self.is_postgres() { &["pause", "primary"] } else { &["pause", "1"] });
-    }
-
-    /// And goes on.
-    pub(crate) fn resume(&self) {
-        self.order(if self.is_postgres() { &["resume", "primary"] } else { &["resume", "1"] });
-    }
-
-    fn is_postgres(&self) -> bool {
-        matches!(self, Self::Postgres(_))
-    }
-
-    fn ledger(&self, cluster: &str) -> String {
-        match self {
-            Self::Postgres(port) => {
-                format!("postgres://ledger@127.0.0.1:{port},127.0.0.1:{}/ledger", port + 1)
-            }
-            Self::Cassandra(port) => {
-                format!("cassandra://127.0.0.1:{port},127.0.0.2:{port},127.0.0.3:{port}/{cluster}")
-            }
-        }
-    }
-}
-
-impl Drop for Engine {
-    fn drop(&mut self) {
-        let _ = self.run(&["stop"]);
-    }
-}
-
-/// Lets clients through to whichever gateway accepts.
-struct Balancer {
-    port: u16,
-    stop: Arc<AtomicBool>,
-}
-
-impl Balancer {
-    fn start(to: [u16; 2]) -> Self {
-        let listener = TcpListener::bind(local(0)).expect("bind the balancer");
-        let port = listener.local_addr().expect("an address").port();
-        let stop = Arc::new(AtomicBool::new(false));
-        let stopped = Arc::clone(&stop);
-        thread::spawn(move || {
-            for client in listener.incoming() {
-                if stopped.load(SeqCst) {
-                    return;
-                }
-                let Ok(client) = client else { continue };
-                // A gateway that stands by does not listen for devices.
-                let server = to.iter().find_map(|port| TcpStream::connect(local(*port)).ok());
-                if let Some(server) = server {
-                    join(&client, &server);
-                }
-            }
-        });
-        Self { port, stop }
-    }
-}
-
-impl Drop for Balancer {
-    fn drop(&mut self) {
-        self.stop.store(true, SeqCst);
-        let _ = TcpStream::connect(local(self.port));
-    }
-}
-
-/// Copies both ways until one side ends, and then ends the other.
-fn join(client: &TcpStream, server: &TcpStream) {
-    for (from, to) in [(client, server), (server, client)] {
-        let (Ok(mut from), Ok(mut to)) = (from.try_clone(), to.try_clone()) else { return };
-        let _ = (from.set_nodelay(true), to.set_nodelay(true));
-        thread::spawn(move || {
-            let _ = io::copy(&mut from, &mut to);
-            let _ = (from.shutdown(Shutdown::Both), to.shutdown(Shutdown::Both));
-        });
-    }
-}
 
 struct Node {
     name: &'static str,
@@ -161,6 +26,12 @@ struct Node {
     http: u16,
     grpc: u16,
     child: Option<Child>,
+    /// Its way to the database.
+    line: Line,
+    /// Value of `cluster.ledger`.
+    ledger: String,
+    /// Environment of its process.
+    env: Vec<(String, String)>,
 }
 
 /// See the module.
@@ -169,57 +40,111 @@ pub(crate) struct Pair {
     nodes: [Node; 2],
     balancer: Balancer,
     cluster: String,
-    ledger: String,
     password: &'static str,
     /// The section `[latest]` of both.
     latest: &'static str,
+    /// Further sections of the configuration.
+    toml: &'static str,
+    /// Longer than anything may take.
+    pub(crate) patience: Duration,
 }
 
 impl Pair {
     /// Makes the cluster, and starts no gateway. They keep no latest values.
     pub(crate) fn new(engine: &Engine) -> Self {
-        Self::with_latest(engine, "enabled = false")
+        Self::make(engine, "enabled = false", "")
     }
 
     /// The same with this section `[latest]`.
     pub(crate) fn with_latest(engine: &Engine, latest: &'static str) -> Self {
-        let nodes = ["a", "b"].map(|name| {
-            let port = free_ports(3);
-            Node { name, port, http: port + 1, grpc: port + 2, child: None }
-        });
-        let balancer = Balancer::start([nodes[0].port, nodes[1].port]);
-        let dir = tempfile::tempdir().expect("make a directory for the gateways");
+        Self::make(engine, latest, "")
+    }
+
+    /// As [`Self::new`], with further sections in the configuration of both.
+    pub(crate) fn with_sections(engine: &Engine, toml: &'static str) -> Self {
+        Self::make(engine, "enabled = false", toml)
+    }
+
+    fn make(engine: &Engine, latest: &'static str, toml: &'static str) -> Self {
+        let ports = [free_ports(3), free_ports(3)];
         // Another than those before it, in the same database.
-        let cluster = format!("crash_{}", nodes[0].port);
+        let cluster = format!("crash_{}", ports[0]);
+        let nodes = [("a", ports[0]), ("b", ports[1])].map(|(name, port)| {
+            let line = engine.line();
+            let ledger = engine.ledger(&line, &cluster);
+            let (http, grpc) = (port + 1, port + 2);
+            Node { name, port, http, grpc, child: None, line, ledger, env: Vec::new() }
+        });
+        let balancer = Balancer::start([0, 1].map(|number: usize| {
+            let node: &Node = &nodes[number];
+            Gateway { mqtt: node.port, http: node.http }
+        }));
+        let dir = tempfile::tempdir().expect("make a directory for the gateways");
         let password = if engine.is_postgres() { "ledger" } else { "" };
-        let ledger = engine.ledger(&cluster);
-        let pair = Self { dir, nodes, balancer, ledger, cluster, password, latest };
-        let config = pair.write_config(&pair.nodes[0]);
-        let made = support::command(program())
-            .args(["cluster", "create", "--config"])
-            .arg(config)
-            .current_dir(pair.dir.path())
-            .output()
-            .expect("run cluster create");
+        let pair = Self { dir, nodes, balancer, cluster, password, latest, toml, patience: PATIENCE };
+        let made = pair.tool(&["create"]);
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         pair
     }
 
-    fn data(&self, node: &Node) -> PathBuf {
-        self.dir.path().join(format!("data-{}", node.name))
+    /// Runs `mqtt-server cluster` with the configuration of the first gateway.
+    pub(crate) fn tool(&self, arguments: &[&str]) -> Output {
+        let (command, rest) = arguments.split_first().expect("a command");
+        support::command(program())
+            .args(["cluster", command, "--config"])
+            .arg(self.write_config(&self.nodes[0]))
+            .args(rest)
+            .current_dir(self.dir.path())
+            .output()
+            .expect("run mqtt-server cluster")
+    }
+
+    /// Directory of a gateway's data.
+    pub(crate) fn data(&self, number: usize) -> PathBuf {
+        self.dir.path().join(format!("data-{}", self.nodes[number].name))
+    }
+
+    /// A gateway's way to the database.
+    pub(crate) fn line(&self, number: usize) -> &Line {
+        &self.nodes[number].line
+    }
+
+    /// Sets the environment of a gateway, from its next start on.
+    pub(crate) fn set_env(&mut self, number: usize, env: Vec<(String, String)>) {
+        self.nodes[number].env = env;
+    }
+
+    /// The port for devices of one gateway, past the balancer.
+    pub(crate) fn port_of(&self, number: usize) -> u16 {
+        self.nodes[number].port
+    }
+
+    /// The port for devices of whichever serves.
+    pub(crate) fn balancer(&self) -> u16 {
+        self.balancer.port()
+    }
+
+    /// Addresses of both gateways for backends.
+    pub(crate) fn grpc(&self) -> [SocketAddr; 2] {
+        [local(self.nodes[0].grpc), local(self.nodes[1].grpc)]
+    }
+
+    /// Name of the cluster.
+    pub(crate) fn cluster(&self) -> &str {
+        &self.cluster
     }
 
     fn write_config(&self, node: &Node) -> PathBuf {
         let path = self.dir.path().join(format!("{}.toml", node.name));
-        let Node { name, port, http, grpc, .. } = node;
-        let Self { cluster, ledger, password, latest, .. } = self;
-        let data = self.data(node);
+        let Node { name, port, http, grpc, ledger, .. } = node;
+        let Self { cluster, password, latest, toml, .. } = self;
+        let data = self.dir.path().join(format!("data-{name}"));
         let toml = format!(
             "addr = \"127.0.0.1:{port}\"\nhttp_addr = \"127.0.0.1:{http}\"\ngrpc_addr = \"127.0.0.1:{grpc}\"\n\
              non_tls = true\ninsecure_grpc = true\ndata_dir = \"{}\"\n\
              [grpc]\ntls = false\n[sys]\nenabled = false\n[latest]\n{latest}\n\
              [cluster]\nname = \"{cluster}\"\nnode = \"{name}\"\nledger = \"{ledger}\"\npassword = \"{password}\"\n\
-             address = \"127.0.0.1:{grpc}\"\n[database]\nreplication = \"3\"\n",
+             address = \"127.0.0.1:{grpc}\"\n[database]\nreplication = \"3\"\ncompression = \"none\"\n{toml}",
             data.display()
         );
         fs::write(&path, toml).expect("write the configuration");
@@ -239,6 +164,7 @@ impl Pair {
             .arg("--config")
             .arg(self.write_config(node))
             .current_dir(self.dir.path())
+            .envs(node.env.iter().map(|(name, value)| (name, value)))
             .env("NO_COLOR", "1")
             .stdin(Stdio::null())
             .stdout(log.try_clone().expect("clone the log"))
@@ -255,8 +181,34 @@ impl Pair {
             let _ = child.wait();
         }
         if disk {
-            let _ = fs::remove_dir_all(self.data(&self.nodes[number]));
+            self.forget_disk(number);
         }
+    }
+
+    /// Deletes the directory of a gateway that does not run.
+    pub(crate) fn forget_disk(&self, number: usize) {
+        let _ = fs::remove_dir_all(self.data(number));
+    }
+
+    /// Waits until a gateway has ended by itself, and returns how.
+    pub(crate) fn exit_of(&mut self, number: usize) -> ExitStatus {
+        let mut child = self.nodes[number].child.take().expect("a process");
+        let deadline = Instant::now() + self.patience;
+        loop {
+            if let Some(status) = child.try_wait().expect("ask for the status") {
+                return status;
+            }
+            if Instant::now() > deadline {
+                self.nodes[number].child = Some(child);
+                panic!("it has not ended after {:?}", self.patience);
+            }
+            thread::sleep(Duration::from_millis(20));
+        }
+    }
+
+    /// What a gateway has logged.
+    pub(crate) fn log_of(&self, number: usize) -> String {
+        fs::read_to_string(self.log_path(&self.nodes[number])).unwrap_or_default()
     }
 
     /// Sends a gateway a signal.
@@ -276,13 +228,7 @@ impl Pair {
 
     /// Answer of a gateway to a GET over HTTP, with its head.
     pub(crate) fn answer(&self, number: usize, path: &str) -> Option<String> {
-        let mut stream =
-            TcpStream::connect_timeout(&local(self.nodes[number].http), Duration::from_secs(1)).ok()?;
-        stream.set_read_timeout(Some(Duration::from_secs(1))).ok()?;
-        write!(stream, "GET {path} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n\r\n").ok()?;
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).ok()?;
-        Some(answer)
+        http_get(self.nodes[number].http, path, Duration::from_secs(1))
     }
 
     /// Returns whether a gateway serves.
@@ -298,23 +244,23 @@ impl Pair {
 
     /// Waits for a gateway that serves, and returns which.
     pub(crate) fn active(&mut self) -> usize {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.patience;
         loop {
             if let Some(active) = (0..2).find(|number| self.serves(*number)) {
                 return active;
             }
             self.look_after();
-            assert!(Instant::now() < deadline, "nobody serves after {PATIENCE:?}\n{}", self.log());
+            assert!(Instant::now() < deadline, "nobody serves after {:?}\n{}", self.patience, self.log());
             thread::sleep(Duration::from_millis(20));
         }
     }
 
     /// Waits until something is so.
     pub(crate) fn until(&mut self, what: &str, is_so: impl Fn(&Self) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + self.patience;
         while !is_so(self) {
             self.look_after();
-            assert!(Instant::now() < deadline, "not after {PATIENCE:?}: {what}\n{}", self.log());
+            assert!(Instant::now() < deadline, "not after {:?}: {what}\n{}", self.patience, self.log());
             thread::sleep(Duration::from_millis(20));
         }
     }
@@ -327,7 +273,7 @@ fn program() -> PathBuf {
 
 impl Server for Pair {
     fn port(&self) -> u16 {
-        self.balancer.port
+        self.balancer.port()
     }
 
     fn look_after(&mut self) {

@@ -18,7 +18,9 @@ fn open(dir: &Path, map_size: usize) -> Environment {
     environment
 }
 
-fn contents(environment: &Environment) -> BTreeMap<Vec<u8>, Vec<u8>> {
+type Contents = BTreeMap<Vec<u8>, Vec<u8>>;
+
+fn contents(environment: &Environment) -> Contents {
     let table: Table = environment.writing(|txn| environment.table(txn, "commands")).unwrap();
     let read = environment.reading(|txn| {
         let entries = table.iter(txn)?;
@@ -28,7 +30,7 @@ fn contents(environment: &Environment) -> BTreeMap<Vec<u8>, Vec<u8>> {
 }
 
 /// Changes of transactions as they are shipped, and what is there after all of them.
-fn records(count: u32) -> (Vec<Vec<u8>>, BTreeMap<Vec<u8>, Vec<u8>>) {
+fn records(count: u32) -> (Vec<Vec<u8>>, Contents) {
     let dir = tempfile::tempdir().unwrap();
     let environment = open(dir.path(), 64 << 20);
     let record = |n: u32| {
