@@ -217,11 +217,16 @@ fn judge(world: &mut World, pair: &mut Pair, backends: Backends) {
     assert!(figures.replied > 0 && figures.keyed > 0 && figures.updates > 0, "no backend got anywhere");
 }
 
+/// Half of all worlds have links, and clients that come to either gateway in turn.
 fn campaign(engine: &Engine, seed: u64, faults: &[Fault]) {
-    println!("CRASH_SEED={seed}");
     let begun = Instant::now();
     let mut rng = Rng::new(seed);
+    let has_links = rng.one_in(2);
+    println!("CRASH_SEED={seed}{}", if has_links { ", with links" } else { "" });
     let mut pair = Pair::new(engine);
+    if has_links {
+        pair.link();
+    }
     let mut world = World::new(rng.next());
     pair.start(0);
     pair.start(1);

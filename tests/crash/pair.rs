@@ -25,6 +25,7 @@ struct Node {
     port: u16,
     http: u16,
     grpc: u16,
+    links: u16,
     child: Option<Child>,
     /// Its way to the database.
     line: Line,
@@ -45,6 +46,8 @@ pub(crate) struct Pair {
     latest: &'static str,
     /// Further sections of the configuration.
     toml: &'static str,
+    /// One that stands by takes devices and calls, too.
+    has_links: bool,
     /// Longer than anything may take.
     pub(crate) patience: Duration,
 }
@@ -66,14 +69,14 @@ impl Pair {
     }
 
     fn make(engine: &Engine, latest: &'static str, toml: &'static str) -> Self {
-        let ports = [free_ports(3), free_ports(3)];
+        let ports = [free_ports(4), free_ports(4)];
         // Another than those before it, in the same database.
         let cluster = format!("crash_{}", ports[0]);
         let nodes = [("a", ports[0]), ("b", ports[1])].map(|(name, port)| {
             let line = engine.line();
             let ledger = engine.ledger(&line, &cluster);
-            let (http, grpc) = (port + 1, port + 2);
-            Node { name, port, http, grpc, child: None, line, ledger, env: Vec::new() }
+            let (http, grpc, links) = (port + 1, port + 2, port + 3);
+            Node { name, port, http, grpc, links, child: None, line, ledger, env: Vec::new() }
         });
         let balancer = Balancer::start([0, 1].map(|number: usize| {
             let node: &Node = &nodes[number];
@@ -81,10 +84,17 @@ impl Pair {
         }));
         let dir = tempfile::tempdir().expect("make a directory for the gateways");
         let password = if engine.is_postgres() { "ledger" } else { "" };
-        let pair = Self { dir, nodes, balancer, cluster, password, latest, toml, patience: PATIENCE };
+        let (has_links, patience) = (false, PATIENCE);
+        let pair = Self { dir, nodes, balancer, cluster, password, latest, toml, has_links, patience };
         let made = pair.tool(&["create"]);
         assert!(made.status.success(), "{}", String::from_utf8_lossy(&made.stderr));
         pair
+    }
+
+    /// Has links between both from their next start on, so that either takes devices and calls.
+    pub(crate) fn link(&mut self) {
+        support::gateway_certificates(self.dir.path(), &["a", "b"]);
+        self.has_links = true;
     }
 
     /// Runs `mqtt-server cluster` with the configuration of the first gateway.
@@ -136,15 +146,21 @@ impl Pair {
 
     fn write_config(&self, node: &Node) -> PathBuf {
         let path = self.dir.path().join(format!("{}.toml", node.name));
-        let Node { name, port, http, grpc, ledger, .. } = node;
+        let Node { name, port, http, grpc, links, ledger, .. } = node;
         let Self { cluster, password, latest, toml, .. } = self;
+        let links = match self.has_links {
+            true => format!(
+                "[cluster.links]\nlisten = \"127.0.0.1:{links}\"\nca = \"ca.pem\"\ncert = \"{name}.pem\"\nkey = \"{name}.key\"\n"
+            ),
+            false => String::new(),
+        };
         let data = self.dir.path().join(format!("data-{name}"));
         let toml = format!(
             "addr = \"127.0.0.1:{port}\"\nhttp_addr = \"127.0.0.1:{http}\"\ngrpc_addr = \"127.0.0.1:{grpc}\"\n\
              non_tls = true\ninsecure_grpc = true\ndata_dir = \"{}\"\n\
              [grpc]\ntls = false\n[sys]\nenabled = false\n[latest]\n{latest}\n\
              [cluster]\nname = \"{cluster}\"\nnode = \"{name}\"\nledger = \"{ledger}\"\npassword = \"{password}\"\n\
-             address = \"127.0.0.1:{grpc}\"\n[database]\nreplication = \"3\"\ncompression = \"none\"\n{toml}",
+             address = \"127.0.0.1:{grpc}\"\n{links}[database]\nreplication = \"3\"\ncompression = \"none\"\n{toml}",
             data.display()
         );
         fs::write(&path, toml).expect("write the configuration");
@@ -231,9 +247,10 @@ impl Pair {
         http_get(self.nodes[number].http, path, Duration::from_secs(1))
     }
 
-    /// Returns whether a gateway serves.
+    /// Returns whether a gateway serves. One that stands by is ready, too, with links, and says what it does.
     pub(crate) fn serves(&self, number: usize) -> bool {
-        self.answer(number, "/readyz").is_some_and(|answer| answer.starts_with("HTTP/1.1 200"))
+        let is_active = |answer: String| answer.starts_with("HTTP/1.1 200") && !answer.contains("\nstandby:");
+        self.answer(number, "/readyz").is_some_and(is_active)
     }
 
     /// Returns whether a gateway stands by with a warm copy.

@@ -23,7 +23,6 @@ use mqtt_server::{
         subscriber_client::SubscriberClient,
     },
 };
-use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
 use tokio::sync::watch;
 use tonic::{Code, service::interceptor::InterceptedService, transport::Channel};
 use tonic_types::StatusExt as _;
@@ -32,7 +31,7 @@ use crate::{
     access::{Authorized, Bearer, add},
     client::{Client, Got, hello, message, will},
     harness::*,
-    support::ports::free_ports,
+    support::{gateway_certificates, ports::free_ports},
 };
 
 struct Everybody;
@@ -40,22 +39,6 @@ struct Everybody;
 impl Members for Everybody {
     fn has<'a>(&'a self, _: &'a str) -> Pin<Box<dyn Future<Output = bool> + Send + 'a>> {
         Box::pin(ready(true))
-    }
-}
-
-/// Certificates of gateways `a` and `b`, in files of `folder`.
-fn certificates(folder: &Path) {
-    let mut params = CertificateParams::default();
-    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
-    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
-    let key = KeyPair::generate().unwrap();
-    fs::write(folder.join("ca.pem"), params.self_signed(&key).unwrap().pem()).unwrap();
-    let issuer = Issuer::new(params, key);
-    for name in ["a", "b"] {
-        let key = KeyPair::generate().unwrap();
-        let cert = CertificateParams::new([name.to_owned()]).unwrap().signed_by(&key, &issuer).unwrap();
-        fs::write(folder.join(format!("{name}.pem")), cert.pem()).unwrap();
-        fs::write(folder.join(format!("{name}.key")), key.serialize_pem()).unwrap();
     }
 }
 
@@ -85,7 +68,7 @@ struct Through {
 impl Through {
     async fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
-        certificates(folder.path());
+        gateway_certificates(folder.path(), &["a", "b"]);
         let tokens = folder.path().join("tokens");
         let scope = Scope::new(Some(vec!["a/#".to_owned()]), None).unwrap();
         let reader = add(&tokens, "meter", Role::Reader, scope, None);
@@ -107,7 +90,6 @@ impl Through {
             config.auth.password_file = Some(users.clone());
             config.auth.allow_anonymous = true;
             config.authorization.rules = Some(rules.clone());
-            config.tls.open_key_files = true;
             config.http.enabled = false;
         };
         let links = settings(folder.path(), "a", at(0));

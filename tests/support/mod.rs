@@ -306,6 +306,28 @@ pub fn local(port: u16) -> SocketAddr {
     SocketAddr::from((Ipv4Addr::LOCALHOST, port))
 }
 
+/// Makes an authority of a cluster and a certificate for each of these gateways, as files of `dir`.
+pub fn gateway_certificates(dir: &Path, names: &[&str]) {
+    use rcgen::{BasicConstraints, CertificateParams, IsCa, Issuer, KeyPair, KeyUsagePurpose};
+    let write = |name: String, text: String| {
+        fs::write(dir.join(&name), text).expect("write a certificate");
+        fs::set_permissions(dir.join(name), fs::Permissions::from_mode(0o600)).expect("close it to others");
+    };
+    let mut params = CertificateParams::default();
+    params.is_ca = IsCa::Ca(BasicConstraints::Unconstrained);
+    params.key_usages = vec![KeyUsagePurpose::KeyCertSign];
+    let key = KeyPair::generate().expect("generate the authority's key");
+    write("ca.pem".to_owned(), params.self_signed(&key).expect("sign the authority").pem());
+    let issuer = Issuer::new(params, key);
+    for name in names {
+        let key = KeyPair::generate().expect("generate a gateway's key");
+        let params = CertificateParams::new([(*name).to_owned()]).expect("name the gateway");
+        let cert = params.signed_by(&key, &issuer).expect("sign the gateway's certificate");
+        write(format!("{name}.pem"), cert.pem());
+        write(format!("{name}.key"), key.serialize_pem());
+    }
+}
+
 /// Makes an authority and a server certificate for `localhost` as files of `dir`.
 pub fn certificates(dir: &Path) {
     use rcgen::{BasicConstraints, CertificateParams, DnType, IsCa, Issuer, KeyPair, KeyUsagePurpose};
