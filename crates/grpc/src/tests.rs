@@ -11,6 +11,7 @@ use tokio::{
 };
 use tonic::{
     Code, Status,
+    codegen::BoxFuture,
     transport::{Certificate, Channel, ClientTlsConfig, Endpoint},
 };
 use tonic_health::pb::{
