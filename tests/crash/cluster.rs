@@ -124,7 +124,7 @@ fn strike(fault: Fault, pair: &mut Pair, world: &mut World, engine: &Engine) {
             pair.until("the copy is warm", |pair| pair.is_warm(other));
             let mut witness = Witness::at(pair.port_of(active));
             pair.signal(active, "STOP");
-            // It stands still by then.
+            // The process stands still by then.
             thread::sleep(Duration::from_millis(50));
             witness.publish();
             world.run(pair, seconds * SECOND);

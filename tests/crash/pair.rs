@@ -222,7 +222,7 @@ impl Pair {
         }
     }
 
-    /// What a gateway has logged.
+    /// Text that a gateway has logged.
     pub(crate) fn log_of(&self, number: usize) -> String {
         fs::read_to_string(self.log_path(&self.nodes[number])).unwrap_or_default()
     }

@@ -148,7 +148,7 @@ impl LineState {
             open.retain(|stream| stream.peer_addr().is_ok());
             open.extend([kept.0, kept.1]);
         }
-        // It may have been cut since it was accepted.
+        // The line may have been cut since the connection was accepted.
         if *self.passage.lock() == Passage::Cut {
             self.end_all();
         }

@@ -112,7 +112,7 @@ async fn a_cluster_of_an_earlier_version_goes_on() {
     write(&store, [value("d", "new", 2)]).await;
     tokio::time::sleep(Duration::from_millis(1_500)).await;
     assert_eq!((streams().await, store.ledger_figures().unwrap().waiting), (STREAMS - 1, 2));
-    // It is upgraded.
+    // An upgrade.
     *earlier.lock() = r#"{"address":"b.example:10000","warm":true,"streams":5}"#;
     shipped(&store).await;
     assert_eq!(streams().await, STREAMS);

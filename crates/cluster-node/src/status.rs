@@ -59,7 +59,7 @@ pub struct ClusterStatus {
     pub chain: Vec<EndedEpoch>,
     /// Nodes that were ever there, in the order of the ledger; 64 at most.
     pub nodes: Vec<NodeStatus>,
-    /// What the ledger has of each store.
+    /// Content of the ledger, by store.
     pub streams: Vec<StreamStatus>,
 }
 

@@ -72,7 +72,7 @@ pub struct GatewayLink {
     target: watch::Receiver<Option<LinkTarget>>,
     files: DatabaseTls,
     open_key: bool,
-    /// Where its connection runs, whoever makes it.
+    /// Runtime of its connection, whoever makes it.
     runtime: Handle,
     current: Mutex<CurrentLink>,
 }
@@ -146,7 +146,7 @@ impl GatewayLink {
     /// Returns whether a gateway is known that serves, and the last attempt to reach it has not failed.
     pub fn is_reachable(&self) -> bool {
         let has_failed = |current: &CurrentLink| current.failed.is_some();
-        // Who holds it makes a connection.
+        // Held by a task that makes a connection.
         self.target.borrow().is_some() && !self.current.try_lock().is_ok_and(|current| has_failed(&current))
     }
 

@@ -116,9 +116,9 @@ pub(super) async fn run(shared: Arc<Shared>, addresses: [SocketAddr; 2]) -> Grou
 pub(super) struct Keys {
     /// All below this were answered.
     answered: u32,
-    /// Those whose first call was answered. A call that ends with the gateway may have published, and so may the next one.
+    /// Keys whose first call was answered. A call that ends with the gateway may have published, and so may the next one.
     exact: HashSet<u32>,
-    /// Those of which nobody knows what became of them, as the gateway says.
+    /// Keys of which nobody knows what became of them, as the gateway says.
     lost: HashSet<u32>,
 }
 

@@ -1,4 +1,4 @@
-//! What was acknowledged, as retained messages and in the queue of a device that is away: cheaper to look at than a world.
+//! Acknowledged messages, as retained messages and in the queue of a device that is away: cheaper to look at than a world.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -88,7 +88,7 @@ impl Bystanders {
     }
 }
 
-/// What was answered to devices between two times that promises something, with the milliseconds since the first.
+/// Answers to devices between two times that promise something, with the milliseconds since the first.
 fn promised(world: &World, from: u64, to: u64) -> Vec<String> {
     let is_promise = |record: &&Record| match record.event {
         Event::Acked { .. } => (from..to).contains(&record.at),

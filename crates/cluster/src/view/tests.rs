@@ -102,7 +102,7 @@ fn a_view_gets_further_streams() {
     assert_eq!(wide.widen(&owner, 3).as_ref(), Ok(&wide));
     assert_eq!(wide.widen(&owner, 2).as_ref(), Ok(&wide), "none is taken away");
     assert!(matches!(view.widen(&node("a").owner(0, 1), 3), Err(ViewError::NotOwner { .. })));
-    // It begins in the epoch of its first owner, and goes on as any other.
+    // The stream begins in the epoch of its first owner, and goes on as any other.
     let released = wide.release(&owner, vec![None, None, sealed(5, 0)]).unwrap();
     assert_eq!((epochs(&released), released.homes[0].starts[2]), (vec![1, 2], start(2, 0, 0)));
 }

@@ -87,7 +87,7 @@ figures! {
     Gauge CLUSTER_ACTIVE: "gateway_cluster_active" [] "1 while this gateway serves, 0 while it stands by";
     /// Of a gateway that stands by; it takes over faster with a warm copy.
     Gauge CLUSTER_WARM: "gateway_cluster_warm" [] "1 while the copy of the home is near the end of the ledger";
-    /// It is one more with each gateway that has had the home, the same one again included.
+    /// One more with each gateway that has had the home, the same one again included.
     Gauge CLUSTER_EPOCH: "gateway_cluster_epoch" [] "Epoch in which this gateway serves";
     /// Of each gateway that has ever been in the cluster, as the one that serves sees it: `serves`, `warm` (stands by with a copy near
     /// the end of the ledger), `copying` (stands by, and its copy is being made), `silent` (no sign of life for five seconds).
@@ -99,14 +99,14 @@ figures! {
     Counter LEDGER_APPENDED: "gateway_ledger_appended_bytes_total" [] "Bytes of these";
     /// Calls without an answer after 200 ms; a few are ordinary.
     Counter LEDGER_REPEATS: "gateway_ledger_repeats_total" [] "Calls of the ledger that were made again";
-    /// What transactions changed, with the copies of it that the way takes. Part of the kind `ledger` of `gateway_memory_bytes`.
+    /// Changes of transactions, with the copies of them that the way takes. Part of the kind `ledger` of `gateway_memory_bytes`.
     Gauge LEDGER_REDO: "gateway_ledger_redo_bytes" [] "Bytes in memory of records on their way to the ledger";
     /// PUBACK, PUBREC, CONNACK and answers of backends, while the gateway does not know that it serves still. Part of the kind
     /// `ledger` of `gateway_memory_bytes`.
     Gauge LEDGER_ANSWERS: "gateway_ledger_waiting_answers" [] "Answers that wait for the lease";
     /// About three times as much as is stored at most; more right after a takeover, until keys have been repeated once.
     Gauge LEDGER_BYTES: "gateway_ledger_bytes" ["store"] "Bytes of the home in the ledger, by store, about";
-    /// Where the ledger keeps latest values, which is with PostgreSQL.
+    /// If the ledger keeps latest values, as one in PostgreSQL does.
     Gauge LEDGER_LATEST_WAITING: "gateway_ledger_latest_waiting" [] "Latest values that have changed since the ledger had them";
     /// A gateway that takes over has all values that are older. About `latest.ledger_interval` is ordinary; more while the database is slow,
     /// or `latest.ledger_bytes` does not suffice.

@@ -44,7 +44,7 @@ impl LatestCopy {
             if let Some(changed) = changed
                 && !changed.is_empty(txn)?
             {
-                // What the ledger says about a key holds, whatever was there.
+                // The ledger decides about a key, whatever was there.
                 table::keys(changes, latest).try_for_each(|key| changed.delete(txn, key).map(drop))?;
             }
             Ok(())

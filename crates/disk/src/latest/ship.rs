@@ -125,7 +125,7 @@ impl LatestShipper {
     pub(super) async fn finish(&self) {
         let shared = Arc::clone(&self.shared);
         let finish = tokio::task::spawn_blocking(move || shared.end(LAST_LAP));
-        // It does not panic.
+        // The thread does not panic.
         let _ = finish.await;
     }
 }
@@ -320,7 +320,7 @@ impl ShipperWorker {
             }
             position.map_or(Ok(()), |position| self.environment.note_position(txn, position))
         });
-        // What the ledger has and is not taken out goes once more.
+        // A key that the ledger has, and that is not taken out, goes once more.
         taken_out.map_err(|error| self.environment.failed(&error))?;
         let values = noted.len() as u64;
         if position.is_none() {
@@ -381,7 +381,7 @@ impl ShipperWorker {
                 Some(head) => {
                     read::locate(newest, txn, head.topic.as_bytes(), |found| found.topic == head.topic)?
                 }
-                // It goes as it is.
+                // Sent as it is.
                 None => None,
             };
             let version = head.map_or(0, |head| head.version);

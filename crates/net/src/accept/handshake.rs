@@ -121,9 +121,9 @@ impl From<HandshakeError> for HandshakeFailure {
 
 /// A client whose CONNECT was accepted.
 pub(crate) enum EstablishedClient {
-    /// It owns a session.
+    /// Owns a session.
     Here(Connection),
-    /// Its session is at another gateway.
+    /// Has its session at another gateway.
     Elsewhere(Box<Relaying>),
 }
 

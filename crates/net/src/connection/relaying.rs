@@ -1,6 +1,6 @@
 //! A client whose session is at another gateway: its bytes go there, and come from there, through the layers of its socket.
 //!
-//! What neither side takes is bounded: of the client nothing is read while its gateway does not take what came before, and the other
+//! Bytes that a side does not take are bounded: of the client nothing is read while its gateway does not take what came before, and the other
 //! way round. Without traffic it holds no buffer.
 
 use std::{
@@ -144,7 +144,7 @@ impl OpenRelay {
             Poll::Ready(result) => result?,
         }
         count(|c| c.bytes_in.add(read as u64));
-        // What came before a fault is the home's, which then sees the end.
+        // Bytes from before a fault are the home's, which then sees the end.
         self.poll_send_home(cx)?;
         if read == 0 || opened.is_err() || self.layers.peer_closed() {
             return Err(RelayEnd);
