@@ -60,10 +60,11 @@ pub(crate) struct Broker {
 }
 
 fn mosquitto() -> Option<PathBuf> {
-    ["/usr/sbin/mosquitto", "/usr/local/sbin/mosquitto", "/usr/bin/mosquitto"]
-        .into_iter()
-        .map(PathBuf::from)
-        .find(|path| path.exists())
+    // scripts/test.sh has its folder on PATH; a package installs it where not everybody's PATH leads.
+    let folders = std::env::var_os("PATH").map(|path| std::env::split_paths(&path).collect::<Vec<_>>());
+    let others = ["/usr/sbin", "/usr/local/sbin"].map(PathBuf::from);
+    let all = folders.unwrap_or_default().into_iter().chain(others);
+    all.map(|folder| folder.join("mosquitto")).find(|path| path.exists())
 }
 
 impl Broker {
