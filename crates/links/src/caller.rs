@@ -6,8 +6,7 @@ use access::backends::{Role, Scope, TokenGrant};
 use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD};
 use serde::{Deserialize, Serialize};
 
-/// Longest header with a caller: a scope may have a hundred long filters.
-const MOST_BYTES: usize = 40 << 10;
+use crate::MOST_HEADER;
 
 /// A caller whose rights were checked. Fields that a newer version adds are passed over.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -59,7 +58,7 @@ impl PassedCaller {
     /// As the value of a header; `None` if that would be too long.
     pub(crate) fn to_header(&self) -> Option<String> {
         let header = BASE64_STANDARD_NO_PAD.encode(serde_json::to_vec(self).ok()?);
-        (header.len() <= MOST_BYTES).then_some(header)
+        (header.len() <= MOST_HEADER).then_some(header)
     }
 
     /// Reads the value of a header; `None` if it is not one.

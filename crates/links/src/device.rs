@@ -7,6 +7,8 @@ use base64::{Engine as _, prelude::BASE64_STANDARD_NO_PAD};
 use gateway_core::{Peer, Timestamp, clock};
 use prost::Message;
 
+use crate::MOST_HEADER;
+
 /// A device that was admitted. Fields that a newer version adds are passed over.
 #[derive(Clone, PartialEq, Message)]
 pub struct RelayedDevice {
@@ -94,9 +96,10 @@ impl RelayedDevice {
         self.identity.principal()
     }
 
-    /// As the value of a header.
-    pub(crate) fn to_header(&self) -> String {
-        BASE64_STANDARD_NO_PAD.encode(self.encode_to_vec())
+    /// As the value of a header; `None` if that would be too long.
+    pub(crate) fn to_header(&self) -> Option<String> {
+        let header = BASE64_STANDARD_NO_PAD.encode(self.encode_to_vec());
+        (header.len() <= MOST_HEADER).then_some(header)
     }
 
     /// Reads the value of a header; `None` if it is not one.

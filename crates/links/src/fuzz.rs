@@ -7,9 +7,10 @@ use crate::{PassedCaller, RelayedDevice};
 #[doc(hidden)]
 pub fn fuzz_links(data: &[u8]) {
     if let Some(device) = RelayedDevice::from_header(data) {
-        let again = RelayedDevice::from_header(device.to_header().as_bytes()).expect("written by us");
-        assert_eq!(again, device);
-        assert!(again.peer().is_some() && again.principal().is_some());
+        let header = device.to_header();
+        let again =
+            header.map(|header| RelayedDevice::from_header(header.as_bytes()).expect("written by us"));
+        assert!(again.is_none_or(|again| again == device));
     }
     if let Some(caller) = PassedCaller::from_header(data) {
         let header = caller.to_header();

@@ -62,8 +62,10 @@ pub enum LinkError {
     /// The gateway does not serve, or not this.
     #[error("{0} refuses: {1}")]
     Refused(String, StatusCode),
-    /// The caller's rights are too long to be passed on.
-    #[error("the scope of the caller is too long to be passed on")]
+    /// The rights of the caller, or the claims of the device, are too long to be passed on.
+    #[error(
+        "the scope of the caller, or the claims and certificate of the device, are too long to be passed on"
+    )]
     TooLong,
 }
 
@@ -108,7 +110,8 @@ impl GatewayLink {
     async fn open_relay(&self, device: &RelayedDevice) -> Result<RelayStream, LinkError> {
         let (writer, body) = outgoing();
         let mut request = Request::post(RELAY).body(body_of(body)).map_err(|_| LinkError::TooLong)?;
-        let header = HeaderValue::from_str(&device.to_header()).map_err(|_| LinkError::TooLong)?;
+        let header = device.to_header().and_then(|header| HeaderValue::try_from(header).ok());
+        let header = header.ok_or(LinkError::TooLong)?;
         request.headers_mut().insert(DEVICE, header);
         let answer = match timeout(OPEN, self.send(request)).await {
             Ok(answer) => answer?,
@@ -133,7 +136,10 @@ impl GatewayLink {
         let header = header.ok_or(LinkError::TooLong)?;
         let path = request.uri().path_and_query().cloned();
         *request.uri_mut() = path.map(Uri::from).unwrap_or_default();
-        request.headers_mut().remove(hyper::header::AUTHORIZATION);
+        // Neither its credentials nor what only a gateway says.
+        for name in [hyper::header::AUTHORIZATION.as_str(), DEVICE] {
+            request.headers_mut().remove(name);
+        }
         request.headers_mut().insert(CALLER, header);
         let answer = self.send(request).await?;
         count(|c| c.calls_out.add(1));

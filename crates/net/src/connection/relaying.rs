@@ -12,7 +12,8 @@ use std::{
 };
 
 use broker::{Charge, MemoryKind};
-use links::RelayStream;
+use gateway_core::Effort;
+use links::{RelayStream, STREAM_WINDOW};
 use tokio::{
     io::{AsyncRead as _, AsyncWrite as _, ReadBuf},
     time::Sleep,
@@ -22,13 +23,10 @@ use super::lingering::Remains;
 use crate::{
     NetShared,
     counters::count,
-    layers::{Layers, socket::Socket},
+    layers::{Layers, layered::BACKLOG, socket::Socket},
     local::{ShardLocal, go_on_after_others},
     timers,
 };
-
-/// Reads in each direction before other tasks have their turn.
-const READS_PER_POLL: usize = 4;
 
 /// Bytes that it may hold uncharged.
 const FREE: usize = 1 << 10;
@@ -105,9 +103,10 @@ impl Future for Relaying {
 
 impl OpenRelay {
     fn poll_both(&mut self, cx: &mut Context<'_>) -> Result<(), RelayEnd> {
-        for _ in 0..READS_PER_POLL {
-            let is_read = self.poll_client(cx)?;
-            let is_written = self.poll_home(cx)?;
+        let mut effort = Effort::default();
+        while !effort.is_spent() {
+            let is_read = self.poll_client(&mut effort, cx)?;
+            let is_written = self.poll_home(&mut effort, cx)?;
             if !is_read && !is_written {
                 return self.settle();
             }
@@ -116,10 +115,12 @@ impl OpenRelay {
         self.settle()
     }
 
-    /// Charges what it holds.
+    /// Charges what it holds. While a side does not take what is there for it, the window of its stream fills, too.
     fn settle(&mut self) -> Result<(), RelayEnd> {
         self.layers.compact();
-        let held = self.to_home.capacity() + self.layers.held();
+        let is_held_up = !self.to_home.is_empty() || self.layers.unsent() > 0;
+        let window = if is_held_up { STREAM_WINDOW as usize } else { 0 };
+        let held = self.to_home.capacity() + self.layers.held() + window;
         if self.charge.set(if held <= FREE { 0 } else { held }) {
             return Ok(());
         }
@@ -128,8 +129,9 @@ impl OpenRelay {
     }
 
     /// From the client to its home. Returns whether something was read.
-    fn poll_client(&mut self, cx: &mut Context<'_>) -> Result<bool, RelayEnd> {
-        if !self.poll_send_home(cx)? {
+    fn poll_client(&mut self, effort: &mut Effort, cx: &mut Context<'_>) -> Result<bool, RelayEnd> {
+        // A client that asks for answers of its layers and takes none is not read from.
+        if !self.poll_send_home(cx)? || self.layers.unsent() >= BACKLOG {
             return Ok(false);
         }
         let mut local = ShardLocal::take();
@@ -144,6 +146,9 @@ impl OpenRelay {
             Poll::Ready(result) => result?,
         }
         count(|c| c.bytes_in.add(read as u64));
+        effort.spend(Effort::CALL);
+        effort.spend_each(Effort::KIB, read / 1024);
+        self.layers.charge(effort);
         // Bytes from before a fault are the home's, which then sees the end.
         self.poll_send_home(cx)?;
         if read == 0 || opened.is_err() || self.layers.peer_closed() {
@@ -165,7 +170,7 @@ impl OpenRelay {
     }
 
     /// From the home to the client. Returns whether something was read.
-    fn poll_home(&mut self, cx: &mut Context<'_>) -> Result<bool, RelayEnd> {
+    fn poll_home(&mut self, effort: &mut Effort, cx: &mut Context<'_>) -> Result<bool, RelayEnd> {
         if !self.poll_send_client(cx)? {
             return Ok(false);
         }
@@ -183,6 +188,8 @@ impl OpenRelay {
         if polled.is_pending() {
             return Ok(false);
         }
+        effort.spend(Effort::CALL);
+        effort.spend_each(Effort::KIB, read / 1024);
         self.home_ended = read == 0;
         if self.home_ended {
             self.layers.close(None);
