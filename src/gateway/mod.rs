@@ -250,6 +250,21 @@ impl Builder {
     }
 }
 
+/// Ends what is left of connections and handshakes, so that nothing outlives the gateway, not even the lock on its data directory. Waits for
+/// the shards so long at most.
+async fn end_shards(shared: &net::NetShared, threads: Vec<std::thread::JoinHandle<()>>, longest: Duration) {
+    shared.end();
+    let joined = tokio::task::spawn_blocking(|| {
+        for thread in threads {
+            // A thread that panicked has ended, too.
+            let _ = thread.join();
+        }
+    });
+    if tokio::time::timeout(longest, joined).await.is_err() {
+        warn!("a shard is still busy, it is left behind");
+    }
+}
+
 /// A gateway whose home is another's: only connections of devices are left, until the process ends.
 pub struct ReleasedGateway {
     _gateway: Gateway,
@@ -384,7 +399,7 @@ impl Gateway {
             task.abort();
         }
         let _ = self.stopping.send(true);
-        self.join_shards(deadline / 8).await;
+        end_shards(&self.shared, std::mem::take(&mut self.threads), deadline / 8).await;
         let told = async { while self.listeners.join_next().await.is_some() {} };
         if tokio::time::timeout(deadline / 8, told).await.is_err() {
             debug!("not every client of QUIC has acknowledged the end of its connection");
@@ -396,22 +411,6 @@ impl Gateway {
         self.home.close().await;
         self.broker.release_sessions();
         info!("stopped");
-    }
-
-    /// Ends what is left of connections and handshakes, so that nothing outlives the gateway, not even the lock on its
-    /// data directory.
-    async fn join_shards(&mut self, longest: Duration) {
-        self.shared.end();
-        let threads = std::mem::take(&mut self.threads);
-        let joined = tokio::task::spawn_blocking(|| {
-            for thread in threads {
-                // A thread that panicked has ended, too.
-                let _ = thread.join();
-            }
-        });
-        if tokio::time::timeout(longest, joined).await.is_err() {
-            warn!("a shard is still busy, it is left behind");
-        }
     }
 
     async fn drain(&self) {

@@ -1,6 +1,6 @@
 //! The listeners of devices while another gateway of the cluster serves: devices are authenticated here, and relayed to that one.
 
-use std::{sync::Arc, thread::JoinHandle};
+use std::{sync::Arc, thread::JoinHandle, time::Duration};
 
 use auth::abuse::{AbuseGuard, BanRegistry};
 use broker::{Account, Broker, BrokerConfig};
@@ -10,7 +10,10 @@ use net::{BoundListener, NetShared};
 use tokio::{sync::watch, task::JoinSet};
 use tracing::error;
 
-use super::{StartError, admission::Admission};
+use super::{StartError, admission::Admission, end_shards};
+
+/// Time for the end of all connections: the gateway is about to serve.
+const LONGEST_END: Duration = Duration::from_secs(2);
 
 /// Doors to devices that have their sessions elsewhere. No session is ever opened in its broker, which has the limits and the memory
 /// account.
@@ -67,15 +70,7 @@ impl RelayingDoors {
     pub(super) async fn close(mut self) {
         self.shared.refuse_connects().await;
         self.tasks.shutdown().await;
-        self.shared.end();
-        let threads = std::mem::take(&mut self.threads);
-        let joined = tokio::task::spawn_blocking(move || {
-            for thread in threads {
-                // A thread that panicked has ended, too.
-                let _ = thread.join();
-            }
-        });
-        let _ = joined.await;
+        end_shards(&self.shared, std::mem::take(&mut self.threads), LONGEST_END).await;
     }
 }
 
