@@ -3,16 +3,19 @@
 use std::{
     fs,
     future::{Future, ready},
-    io::Write as _,
-    net::SocketAddr,
+    io::{Read as _, Write as _},
+    net::{SocketAddr, TcpStream},
     path::Path,
     pin::Pin,
     process::{Command, Stdio},
     sync::Arc,
 };
 
-use access::backends::{Role, Scope};
-use codec::{Connect, Packet};
+use access::{
+    backends::{Role, Scope},
+    scram,
+};
+use codec::{AuthPacket, Connect, Packet};
 use gateway_core::{Protocol, QoS};
 use links::{GatewayLink, LinkTarget, Members};
 use mqtt_server::{
@@ -20,18 +23,25 @@ use mqtt_server::{
     gateway::{Standby, StandbyPages},
     proto::gateway::v1::{
         self, devices_client::DevicesClient, publisher_client::PublisherClient,
-        subscriber_client::SubscriberClient,
+        security_client::SecurityClient, subscriber_client::SubscriberClient,
     },
 };
 use tokio::sync::watch;
-use tonic::{Code, service::interceptor::InterceptedService, transport::Channel};
+use tonic::{
+    Code,
+    body::Body,
+    codegen::{Service as _, http::Request},
+    service::interceptor::InterceptedService,
+    transport::Channel,
+};
 use tonic_types::StatusExt as _;
 
 use crate::{
     access::{Authorized, Bearer, add},
-    client::{Client, Got, hello, message, will},
+    client::{Client, Got, decoded, from_host, hello, message, will},
     harness::*,
-    support::{gateway_certificates, ports::free_ports},
+    support::{certificates, gateway_certificates, local, ports::free_ports},
+    ways::{Devices, Stream, Way},
 };
 
 struct Everybody;
@@ -57,12 +67,14 @@ struct Through {
     serving: Setup,
     standby: Option<Standby>,
     told: watch::Sender<Option<LinkTarget>>,
-    /// Port for devices, and calls, of the one that stands by.
+    /// Ports of the one that stands by: of HTTP, and the first for devices, one for each way in the order of [`Way::ALL`].
+    http: u16,
     mqtt: u16,
+    /// Calls to that one.
     channel: Channel,
     reader: String,
     admin: String,
-    _folder: tempfile::TempDir,
+    folder: tempfile::TempDir,
 }
 
 impl Through {
@@ -76,26 +88,43 @@ impl Through {
         let (users, rules) = (folder.path().join("users"), folder.path().join("rules"));
         fs::write(&rules, "[[rules]]\nallow = \"all\"\ntopics = [\"open/#\", \"a/%u/#\"]\n").unwrap();
         let mut passwd = Command::new(env!("CARGO_BIN_EXE_mqtt-server"))
-            .args(["passwd", "add"])
+            .args(["passwd", "add", "--scram"])
             .args([users.as_os_str(), "ann".as_ref()])
             .stdin(Stdio::piped())
             .spawn()
             .unwrap();
         passwd.stdin.take().unwrap().write_all(b"secret\n").unwrap();
         assert!(passwd.wait().unwrap().success());
-        let port = free_ports(4);
+        let port = free_ports(8);
+        certificates(folder.path());
         let at = |offset| SocketAddr::from(([127, 0, 0, 1], port + offset));
         let change = |config: &mut Config| {
             config.backends.tokens = Some(tokens.clone());
             config.auth.password_file = Some(users.clone());
             config.auth.allow_anonymous = true;
             config.authorization.rules = Some(rules.clone());
-            config.http.enabled = false;
+            config.cert = folder.path().join("server.crt");
+            config.key = folder.path().join("server.key");
+        };
+        // The same names at both.
+        let listener = |way: Way, address| Listener {
+            name: way.kind().to_owned(),
+            kind: match way {
+                Way::Tcp => ListenerKind::Tcp,
+                Way::Ws => ListenerKind::Ws,
+                Way::Tls => ListenerKind::Tls,
+                Way::Wss => ListenerKind::Wss,
+            },
+            address: Some(Address::Ip(address)),
+            ..Listener::default()
         };
         let links = settings(folder.path(), "a", at(0));
         let serving = Setup::built(
             |config| {
                 change(config);
+                config.listeners.extend(
+                    [Way::Ws, Way::Tls, Way::Wss].map(|way| listener(way, ([127, 0, 0, 1], 0).into())),
+                );
                 config.cluster.links = links;
             },
             |builder| builder.members(Arc::new(Everybody)),
@@ -105,12 +134,9 @@ impl Through {
         let (told, known) = watch::channel(Some(target));
         let mut config =
             Config { addr: None, grpc_addr: at(2), insecure_grpc: true, shards: 1, ..Config::default() };
-        config.listeners = vec![Listener {
-            name: "tcp".to_owned(),
-            kind: ListenerKind::Tcp,
-            address: Some(Address::Ip(at(1))),
-            ..Listener::default()
-        }];
+        config.listeners =
+            Way::ALL.into_iter().zip(4..).map(|(way, offset)| listener(way, at(offset))).collect();
+        config.http_addr = at(1);
         config.grpc.tls = false;
         change(&mut config);
         config.cluster.links = settings(folder.path(), "b", at(3));
@@ -124,11 +150,12 @@ impl Through {
             serving,
             standby: Some(standby),
             told,
-            mqtt: port + 1,
+            http: port + 1,
+            mqtt: port + 4,
             channel,
             reader,
             admin,
-            _folder: folder,
+            folder,
         }
     }
 
@@ -280,4 +307,154 @@ async fn a_relay_ends_with_either_side() {
     assert_eq!(watcher.next(), Got::Publish("open/will".to_owned(), b"stays".to_vec()));
     let ended = async { while let Ok(Some(_)) = stream.message().await {} };
     soon("the end of the stream", ended).await;
+}
+
+/// The failures: the layers of a listener are lost on the way, or a device behind them is answered without them.
+#[tokio::test(flavor = "multi_thread")]
+async fn every_way_to_a_listener_is_relayed() {
+    let through = Through::new().await;
+    let tls = Devices::new().config(&through.folder.path().join("ca.crt"), None);
+    for (way, port) in Way::ALL.into_iter().zip(through.mqtt..) {
+        let (stream, _) = way.open([127, 0, 0, 1].into(), port, &tls).unwrap();
+        let mut client = Client::<Stream>::on(stream, Protocol::V5);
+        client.send(&Packet::Connect(Box::new(hello(Protocol::V5, way.kind()))));
+        assert_eq!(client.next(), Got::ConnAck(0), "{way:?}");
+        let topic = format!("open/{}", way.kind());
+        assert_eq!(client.subscribe_with(&topic, QoS::AtLeastOnce, None), 1);
+        let mut publisher = Client::connect(through.serving.mqtt, Protocol::V5, "publisher");
+        let payload = vec![b'x'; 200_000];
+        publisher.publish_acked(&topic, &payload, false);
+        assert_eq!(client.next(), Got::Publish(topic, payload), "{way:?}");
+        let found = through.serving.gateway.broker().device(way.kind()).unwrap();
+        assert_eq!(*found.connection.listener, way.kind());
+    }
+}
+
+/// The failures: who has proved a password by SCRAM is nobody at the gateway that serves, or cannot authenticate again.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_client_of_scram_is_relayed_and_may_prove_itself_again() {
+    const METHOD: &str = "SCRAM-SHA-256";
+    let through = Through::new().await;
+    let mut client = Client::open(through.mqtt, Protocol::V5);
+    let mut prove = |begin: &dyn Fn(&str) -> Packet<'static>| {
+        let first = scram::client::first("ann", "nonce");
+        client.send(&begin(&first));
+        let bytes = client.next_bytes().unwrap();
+        let Packet::Auth(challenge) = decoded(&bytes, Protocol::V5) else { panic!("{bytes:02x?}") };
+        let challenge = challenge.data.unwrap();
+        let (last, proof) = scram::client::last(&first, &challenge, b"secret").unwrap();
+        client.send(&auth(0x18, METHOD, &last));
+        let bytes = client.next_bytes().unwrap();
+        let data = match decoded(&bytes, Protocol::V5) {
+            Packet::ConnAck(ack) if ack.code == 0 => ack.auth_data,
+            Packet::Auth(auth) if auth.code == 0 => auth.data,
+            _ => panic!("{bytes:02x?}"),
+        };
+        assert_eq!(data.as_deref(), Some(proof.as_bytes()), "the gateway proves itself, too");
+    };
+    prove(&|first| {
+        Packet::Connect(Box::new(Connect {
+            auth_method: Some(METHOD.to_owned()),
+            auth_data: Some(first.to_owned().into()),
+            ..hello(Protocol::V5, "scram")
+        }))
+    });
+    prove(&|first| auth(0x19, METHOD, first));
+    assert_eq!(client.subscribe_with("a/ann/#", QoS::AtLeastOnce, None), 1);
+}
+
+fn auth(code: u8, method: &str, data: &str) -> Packet<'static> {
+    let (method, data) = (Some(method.to_owned()), Some(data.to_owned().into()));
+    Packet::Auth(Box::new(AuthPacket { code, method, data, ..AuthPacket::default() }))
+}
+
+/// The failures: a ban made by a call holds at one gateway only; a caller opens a relay, and is any device.
+#[tokio::test(flavor = "multi_thread")]
+async fn bans_hold_and_links_are_for_gateways_alone() {
+    let through = Through::new().await;
+    let connect = |host| {
+        let mut client = Client::over(from_host(host, through.mqtt), Protocol::V5);
+        client.send(&Packet::Connect(Box::new(hello(Protocol::V5, "from-host"))));
+        client.next()
+    };
+    assert_eq!(connect(9), Got::ConnAck(0));
+    let target = v1::BanTarget { target: Some(v1::ban_target::Target::Address("127.0.0.9".to_owned())) };
+    let ban = v1::AddBanRequest { target: Some(target), ..v1::AddBanRequest::default() };
+    SecurityClient::new(through.admin()).add_ban(ban).await.unwrap();
+    assert_eq!(connect(9), Got::ConnAck(0x8A));
+    assert_eq!(connect(8), Got::ConnAck(0));
+
+    let request = Request::post("http://localhost/gateway.links.v1/relay")
+        .header("gateway-device", "CgFhEgN0Y3A")
+        .header("authorization", format!("Bearer {}", through.admin))
+        .header("content-type", "application/grpc")
+        .body(Body::empty())
+        .unwrap();
+    let mut channel = through.channel.clone();
+    std::future::poll_fn(|cx| channel.poll_ready(cx)).await.unwrap();
+    let answer = channel.call(request).await.unwrap();
+    assert_eq!(answer.headers()["grpc-status"], "12");
+}
+
+/// The failure: over HTTP a gateway that stands by has nothing to say.
+#[tokio::test(flavor = "multi_thread")]
+async fn http_and_the_page_are_those_of_the_gateway_that_serves() {
+    let through = Through::new().await;
+    let _near = Client::connect(through.serving.mqtt, Protocol::V5, "near");
+    let ask = |line: &str, headers: &str, body: &str| {
+        let mut stream = TcpStream::connect(local(through.http)).unwrap();
+        let length = body.len();
+        write!(
+            stream,
+            "{line} HTTP/1.1\r\nhost: localhost\r\nconnection: close\r\n{headers}content-length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).unwrap();
+        answer
+    };
+    let get =
+        |path: &str| ask(&format!("GET {path}"), &format!("authorization: Bearer {}\r\n", through.admin), "");
+    let devices = get("/v1/devices");
+    assert!(devices.starts_with("HTTP/1.1 200") && devices.contains("\"near\""), "{devices}");
+    let form = "origin: http://localhost\r\ncontent-type: application/x-www-form-urlencoded\r\n";
+    let logged_in = ask("POST /page/login", form, &format!("token={}&next=/page/", through.admin));
+    let (_, cookie) = logged_in.split_once("set-cookie: ").expect(&logged_in);
+    let cookie = format!("cookie: {}\r\n", cookie.split(';').next().unwrap());
+    let page = ask("GET /page/devices", &cookie, "");
+    assert!(page.starts_with("HTTP/1.1 200") && page.contains("near"), "{page}");
+    let ready = get("/readyz");
+    assert!(ready.starts_with("HTTP/1.1 200") && ready.contains("standby"), "{ready}");
+}
+
+/// The failure: answers to the pings of a WebSocket that reads nothing pile up at the gateway that relays.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_relayed_client_that_reads_nothing_is_not_read_from() {
+    let through = Through::new().await;
+    let mut socket = TcpStream::connect(local(through.mqtt + 1)).unwrap();
+    write!(
+        socket,
+        "GET /mqtt HTTP/1.1\r\nhost: localhost\r\nupgrade: websocket\r\nconnection: upgrade\r\n\
+         sec-websocket-version: 13\r\nsec-websocket-key: dGhlIHNhbXBsZSBub25jZQ==\r\nsec-websocket-protocol: mqtt\r\n\r\n"
+    )
+    .unwrap();
+    let mut head = [0; 4096];
+    assert!(socket.read(&mut head).unwrap() > 0);
+    let mut connect = Vec::new();
+    codec::encode(&Packet::Connect(Box::new(hello(Protocol::V5, "deaf"))), Protocol::V5, &mut connect);
+    let frame =
+        |first: u8, payload: &[u8]| [&[first, 0x80 | payload.len() as u8, 0, 0, 0, 0], payload].concat();
+    socket.write_all(&frame(0x82, &connect)).unwrap();
+    assert!(socket.read(&mut head).unwrap() > 0, "CONNACK");
+    socket.set_write_timeout(Some(std::time::Duration::from_secs(2))).unwrap();
+    let pings = frame(0x89, &[b'x'; 125]).repeat(1_000);
+    let mut sent = 0;
+    let error = loop {
+        match socket.write(&pings) {
+            Ok(written) => sent += written,
+            Err(error) => break error,
+        }
+        assert!(sent < 64 << 20, "all of it is read");
+    };
+    assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock, "the connection stays: {error}");
 }

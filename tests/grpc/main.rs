@@ -30,3 +30,6 @@ mod subscribing;
 mod support;
 mod tenants;
 mod top;
+#[expect(dead_code, reason = "devices here show no certificate")]
+#[path = "../gateway/matrix/ways.rs"]
+mod ways;

@@ -178,7 +178,7 @@ impl Deposit {
         let mut reader = Client::connect(port, Protocol::V5, "reader");
         reader.subscribe(&topic);
         let expected = self.retained.get(&topic).map(|item| item.payload());
-        // It may come after the answer to a PING.
+        // The message may come after the answer to a PING.
         matches!(reader.next(), Got::Publish(_, payload) if Some(&payload) == expected.as_ref())
     }
 
