@@ -25,7 +25,7 @@ pub(crate) async fn widen(ledger: &dyn Ledger, tenure: &Tenure) {
                 match tenure.widen().await {
                     Ok(()) => return tracing::info!("latest values go to the ledger from now on"),
                     Err(ViewError::NotOwner { .. }) => return,
-                    Err(error) => tracing::warn!(%error, "the cluster's view cannot be changed"),
+                    Err(error) => gateway_core::warn_limited!(%error, "the cluster's view cannot be changed"),
                 }
             }
         }

@@ -59,7 +59,7 @@ const CALLER: &str = "gateway-caller";
 
 /// Bytes that a gateway sends for one relay or call before the other has taken any of them: what a device that does not read, or
 /// a backend, makes its gateway hold.
-pub const STREAM_WINDOW: u32 = 32 << 10;
+pub const STREAM_WINDOW: u32 = 64 << 10;
 
 /// Largest list of headers: a caller's metadata, or a device's identity with many claims.
 const HEADER_LIST: u32 = 64 << 10;
