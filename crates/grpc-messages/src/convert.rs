@@ -333,6 +333,38 @@ pub fn view(view: i32, default: v1::DeviceView) -> Result<v1::DeviceView, Error>
     Ok(if view == v1::DeviceView::Unspecified { default } else { view })
 }
 
+/// A batch has no more messages than a call may have.
+pub fn check_batch(requests: &[v1::PublishRequest]) -> Result<(), Error> {
+    if requests.len() > MAX_BATCH {
+        return Err(Error::invalid("requests", format!("has more than {MAX_BATCH} items")));
+    }
+    Ok(())
+}
+
+/// Messages of a publish stream that may wait for their results, if the caller does not say.
+pub const DEFAULT_WINDOW: usize = 1_000;
+/// Most messages of a publish stream that may wait for their results.
+pub const MAX_WINDOW: usize = 10_000;
+
+/// The window of a publish stream, and whether only failures are spelled out.
+pub fn publish_options(options: v1::PublishStreamOptions) -> Result<(usize, bool), Error> {
+    let window = match options.window as usize {
+        0 => DEFAULT_WINDOW,
+        window if window <= MAX_WINDOW => window,
+        _ => return Err(Error::invalid("options.window", format!("is more than {MAX_WINDOW}"))),
+    };
+    let detail: v1::ResultDetail = known(options.detail, "options.detail")?;
+    Ok((window, detail == v1::ResultDetail::Failures))
+}
+
+/// Tells whether a result is spelled out also where only failures are.
+pub fn is_failure(result: &Result<v1::PublishResponse, impl Sized>) -> bool {
+    let failed = |response: &v1::PublishResponse| {
+        matches!(response.outcome(), v1::Outcome::Dropped | v1::Outcome::Rejected)
+    };
+    result.as_ref().map_or(true, failed)
+}
+
 /// Validates a page size; 0 is the default.
 pub fn page_size(size: i32) -> Result<usize, Error> {
     match usize::try_from(size) {

@@ -22,7 +22,7 @@ use tokio_stream::{Stream, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use self::{
-    issued::{check_batch, publish, publish_all, to_result},
+    issued::{publish, publish_all, to_result},
     many::{ManyRun, MultiPublish},
     stream::PublishRun,
 };
@@ -82,7 +82,7 @@ impl Publisher for PublisherService {
         let call = Call::of(request.extensions())?;
         let deadline = deadline(request.metadata(), self.context.config.wait_timeout);
         let requests = request.into_inner().requests;
-        check_batch(&requests)?;
+        convert::check_batch(&requests)?;
         let mut results = Vec::with_capacity(requests.len());
         let Context { broker, keys, schedule, .. } = &self.context;
         for issued in publish_all(broker, keys, schedule, &call, requests).await {

@@ -18,7 +18,7 @@ use crate::{
 };
 use grpc_messages::{
     answers,
-    convert::{self, MAX_BATCH, Publication},
+    convert::{self, Publication},
     status::Error,
     wait::Wait,
 };
@@ -157,19 +157,12 @@ pub(super) async fn publish_all(
     issued
 }
 
-/// A batch has no more messages than a call may have.
-pub(super) fn check_batch(requests: &[v1::PublishRequest]) -> Result<(), Error> {
-    if requests.len() > MAX_BATCH {
-        return Err(Error::invalid("requests", format!("has more than {MAX_BATCH} items")));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::{pin::pin, time::Duration};
 
     use broker::BrokerConfig;
+    use grpc_messages::convert::MAX_BATCH;
 
     use super::*;
     use crate::publishing::{keys::KeyOptions, schedule::ScheduleOptions};

@@ -293,11 +293,7 @@ impl ManyRun {
     }
 
     fn tell(&mut self, device_id: String, result: Result<v1::PublishResponse, Error>) {
-        let is_good = matches!(&result, Ok(response) if !matches!(
-            response.outcome(),
-            v1::Outcome::Dropped | v1::Outcome::Rejected
-        ));
-        if !(is_good && self.many.failures_only) {
+        if !self.many.failures_only || convert::is_failure(&result) {
             self.known_bytes += device_id.len() + RESULT;
             self.known.push(v1::DeviceResult { device_id, result: Some(to_result(result)) });
         }

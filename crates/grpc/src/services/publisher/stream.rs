@@ -6,7 +6,7 @@ use prost::Message as _;
 use tokio::{sync::mpsc, time::Instant};
 use tonic::{Status, Streaming};
 
-use super::issued::{Issued, check_batch, publish_all, to_result};
+use super::issued::{Issued, publish_all, to_result};
 use crate::{
     context::Context,
     proto::gateway::v1,
@@ -16,9 +16,6 @@ use crate::{
     },
 };
 use grpc_messages::{convert, status::Error};
-
-const DEFAULT_WINDOW: usize = 1_000;
-const MAX_WINDOW: usize = 10_000;
 
 /// One message of a publish stream whose result was not yet sent.
 enum PendingResult {
@@ -70,7 +67,7 @@ impl PublishRun {
             sender,
             pending: VecDeque::new(),
             next: 1,
-            window: DEFAULT_WINDOW,
+            window: convert::DEFAULT_WINDOW,
             failures_only: false,
             started: false,
             waiting: caller_memory.open(),
@@ -124,16 +121,10 @@ impl PublishRun {
             if self.started {
                 return Err(Error::invalid("options", "are for the first frame only"));
             }
-            self.window = match options.window as usize {
-                0 => DEFAULT_WINDOW,
-                window if window <= MAX_WINDOW => window,
-                _ => return Err(Error::invalid("options.window", format!("is more than {MAX_WINDOW}"))),
-            };
-            let detail: v1::ResultDetail = convert::known(options.detail, "options.detail")?;
-            self.failures_only = detail == v1::ResultDetail::Failures;
+            (self.window, self.failures_only) = convert::publish_options(options)?;
         }
         self.started = true;
-        check_batch(&frame.requests)?;
+        convert::check_batch(&frame.requests)?;
         let deadline = Instant::now() + self.context.config.wait_timeout;
         let Context { broker, keys, schedule, .. } = &self.context;
         for issued in publish_all(broker, keys, schedule, &self.call, frame.requests).await {
@@ -164,12 +155,7 @@ impl PublishRun {
                     }
                 },
             };
-            let silent = self.failures_only
-                && matches!(&result, Ok(response) if !matches!(
-                    response.outcome(),
-                    v1::Outcome::Dropped | v1::Outcome::Rejected
-                ));
-            if !silent {
+            if !self.failures_only || convert::is_failure(&result) {
                 let result = Some(to_result(result));
                 response.results.push(v1::SequencedResult { sequence: self.next, result });
             }
