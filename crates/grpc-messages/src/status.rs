@@ -22,7 +22,7 @@ use crate::command_state;
 use crate::counters::count;
 
 /// `ErrorInfo.domain` of every error.
-pub(crate) const ERROR_DOMAIN: &str = "mqtt-server";
+pub const ERROR_DOMAIN: &str = "mqtt-server";
 
 /// Why a call, or one item of a batch, failed.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -43,6 +43,8 @@ pub enum Error {
     TooManyBans,
     #[error("this gateway stands by for another of its cluster, which serves{}", shown_address(.address))]
     NotActive { address: String },
+    #[error("no gateway of the cluster serves home {home} now")]
+    HomeNotServed { home: u16 },
     #[error("device is offline")]
     DeviceOffline,
     #[error("packet exceeds the device's maximum packet size")]
@@ -260,9 +262,11 @@ impl Error {
             | Self::SubscriptionQuota
             | Self::RetainedQuota => Code::ResourceExhausted,
             Self::Deadline(_) | Self::Late | Self::RequestIncomplete => Code::DeadlineExceeded,
-            Self::StoreUnavailable | Self::ShuttingDown | Self::CutShort(_) | Self::NotActive { .. } => {
-                Code::Unavailable
-            }
+            Self::StoreUnavailable
+            | Self::ShuttingDown
+            | Self::CutShort(_)
+            | Self::NotActive { .. }
+            | Self::HomeNotServed { .. } => Code::Unavailable,
             Self::StoreDamaged => Code::DataLoss,
             Self::Unauthenticated(_) => Code::Unauthenticated,
             Self::RoleDenied { .. } | Self::OutOfScope { .. } | Self::HadOtherFilters { .. } => {
@@ -290,7 +294,7 @@ impl Error {
             Self::BanNotFound => "BAN_NOT_FOUND",
             Self::BanInFile => "BAN_IN_FILE",
             Self::TooManyBans => "TOO_MANY_BANS",
-            Self::NotActive { .. } => "NOT_ACTIVE",
+            Self::NotActive { .. } | Self::HomeNotServed { .. } => "NOT_ACTIVE",
             Self::DeviceOffline => "DEVICE_OFFLINE",
             Self::PacketTooLarge => "PACKET_TOO_LARGE",
             Self::QueueFull => "QUEUE_FULL",
@@ -364,6 +368,7 @@ impl Error {
             | Self::TooManyStreams(_)
             | Self::TooManyCalls(_)
             | Self::NotActive { .. }
+            | Self::HomeNotServed { .. }
             | Self::StoreUnavailable => Some(Duration::from_secs(1)),
             Self::Command { why, .. } if command_state::code(*why) == Code::ResourceExhausted => {
                 Some(Duration::from_secs(1))
@@ -387,6 +392,7 @@ impl Error {
             }
             Self::Command { why, stage } => command_state::metadata(*why, *stage),
             Self::NotActive { address } => HashMap::from([("address".to_owned(), address.clone())]),
+            Self::HomeNotServed { home } => HashMap::from([("home".to_owned(), home.to_string())]),
             Self::VersionConflict { version } => HashMap::from([("version".to_owned(), version.to_string())]),
             Self::CommandEnded(state) => {
                 HashMap::from([("state".to_owned(), command_state::state_name(*state).to_owned())])

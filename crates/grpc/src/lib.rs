@@ -1,6 +1,7 @@
 //! The backends' side: tonic services over the broker.
 //!
 //! ```text
+//! homes       calls in a cluster of several homes, in place of services
 //! services    gateway.v1 and the precedent
 //! context     what the services share, and need of the rest of the process
 //! publishing  what the Publisher does for a message
@@ -21,6 +22,7 @@ mod context;
 pub mod counters;
 mod error;
 use crate::counters::count;
+mod homes;
 pub mod proto;
 mod publishing;
 mod server;
@@ -80,6 +82,7 @@ use self::{
 pub use bounds::GrpcConfig;
 pub use context::{Hooks, LatestValues, Operated, StoresAnswer};
 pub use error::GrpcError;
+pub use homes::{Homes, NotServed, over_homes};
 pub use publishing::PublisherMemory;
 pub use server::{
     accept::GrpcTls,
@@ -183,6 +186,24 @@ impl GrpcApi {
     /// The services for clients inside the process.
     pub fn local(&self) -> LocalService {
         LocalService::new(self.limit.layer(self.access.layer(self.routes.clone())))
+    }
+
+    /// The services for clients inside the process alone, such as those of a home. Health is told as on a listener, until `shutdown`.
+    /// In a Tokio runtime.
+    pub fn without_listener(self) -> LocalService {
+        let local = self.local();
+        let Self { mut health, streams, mut shutdown, .. } = self;
+        tokio::spawn(async move {
+            health.tell().await;
+            tokio::select! {
+                // A sender that is gone can never ask: it counts as asking.
+                () = async { drop(shutdown.wait_for(|stop| *stop).await) } => {}
+                () = health.follow() => {}
+            }
+            health.end().await;
+            streams.close();
+        });
+        local
     }
 
     /// Serves connections until `shutdown`: then health says NOT_SERVING, streams end with UNAVAILABLE, and calls under way

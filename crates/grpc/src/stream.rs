@@ -34,7 +34,8 @@ pub(super) use queue::{ResponseQueue, ResponseSender, StreamEnd, responses};
 pub(super) use target::{StreamTake, StreamTarget};
 
 use crate::counters::count;
-/// A response that is encoded already; takes the place of the generated type on the server's side.
+
+/// A response that is encoded already, or is not to be decoded; takes the place of the generated type.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RawMessage(pub(super) Bytes);
 
@@ -50,8 +51,13 @@ impl prost::Message for RawMessage {
         buf: &mut impl Buf,
         ctx: DecodeContext,
     ) -> Result<(), prost::DecodeError> {
-        // Only servers use this type, and they never decode it.
+        // Never asked for: a message is taken as a whole.
         prost::encoding::skip_field(wire_type, tag, buf, ctx)
+    }
+
+    fn merge(&mut self, mut buf: impl Buf) -> Result<(), prost::DecodeError> {
+        self.0 = buf.copy_to_bytes(buf.remaining());
+        Ok(())
     }
 
     fn encoded_len(&self) -> usize {
