@@ -11,7 +11,7 @@ use std::{
 
 use cluster::{Appended, StreamWriter, Tenure};
 use disk::ShippedStore;
-use ledger::{Shipped, Shipping};
+use ledger::{Cleaned, Shipped, Shipping};
 use tokio::{
     sync::{mpsc, watch},
     task::JoinHandle,
@@ -22,6 +22,13 @@ use crate::redo::RedoMemory;
 /// While a stream has fewer bytes than this in the ledger, nothing is repeated.
 const SMALL: u64 = 1 << 20;
 
+/// Quarters of the bytes that are alive: while a stream has more in the ledger, the oldest keys are repeated, one byte for each that
+/// changes. That alone keeps it at twice what is alive; what comes on top, of a first round or the time before a takeover, is hurried.
+const REPEAT_ABOVE: u64 = 5;
+const HURRY_ABOVE: u64 = 9;
+/// Bytes that are repeated for each that changes while it is hurried.
+const HURRY: usize = 4;
+
 /// Time for which an append that nobody waits for lets others go first, and the time between two looks whether there are any.
 const GIVE_WAY: Duration = Duration::from_millis(100);
 const GIVE_WAY_LOOK: Duration = Duration::from_millis(2);
@@ -29,7 +36,7 @@ const GIVE_WAY_LOOK: Duration = Duration::from_millis(2);
 /// A transaction that waits in its writer's thread.
 struct QueuedAppend {
     changes: Vec<u8>,
-    ends_round: bool,
+    cleaned: Cleaned,
     answer: answers::SyncSender<Shipped>,
 }
 
@@ -100,7 +107,7 @@ async fn write(
     }
     let gives_way = writer.stream() == ShippedStore::Latest as u8;
     loop {
-        let QueuedAppend { changes, ends_round, answer } = tokio::select! {
+        let QueuedAppend { changes, cleaned, answer } = tokio::select! {
             biased;
             append = waiting.recv() => match append {
                 Some(append) => append,
@@ -111,7 +118,7 @@ async fn write(
         if gives_way {
             give_way(&tenure).await;
         }
-        let shipped = match writer.append_cleaned(&changes, ends_round).await {
+        let shipped = match writer.append_cleaned(&changes, cleaned).await {
             Appended::Done(position) => Shipped::Done(position),
             Appended::TooLarge => Shipped::Refused,
             Appended::Lost => Shipped::Lost,
@@ -143,10 +150,10 @@ async fn publish(tenure: Tenure, stream: u8, mut begins: watch::Receiver<(u64, u
 }
 
 impl Shipping for StreamShipping {
-    fn ship(&self, changes: &[u8], ends_round: bool) -> Shipped {
+    fn ship(&self, changes: &[u8], cleaned: Cleaned) -> Shipped {
         let _held = self.redo.hold(changes.len());
         let (answer, shipped) = answers::sync_channel(1);
-        let mut append = QueuedAppend { changes: changes.to_vec(), ends_round, answer };
+        let mut append = QueuedAppend { changes: changes.to_vec(), cleaned, answer };
         // `blocking_send` is for threads outside every runtime, and a store is opened inside one. There is one writer.
         loop {
             match self.appends.try_send(append) {
@@ -161,9 +168,14 @@ impl Shipping for StreamShipping {
         shipped.recv().unwrap_or(Shipped::Lost)
     }
 
-    fn wants_repeats(&self, alive: u64) -> bool {
+    fn wanted_repeats(&self, alive: u64) -> usize {
         let bytes = self.ledger_bytes();
-        bytes > SMALL && (bytes > alive.saturating_mul(2) || self.tenure.has_long_chain())
+        let exceeds = |quarters: u64| bytes > alive.saturating_mul(quarters) / 4;
+        let times = match exceeds(HURRY_ABOVE) {
+            true => HURRY,
+            false => usize::from(exceeds(REPEAT_ABOVE) || self.tenure.has_long_chain()),
+        };
+        if bytes > SMALL { times } else { 0 }
     }
 
     fn begin_at(&self, epoch: u64, n: u64) {

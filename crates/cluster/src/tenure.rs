@@ -48,7 +48,7 @@ pub struct Figures {
     pub bytes: u64,
     /// Calls that were repeated since they had no answer in time.
     pub repeats: u64,
-    /// Bytes of all streams in the ledger since their starts, about.
+    /// Bytes of all streams in the ledger since the places with which they may begin, about.
     pub ledger_bytes: u64,
 }
 
@@ -88,7 +88,7 @@ pub(crate) struct StreamState {
     pub(crate) begun: AtomicU64,
     pub(crate) records: AtomicU64,
     pub(crate) bytes: AtomicU64,
-    /// Bytes in the ledger, those that came before this tenure included, and how many of them are before the start.
+    /// Bytes in the ledger, those that came before this tenure included, and how many of them nobody needs.
     pub(crate) written: AtomicU64,
     pub(crate) dropped: AtomicU64,
     /// Bytes that came before this tenure.
@@ -394,9 +394,11 @@ impl Core {
                 if weakened!(DeleteUnpublished) {
                     self.delete_unpublished(number, place).await;
                 }
-                // After any other failure, a later round publishes a later place.
-                if let Err(ViewError::NotOwner { .. }) = self.publish(number, place, bytes_before).await {
-                    return self.lose();
+                match self.publish(number, place, bytes_before).await {
+                    Ok(()) => {}
+                    Err(ViewError::NotOwner { .. }) => return self.lose(),
+                    // It is tried again, unless a later place comes.
+                    Err(_) => drop(stream.publication.lock().get_or_insert((place, bytes_before))),
                 }
             }
             self.delete_leftovers().await;

@@ -36,8 +36,10 @@ pub(crate) enum Weakening {
     LocalFirst,
     /// Puts the oldest keys behind a transaction's own changes.
     CursorLast,
-    /// Publishes the end of a round of cleaning as the start.
+    /// Publishes the record that passes a mark as the start.
     PublishEnd,
+    /// Takes marks of a round of cleaning for passed as soon as that round ends.
+    PassSoon,
     /// Deletes before the start is published.
     DeleteUnpublished,
     /// Appends what depends on another stream's record before that is inserted.

@@ -1,11 +1,14 @@
 //! A stream's appends.
 
 use std::{
+    collections::VecDeque,
     sync::{Arc, atomic::Ordering::Relaxed},
     time::Duration,
 };
 
-use ledger::{Inserted, MAX_PARTS, MAX_ROW, Position, RecordHead, Row, Segment, Stream, cut_small, encode};
+use ledger::{
+    Cleaned, Inserted, MAX_PARTS, MAX_ROW, Position, RecordHead, Row, Segment, Stream, cut_small, encode,
+};
 
 use crate::{
     Sealed, Start,
@@ -28,22 +31,18 @@ pub enum Appended {
     TooLarge,
 }
 
-/// Sizes and times of a stream.
+/// Sizes of a stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
     /// Most bytes of a row.
     pub row: usize,
     /// Bytes of a segment.
     pub segment: usize,
-    /// The start is published at most so often,
-    pub every: Duration,
-    /// or each time that so many bytes were appended.
-    pub bytes: u64,
 }
 
 impl Default for Pace {
     fn default() -> Self {
-        Self { row: MAX_ROW, segment: SEGMENT, every: Duration::from_secs(60), bytes: 64 << 20 }
+        Self { row: MAX_ROW, segment: SEGMENT }
     }
 }
 
@@ -59,10 +58,10 @@ pub struct StreamWriter {
     segment_bytes: usize,
     /// An append was dropped before it was answered: its number is taken, and nobody knows by what.
     is_dangling: bool,
-    /// First record of the round of cleaning under way, and the bytes in the ledger before it.
-    round: Option<(Start, u64)>,
-    /// Time and bytes at which a start was last published.
-    published: (Duration, u64),
+    /// Records with marks that are not passed, and the bytes in the ledger before each.
+    marks: VecDeque<(Start, u64)>,
+    /// Segment of the start that was last published in this epoch.
+    published: Option<u32>,
     pace: Pace,
     /// Steps of the append under way, for the tests.
     #[cfg(test)]
@@ -92,8 +91,6 @@ impl Drop for Guard<'_> {
 
 impl StreamWriter {
     pub(crate) fn new(core: Arc<Core>, number: u8, sum: u32) -> Self {
-        let now = core.clock.now();
-        let written = core.streams[usize::from(number)].written.load(Relaxed);
         Self {
             stream: Stream { home: core.owner.home, number },
             core,
@@ -102,8 +99,8 @@ impl StreamWriter {
             segment: 0,
             segment_bytes: 0,
             is_dangling: false,
-            round: None,
-            published: (now, written),
+            marks: VecDeque::new(),
+            published: None,
             pace: Pace::default(),
             #[cfg(test)]
             probe: Arc::default(),
@@ -115,13 +112,13 @@ impl StreamWriter {
         self.stream.number
     }
 
-    /// Sets sizes and times, for tests.
+    /// Sets the sizes, for tests.
     pub fn set_pace(&mut self, pace: Pace) {
         self.pace = pace;
     }
 
-    /// Bytes of this stream in the ledger since its start, about: more than they are after a takeover, until a round of cleaning has
-    /// ended.
+    /// Bytes of this stream in the ledger since the place with which it may begin, about: more than they are after a takeover, until
+    /// a mark is passed.
     pub fn ledger_bytes(&self) -> u64 {
         self.core.streams[usize::from(self.stream.number)].ledger_bytes()
     }
@@ -184,13 +181,12 @@ impl StreamWriter {
 
         // (4)
         self.is_dangling = false;
-        let before = state.written.fetch_add(record.len() as u64, Relaxed);
+        state.written.fetch_add(record.len() as u64, Relaxed);
         state.records.fetch_add(1, Relaxed);
         state.bytes.fetch_add(changes.len() as u64, Relaxed);
         self.segment_bytes += record.len();
         self.sum = position.sum;
         self.last = Some(Sealed { n, segment: self.segment });
-        self.round.get_or_insert((Start { epoch, n, segment: self.segment }, before));
         Appended::Done(position)
     }
 
@@ -224,28 +220,30 @@ impl StreamWriter {
         }
     }
 
-    /// Appends a record that begins with puts of the oldest keys, as they are in the environment before the transaction: a part of a round
-    /// of cleaning. `has_ended_round`: the cursor has been round with this record. Then the stream may begin where that round began,
-    /// which [`crate::Tenure::run`] publishes at its pace, and deletes what lies before.
+    /// Appends a record that begins with puts of the oldest keys, as they are in the environment before the transaction. Once the record
+    /// passes a mark, the stream may begin with the record of that mark. [`crate::Tenure::run`] publishes that where it frees a segment, or
+    /// an epoch, and deletes what lies before.
     ///
     /// Cancel safety: as for [`Self::append`].
-    pub async fn append_cleaned(&mut self, changes: &[u8], has_ended_round: bool) -> Appended {
+    pub async fn append_cleaned(&mut self, changes: &[u8], cleaned: Cleaned) -> Appended {
+        let core = Arc::clone(&self.core);
+        let state = &core.streams[usize::from(self.stream.number)];
+        let before = state.written.load(Relaxed);
         let appended = self.append(changes).await;
-        let Appended::Done(position) = appended else { return appended };
-        if !has_ended_round {
-            return appended;
+        let Appended::Done(Position { epoch, n, .. }) = appended else { return appended };
+        let here = Start { epoch, n, segment: self.segment };
+        if cleaned.marks {
+            self.marks.push_back((here, before));
         }
-        let Some((mut start, before)) = self.round.take() else { return appended };
+        let passed = self.marks.drain(..cleaned.passed.min(self.marks.len())).next_back();
+        let Some((mut start, before)) = passed else { return appended };
+        state.dropped.fetch_max(before, Relaxed);
         if weakened!(PublishEnd) {
-            start = Start { epoch: position.epoch, n: position.n, segment: self.segment };
+            start = here;
         }
-        let now = self.core.clock.now();
-        let written = self.core.streams[usize::from(self.stream.number)].written.load(Relaxed);
-        let is_due =
-            now >= self.published.0 + self.pace.every || written >= self.published.1 + self.pace.bytes;
-        if is_due || self.core.has_long_chain() {
-            self.published = (now, written);
-            self.core.to_publish(self.stream.number, start, before);
+        if self.published.is_none_or(|published| start.segment > published) {
+            self.published = Some(start.segment);
+            core.to_publish(self.stream.number, start, before);
         }
         appended
     }

@@ -1,12 +1,12 @@
 //! Stores with a ledger, and copies made of it: what a standby has after any record is what the owner had.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     fs, io,
     path::Path,
     sync::{
         Arc,
-        atomic::{AtomicBool, AtomicU64, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::SeqCst},
     },
     task::Waker,
     time::Duration,
@@ -24,35 +24,38 @@ use store::{
 };
 
 use super::{DirectoryCopy, EmbeddedRecords, RecordOptions, ShippedFiles, ShippedStore};
-use ledger::{Shipped, Shipping};
+use ledger::{Cleaned, Shipped, Shipping};
 use segment_log::{EmbeddedLog, LogOptions};
 
 /// A stream in memory.
 #[derive(Default)]
 struct Stream {
     records: Mutex<Vec<Vec<u8>>>,
-    /// Number of the record with which each round began.
-    rounds: Mutex<Vec<usize>>,
+    /// Numbers of the records with marks that are not passed, and of the last that was.
+    marks: Mutex<VecDeque<usize>>,
+    passed: AtomicUsize,
     begin: AtomicU64,
     repeats: AtomicBool,
     lost: AtomicBool,
 }
 
 impl Shipping for Stream {
-    fn ship(&self, changes: &[u8], ends_round: bool) -> Shipped {
+    fn ship(&self, changes: &[u8], cleaned: Cleaned) -> Shipped {
         if self.lost.load(SeqCst) {
             return Shipped::Lost;
         }
         let mut records = self.records.lock();
         records.push(changes.to_vec());
-        if ends_round {
-            self.rounds.lock().push(records.len());
+        let mut marks = self.marks.lock();
+        marks.extend(cleaned.marks.then_some(records.len() - 1));
+        if let Some(passed) = marks.drain(..cleaned.passed).next_back() {
+            self.passed.store(passed, SeqCst);
         }
         Shipped::Done(position(records.len() - 1))
     }
 
-    fn wants_repeats(&self, _alive: u64) -> bool {
-        self.repeats.load(SeqCst)
+    fn wanted_repeats(&self, _alive: u64) -> usize {
+        self.repeats.load(SeqCst).into()
     }
 
     fn begin_at(&self, _epoch: u64, n: u64) {
@@ -109,9 +112,9 @@ fn change(n: u32) -> store::RecordChange {
     if n.is_multiple_of(5) { remove(kind, &key) } else { put(kind, &key, &format!("value {n}")) }
 }
 
-/// The failures: a standby's records differ from the owner's; a round of repeated keys leaves one out.
+/// The failures: a standby's records differ from the owner's; a key is left out by those that were repeated since a mark.
 #[tokio::test]
-async fn a_copy_has_the_records_of_its_owner_also_from_the_last_round_on() {
+async fn a_copy_has_the_records_of_its_owner_also_from_the_last_mark_on() {
     let dir = tempfile::tempdir().unwrap();
     let stream = Arc::new(Stream::default());
     let store = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &with_ledger(&stream)).unwrap();
@@ -123,15 +126,34 @@ async fn a_copy_has_the_records_of_its_owner_also_from_the_last_round_on() {
     let expected = contents(&store).await;
     assert!(expected.len() > 60);
     drop(store);
-    let rounds = stream.rounds.lock().clone();
-    let [.., begun, _] = rounds[..] else { panic!("no round ended") };
-    for from in [0, begun] {
+    let passed = stream.passed.load(SeqCst);
+    assert!(passed > 300, "the last mark that was passed is {passed}");
+    for from in [0, passed] {
         let dir = tempfile::tempdir().unwrap();
         copy_to(dir.path(), ShippedStore::Records, &stream, from);
         let options = RecordOptions::default();
         let copy = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &options).unwrap();
         assert_eq!(contents(&copy).await, expected, "from record {from}");
     }
+}
+
+/// The failure: a record repeats what its predecessor has repeated, too, so that each is larger than the one before.
+#[tokio::test]
+async fn a_record_repeats_about_as_much_as_was_changed() {
+    const VALUE: usize = 10_000;
+    let dir = tempfile::tempdir().unwrap();
+    let stream = Arc::new(Stream::default());
+    let store = EmbeddedRecords::open(&DataDir::open(dir.path()).unwrap(), &with_ledger(&stream)).unwrap();
+    for n in 0..150 {
+        stream.repeats.store(n >= 100, SeqCst);
+        let value = if n < 100 { "x".repeat(VALUE) } else { "small".to_owned() };
+        let changes = vec![put(RecordKind::Commands, &format!("{n}"), &value)];
+        store.write(store::RecordWrite { changes, fence: None }).await.unwrap();
+    }
+    // The first repeats as much as the large one before it.
+    let sizes: Vec<usize> = stream.records.lock().iter().map(Vec::len).collect();
+    let small = &sizes[sizes.len() - 49..];
+    assert!(small.iter().all(|size| (VALUE..2 * VALUE).contains(size)), "{small:?}");
 }
 
 /// The failures: the batch that found the map full was run again, on other data than the ledger has; it was refused.
@@ -396,7 +418,7 @@ fn a_directory_that_was_used_alone_is_exported_whole() {
     assert!(copy.has_own_content());
     let mut ship = |store: ShippedStore, changes: &[u8]| -> io::Result<Position> {
         assert!(changes.len() < 3 << 20);
-        match streams[store as usize].ship(changes, false) {
+        match streams[store as usize].ship(changes, Cleaned::default()) {
             Shipped::Done(position) => Ok(position),
             Shipped::Lost | Shipped::Refused => Err(io::ErrorKind::Other.into()),
         }

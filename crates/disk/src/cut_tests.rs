@@ -6,7 +6,7 @@ use gateway_core::{
     Commit, Journal as _, Message, Origin, Partition, QoS, QueueEntry, QueueId, QueueOp, SharedMessage,
     Timestamp,
 };
-use ledger::{Position, RECORD_BYTES, Shipped, Shipping};
+use ledger::{Cleaned, Position, RECORD_BYTES, Shipped, Shipping};
 use parking_lot::{Mutex, RwLock};
 use segment_log::{EmbeddedLog, LogOptions};
 use store::{
@@ -27,14 +27,14 @@ struct Stoppable {
 }
 
 impl Shipping for Stoppable {
-    fn ship(&self, changes: &[u8], _ends_round: bool) -> Shipped {
+    fn ship(&self, changes: &[u8], _cleaned: Cleaned) -> Shipped {
         self.records.lock().push(changes.to_vec());
         let _going = self.stopped.read();
         Shipped::Done(Position { epoch: 1, n: self.records.lock().len() as u64, sum: 1 })
     }
 
-    fn wants_repeats(&self, _alive: u64) -> bool {
-        false
+    fn wanted_repeats(&self, _alive: u64) -> usize {
+        0
     }
 
     fn begin_at(&self, _epoch: u64, _n: u64) {}

@@ -13,7 +13,7 @@ use std::{
 use ledger::Position;
 use parking_lot::Mutex;
 
-use ledger::{Shipped, Shipping};
+use ledger::{Cleaned, Shipped, Shipping};
 use store::encoding::fields::{Input, put_bytes};
 use store::{FileShipping, StoreError, replace_file};
 
@@ -91,7 +91,7 @@ impl FileShipping for ShippedFiles {
         // One at a time, so that files and position go together.
         let mut reached = self.reached.lock();
         let mut changes = Vec::new();
-        let repeats = self.shipping.wants_repeats(4096);
+        let repeats = self.shipping.wanted_repeats(4096) > 0;
         if repeats {
             for known in reached.names.iter().filter(|known| *known != name) {
                 if let Ok(content) = fs::read(self.directory.join(known)) {
@@ -100,7 +100,8 @@ impl FileShipping for ShippedFiles {
             }
         }
         put_file(&mut changes, name, content.as_bytes());
-        let Shipped::Done(position) = self.shipping.ship(&changes, repeats) else {
+        let cleaned = if repeats { Cleaned::WHOLE } else { Cleaned::default() };
+        let Shipped::Done(position) = self.shipping.ship(&changes, cleaned) else {
             return Err(StoreError::Unavailable("this home belongs to another gateway now".to_owned()));
         };
         write()?;

@@ -10,6 +10,7 @@
 
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
+mod marks;
 mod record;
 mod shipping;
 #[cfg(any(test, feature = "test-util"))]
@@ -24,6 +25,7 @@ use thiserror::Error;
 
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_rows;
+pub use marks::{Cleaned, Marks};
 pub use record::{
     Assembly, FORMAT, MAX_PARTS, MAX_ROW, Misread, Position, RECORD_BYTES, RecordHead, assemble, cut,
     cut_small, decode, encode,

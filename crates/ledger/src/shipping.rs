@@ -1,6 +1,6 @@
 //! A ledger in which every transaction is stored before it is committed here, and before anybody is told.
 
-use super::Position;
+use super::{Cleaned, Position};
 
 /// The end of an append.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -15,13 +15,12 @@ pub enum Shipped {
 
 /// The ledger's side of one store. Called by one thread at a time.
 pub trait Shipping: Send + Sync {
-    /// Stores what a transaction changed. Blocks for as long as the ledger has no answer, as a disk that hangs. `ends_round`: with
-    /// this record all keys have been repeated since the round before ended.
-    fn ship(&self, changes: &[u8], ends_round: bool) -> Shipped;
+    /// Stores what a transaction changed. Blocks for as long as the ledger has no answer, as a disk that hangs.
+    fn ship(&self, changes: &[u8], cleaned: Cleaned) -> Shipped;
 
-    /// Returns whether the oldest keys are to be repeated: the ledger has much more than is alive, of which there are about so many
-    /// bytes.
-    fn wants_repeats(&self, alive: u64) -> bool;
+    /// Returns how many bytes of the oldest keys are to be repeated for each that changes, while about so many bytes are alive: none
+    /// while the ledger has little more.
+    fn wanted_repeats(&self, alive: u64) -> usize;
 
     /// Notes that nothing before the record at this epoch and number is needed any more. Must not block.
     fn begin_at(&self, epoch: u64, n: u64);

@@ -18,7 +18,7 @@ use std::{
     sync::Arc,
 };
 
-use ledger::{Position, Shipped, Shipping};
+use ledger::{Cleaned, Position, Shipped, Shipping};
 use parking_lot::Mutex;
 use store::encoding::fields::{Input, put_bytes};
 
@@ -135,7 +135,7 @@ impl LogLedger {
         changes.extend_from_slice(&base.to_le_bytes());
         changes.extend_from_slice(&place.to_le_bytes());
         put_bytes(&mut changes, batch);
-        self.shipping.ship(&changes, false)
+        self.shipping.ship(&changes, Cleaned::default())
     }
 
     /// Notes that the batch at `position` is written and synced, up to `place`.

@@ -4,9 +4,9 @@
 //! record beside the changes. From then on the record is decided: if the local commit fails, the record itself is applied, in a
 //! larger map or when there is room, and never the transaction again, which may have seen other things.
 //!
-//! In front of its own changes each record repeats the oldest keys of its store, as many bytes as the transaction before had, for
-//! as long as the ledger wants that: when all keys have been repeated, nothing before that round is needed. A copy that
-//! applies only records of a round has everything.
+//! In front of its own changes each record repeats the oldest keys of its store, as many bytes as the transaction before changed or
+//! some times that, for as long as the ledger wants it. Some records have marks: once all keys have been repeated since one of them,
+//! nothing before it is needed. A copy that applies only records from a mark on that is passed has everything.
 
 use std::{
     io,
@@ -17,7 +17,7 @@ use std::{
 };
 
 use heed::{MdbError, RoTxn, types::Bytes};
-use ledger::{Position, RECORD_BYTES, Shipped, Shipping};
+use ledger::{Cleaned, Marks, Position, RECORD_BYTES, Shipped, Shipping};
 
 use super::{Environment, Upkeep};
 use crate::{
@@ -34,34 +34,78 @@ const LONGEST_PAUSE: Duration = Duration::from_secs(1);
 /// Least bytes that are repeated in front of a record while the ledger wants it.
 const LEAST_REPEATED: usize = 4 << 10;
 
+/// Marks for each time that as many bytes as are alive are shipped.
+const MARKS: u64 = 8;
+
 /// Room of the map that is asked for before a record goes to the ledger, for each of its bytes: a page may be half full, and
 /// every page on the way to it is copied.
 const ROOM_FOR_BYTE: usize = 8;
 const ROOM: usize = 256 << 10;
 
-/// Place that the round of repeated keys has reached.
+/// A place among the keys of a store: number of a table, and a key in it; none before its first.
+type Place = (u8, Option<Vec<u8>>);
+
+/// Progress of the round of repeated keys.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct RepeatCursor {
-    /// Number of the table, and the last key that was repeated; none before its first.
-    table: u8,
-    after: Option<Vec<u8>>,
-    /// Bytes of the last transaction.
+    /// The last key that was repeated.
+    place: Place,
+    marks: Marks<Place>,
+    /// Bytes that were shipped since the last mark.
+    since_mark: u64,
+    /// Bytes of the last transaction's own changes.
     last: usize,
 }
 
+/// Repeats in front of a transaction.
+#[derive(Debug, Default)]
+pub(super) struct RepeatedFront {
+    /// Progress with them; none if there are none.
+    cursor: Option<RepeatCursor>,
+    cleaned: Cleaned,
+    has_ended_round: bool,
+    /// Their part of the redo.
+    bytes: usize,
+}
+
 impl RepeatCursor {
-    /// Gives `each` the entries behind this place, about so many bytes of them. Returns the place of the last, and whether the round has
-    /// ended with it.
+    /// Gives `each` the next entries, about so many `bytes` of them. A mark is set for each eighth of the bytes that are `alive`. Returns
+    /// the record's part in cleaning, and whether the round has ended with it.
     pub(crate) fn go_on(
-        &self,
+        &mut self,
+        txn: &RoTxn<'_>,
+        tables: &[Table],
+        bytes: usize,
+        alive: u64,
+        each: impl FnMut(Table, &[u8], &[u8]),
+    ) -> Result<(Cleaned, bool), heed::Error> {
+        let is_due = self.marks.is_empty() || self.since_mark >= alive / MARKS;
+        let marks = is_due && self.marks.set(self.place.clone());
+        if marks {
+            self.since_mark = 0;
+        }
+        let has_ended_round = self.move_on(txn, tables, bytes, each)?;
+        let passed = self.marks.pass(&self.place, has_ended_round);
+        Ok((Cleaned { marks, passed }, has_ended_round))
+    }
+
+    /// Takes note of a record that was shipped, and of how many bytes of it were not repeated.
+    pub(crate) fn shipped(&mut self, bytes: usize, own: usize) {
+        self.since_mark += bytes as u64;
+        self.last = own;
+    }
+
+    fn move_on(
+        &mut self,
         txn: &RoTxn<'_>,
         tables: &[Table],
         bytes: usize,
         mut each: impl FnMut(Table, &[u8], &[u8]),
-    ) -> Result<(Self, bool), heed::Error> {
-        let (mut at, mut left) = (self.clone(), bytes);
-        while let Some(table) = tables.get(usize::from(at.table)) {
-            let from = at.after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
+    ) -> Result<bool, heed::Error> {
+        let mut left = bytes;
+        let (number, after) = &mut self.place;
+        while let Some(table) = tables.get(usize::from(*number)) {
+            let from = after.as_deref().map_or(Bound::Unbounded, Bound::Excluded);
             let mut last = None;
             for entry in table.range(txn, &(from, Bound::<&[u8]>::Unbounded))? {
                 let (key, value) = entry?;
@@ -73,12 +117,13 @@ impl RepeatCursor {
                 }
             }
             if last.is_some() {
-                at.after = last;
-                return Ok((at, false));
+                *after = last;
+                return Ok(false);
             }
-            at = Self { table: at.table + 1, after: None, last: at.last };
+            (*number, *after) = (*number + 1, None);
         }
-        Ok((Self { last: at.last, ..Self::default() }, true))
+        self.place = Place::default();
+        Ok(true)
     }
 }
 
@@ -163,19 +208,19 @@ impl Environment {
         &self,
         ship: &mut dyn FnMut(&[u8]) -> io::Result<Position>,
     ) -> Result<(), StoreError> {
-        let (mut cursor, mut ended) = (RepeatCursor { last: RECORD_BYTES, ..RepeatCursor::default() }, false);
-        while !ended {
-            let (mut next, mut ends) = (cursor.clone(), false);
+        let (mut cursor, mut has_ended) = (RepeatCursor::default(), false);
+        while !has_ended {
+            let mut front = RepeatedFront::default();
             let exported = self.writing(|txn| {
                 txn.want_redo();
-                (next, ends) = self.repeat(txn, &cursor)?;
+                front = self.repeat(txn, &cursor, RECORD_BYTES)?;
                 let redo = txn.take_redo().filter(|redo| !redo.bytes().is_empty());
                 let Some(redo) = redo else { return Ok(()) };
                 let position = ship(redo.bytes()).map_err(heed::Error::Io)?;
                 self.note_position(txn, position)
             });
             exported.map_err(|error| self.failed(&error))?;
-            (cursor, ended) = (next, ends);
+            (cursor, has_ended) = (front.cursor.unwrap_or_default(), front.has_ended_round);
         }
         Ok(())
     }
@@ -189,36 +234,40 @@ impl Environment {
         meta.put(txn, POSITION, &position.to_bytes())
     }
 
-    /// Repeats the oldest keys at the beginning of a transaction, if the ledger wants that. Returns where the round has come, and
-    /// whether it ended.
+    /// Repeats the oldest keys at the beginning of a transaction, as many bytes as the ledger wants for each of the transaction before.
     pub(super) fn repeat_oldest(
         &self,
         shipping: &Arc<dyn Shipping>,
         txn: &mut WriteTxn<'_>,
         cursor: &RepeatCursor,
-    ) -> Result<(RepeatCursor, bool), heed::Error> {
-        match shipping.wants_repeats(self.alive()?) {
-            true => self.repeat(txn, cursor),
-            false => Ok((cursor.clone(), false)),
+    ) -> Result<RepeatedFront, heed::Error> {
+        match shipping.wanted_repeats(self.alive()?) {
+            0 => Ok(RepeatedFront::default()),
+            times => {
+                let bytes = cursor.last.saturating_mul(times).clamp(LEAST_REPEATED, RECORD_BYTES);
+                self.repeat(txn, cursor, bytes)
+            }
         }
     }
 
-    /// Repeats entries behind `cursor`, about as many bytes as the last transaction had.
+    /// Repeats entries behind `cursor`, about so many bytes.
     fn repeat(
         &self,
         txn: &mut WriteTxn<'_>,
         cursor: &RepeatCursor,
-    ) -> Result<(RepeatCursor, bool), heed::Error> {
+        bytes: usize,
+    ) -> Result<RepeatedFront, heed::Error> {
         let tables = self.all_tables(txn)?;
-        let mut found = Vec::new();
-        let bytes = cursor.last.max(LEAST_REPEATED);
-        let round = cursor.go_on(txn, &tables, bytes, |table, key, value| {
-            found.push((table, key.to_vec(), value.to_vec()));
-        })?;
+        let (mut found, mut cursor) = (Vec::new(), cursor.clone());
+        let (cleaned, has_ended_round) =
+            cursor.go_on(txn, &tables, bytes, self.alive()?, |table, key, value| {
+                found.push((table, key.to_vec(), value.to_vec()));
+            })?;
         for (table, key, value) in &found {
             table.repeat(txn, key, value);
         }
-        Ok(round)
+        let bytes = txn.redo().map_or(0, |redo| redo.bytes().len());
+        Ok(RepeatedFront { cursor: Some(cursor), cleaned, has_ended_round, bytes })
     }
 
     fn alive(&self) -> Result<u64, heed::Error> {
@@ -230,15 +279,14 @@ impl Environment {
         &self,
         shipping: &Arc<dyn Shipping>,
         mut txn: WriteTxn<'_>,
-        (mut cursor, ends_round): (RepeatCursor, bool),
+        front: RepeatedFront,
         upkeep: &mut Upkeep,
     ) -> Result<(), heed::Error> {
         let Some(redo) = txn.take_redo().filter(|redo| !redo.bytes().is_empty()) else { return txn.commit() };
         let changes = redo.bytes();
         // While it can still be refused.
         self.ask_for_room(changes.len())?;
-        cursor.last = changes.len().min(RECORD_BYTES);
-        let position = match shipping.ship(changes, ends_round) {
+        let position = match shipping.ship(changes, front.cleaned) {
             Shipped::Done(position) => position,
             Shipped::Refused => return Err(heed::Error::Io(io::ErrorKind::FileTooLarge.into())),
             Shipped::Lost => {
@@ -246,7 +294,10 @@ impl Environment {
                 return Err(lost());
             }
         };
-        upkeep.cursor = cursor;
+        if let Some(cursor) = front.cursor {
+            upkeep.cursor = cursor;
+        }
+        upkeep.cursor.shipped(changes.len(), changes.len() - front.bytes);
         let committed = self.note_position(&mut txn, position).and_then(|()| txn.commit());
         match committed {
             Ok(()) => Ok(()),

@@ -16,7 +16,7 @@ use std::{
 };
 
 use heed::RoTxn;
-use ledger::{Shipped, Shipping};
+use ledger::{Cleaned, Shipped, Shipping};
 use parking_lot::{Condvar, Mutex};
 use store::StoreError;
 
@@ -201,8 +201,10 @@ struct ShippedBatch {
     redo: Redo,
     /// Entries of `changed` that are in it.
     noted: Vec<ChangedEntry>,
-    cursor: RepeatCursor,
-    ends_round: bool,
+    /// Progress with the oldest keys, if it repeats some.
+    cursor: Option<RepeatCursor>,
+    cleaned: Cleaned,
+    has_ended_round: bool,
 }
 
 impl ShipperWorker {
@@ -239,7 +241,8 @@ impl ShipperWorker {
         let mut after: Option<Vec<u8>> = None;
         let mut has_changes = true;
         loop {
-            let wants_repeats = self.ledger.shipping.wants_repeats(self.alive()?);
+            let alive = self.alive()?;
+            let wants_repeats = self.ledger.shipping.wanted_repeats(alive) > 0;
             if !has_changes && !wants_repeats {
                 return Ok(LapEnd::Whole);
             }
@@ -249,18 +252,18 @@ impl ShipperWorker {
             if end.is_some_and(|end| now() >= end) {
                 return Ok(LapEnd::Cut);
             }
-            let batch = self.collect(after.as_deref(), wants_repeats)?;
+            let batch = self.collect(after.as_deref(), wants_repeats.then_some(alive))?;
             has_changes = !batch.noted.is_empty();
             if has_changes {
                 after = batch.noted.last().map(|(key, _)| key.clone());
             }
             let bytes = batch.redo.bytes().len();
             self.due = self.due.max(now()) + self.time_for(bytes);
-            let ends_round = batch.ends_round;
+            let has_ended_round = batch.has_ended_round;
             if bytes > 0 && !self.ship(batch)? {
                 return Ok(LapEnd::Lost);
             }
-            if !has_changes && (ends_round || bytes == 0) {
+            if !has_changes && (has_ended_round || bytes == 0) {
                 return Ok(LapEnd::Whole);
             }
         }
@@ -274,13 +277,13 @@ impl ShipperWorker {
         self.environment.filled().map_err(|error| self.environment.failed(&error))
     }
 
-    /// Changes behind a key, as they are now, and the oldest keys as they are.
-    fn collect(&self, after: Option<&[u8]>, repeats: bool) -> Result<ShippedBatch, StoreError> {
+    /// Changes behind a key, as they are now, and the oldest keys as they are, if so many bytes that are alive are to be repeated.
+    fn collect(&self, after: Option<&[u8]>, repeats: Option<u64>) -> Result<ShippedBatch, StoreError> {
         let LatestTables { latest, newest, .. } = self.tables;
         self.environment.reading(|txn| {
             let mut redo = Redo::default();
             let mut noted = Vec::new();
-            let most = if repeats { RECORD / 2 } else { RECORD };
+            let most = if repeats.is_some() { RECORD / 2 } else { RECORD };
             let from = after.map_or(Bound::Unbounded, Bound::Excluded);
             for entry in self.changed.range(txn, &(from, Bound::<&[u8]>::Unbounded))? {
                 let (key, entry) = entry?;
@@ -293,25 +296,32 @@ impl ShipperWorker {
                     break;
                 }
             }
-            let (mut cursor, mut ends_round) = (self.cursor.clone(), false);
-            if repeats {
+            let (mut cursor, mut cleaned, mut has_ended_round) = (None, Cleaned::default(), false);
+            if let Some(alive) = repeats {
                 let bytes = redo.bytes().len().max(RECORD / 2);
-                (cursor, ends_round) = cursor.go_on(txn, &[latest, newest], bytes, |table, key, value| {
-                    redo.note(table, key, Some(value));
-                })?;
+                let cursor = cursor.insert(self.cursor.clone());
+                (cleaned, has_ended_round) =
+                    cursor.go_on(txn, &[latest, newest], bytes, alive, |table, key, value| {
+                        redo.note(table, key, Some(value));
+                    })?;
             }
-            Ok(ShippedBatch { redo, noted, cursor, ends_round })
+            Ok(ShippedBatch { redo, noted, cursor, cleaned, has_ended_round })
         })
     }
 
     /// Ships a record, and takes out what has not changed since it was collected. False if the home is another's.
     fn ship(&mut self, batch: ShippedBatch) -> Result<bool, StoreError> {
-        let ShippedBatch { redo, noted, cursor, ends_round } = batch;
-        let position = match self.ledger.shipping.ship(redo.bytes(), ends_round) {
+        let ShippedBatch { redo, noted, cursor, cleaned, .. } = batch;
+        let position = match self.ledger.shipping.ship(redo.bytes(), cleaned) {
             Shipped::Done(position) => Some(position),
             Shipped::Refused => None,
             Shipped::Lost => return Ok(false),
         };
+        if position.is_some() {
+            // The ledger's side knows of the marks, whatever becomes of the rest.
+            self.cursor = cursor.unwrap_or_else(|| std::mem::take(&mut self.cursor));
+            self.cursor.shipped(redo.bytes().len(), 0);
+        }
         let taken_out = self.environment.writing(|txn| {
             for (key, entry) in &noted {
                 if self.changed.get(txn, key)?.is_some_and(|now| now == &entry[..]) {
@@ -327,7 +337,6 @@ impl ShipperWorker {
             count(|c| c.ledger_latest_dropped_size.add(values));
             return Ok(true);
         }
-        self.cursor = cursor;
         let took = self.lap.begun.elapsed();
         let is_late = took > self.ledger.interval;
         let is_paced = self.lap.paced > took / 2;

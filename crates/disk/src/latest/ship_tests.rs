@@ -1,14 +1,14 @@
 //! Latest values with a ledger in memory, and copies made of it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     path::Path,
     sync::atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     thread,
     time::Duration,
 };
 
-use ledger::{Position, Shipped, Shipping};
+use ledger::{Cleaned, Position, Shipped, Shipping};
 use parking_lot::Mutex;
 use store::suite::latest::{list_all, value};
 use tempfile::TempDir;
@@ -26,8 +26,9 @@ const SOON: Duration = Duration::from_millis(20);
 #[derive(Default)]
 struct Stream {
     records: Mutex<Vec<Vec<u8>>>,
-    /// Number of the record with which each round but the first began.
-    rounds: Mutex<Vec<usize>>,
+    /// Numbers of the records with marks that are not passed, and of the last that was.
+    marks: Mutex<VecDeque<usize>>,
+    passed: AtomicUsize,
     repeats: AtomicBool,
     lost: AtomicBool,
     /// The ledger does not answer.
@@ -37,7 +38,7 @@ struct Stream {
 }
 
 impl Shipping for Stream {
-    fn ship(&self, changes: &[u8], ends_round: bool) -> Shipped {
+    fn ship(&self, changes: &[u8], cleaned: Cleaned) -> Shipped {
         self.begun.fetch_add(1, SeqCst);
         while self.hangs.load(SeqCst) {
             thread::sleep(Duration::from_millis(1));
@@ -47,14 +48,16 @@ impl Shipping for Stream {
         }
         let mut records = self.records.lock();
         records.push(changes.to_vec());
-        if ends_round {
-            self.rounds.lock().push(records.len());
+        let mut marks = self.marks.lock();
+        marks.extend(cleaned.marks.then_some(records.len() - 1));
+        if let Some(passed) = marks.drain(..cleaned.passed).next_back() {
+            self.passed.store(passed, SeqCst);
         }
         Shipped::Done(position(records.len() - 1))
     }
 
-    fn wants_repeats(&self, _alive: u64) -> bool {
-        self.repeats.load(SeqCst)
+    fn wanted_repeats(&self, _alive: u64) -> usize {
+        self.repeats.load(SeqCst).into()
     }
 
     fn begin_at(&self, _epoch: u64, _n: u64) {}
@@ -243,9 +246,9 @@ async fn a_copy_has_everything_also_from_the_last_round_on() {
         store.end_shipping().await;
     }
     let expected = contents(&alone(dir.path())).await;
-    let rounds = stream.rounds.lock().clone();
-    let [.., begun, _] = rounds[..] else { panic!("no round ended") };
-    for from in [0, begun] {
+    let passed = stream.passed.load(SeqCst);
+    assert!(passed > 0, "no mark was passed");
+    for from in [0, passed] {
         assert_eq!(copied(&stream, from).await, expected, "from record {from}");
     }
 }

@@ -15,7 +15,7 @@ mod schedule;
 use std::rc::Rc;
 
 use ledger::{
-    Ledger,
+    Cleaned, Ledger,
     twin::{Chance, Engine, Faults, Twin},
 };
 
@@ -278,6 +278,7 @@ must_fail! {
     with_the_local_commit_first_it_fails LocalFirst 3_000
     with_the_oldest_keys_last_it_fails CursorLast 3_000
     with_the_end_of_a_round_published_it_fails PublishEnd 3_000
+    with_marks_of_the_same_round_passed_it_fails PassSoon 3_000
     with_deletes_before_publishing_it_fails DeleteUnpublished 3_000
     without_order_between_streams_it_fails NoThen 3_000
     with_order_from_the_insert_on_it_fails ThenAtInsert 3_000
@@ -309,7 +310,7 @@ fn futures_can_be_spawned() {
         (tenure.run(), tenure.lost(), tenure.publish_start(0, 0, 0), tenure.release(Vec::new()))
     }
     fn of_writer(writer: &mut StreamWriter) -> impl Send {
-        writer.append_cleaned(b"", true)
+        writer.append_cleaned(b"", Cleaned::default())
     }
     let _ = (of_take, of_step, of_tenure, of_writer);
 }

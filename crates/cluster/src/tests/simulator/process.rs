@@ -10,7 +10,7 @@ use std::{
 };
 
 use ledger::{
-    Ledger, Position,
+    Cleaned, Ledger, Marks, Position,
     twin::{Chance, Twin},
 };
 
@@ -214,7 +214,7 @@ pub(super) async fn gateway(
     spawner.spawn(async move { running.run().await });
     let finished = Rc::new(RefCell::new(Vec::new()));
     let bodies = Rc::new(RefCell::new(Bodies::default()));
-    let pace = Pace { row: 100, segment: 400, every: Duration::ZERO, bytes: 0 };
+    let pace = Pace { row: 100, segment: 400 };
     for mut writer in tenure.writers() {
         writer.set_pace(pace);
         let stream = Stream {
@@ -225,6 +225,7 @@ pub(super) async fn gateway(
             epoch,
             number: writer.stream(),
             cursor: String::new(),
+            marks: Marks::default(),
         };
         let finished = Rc::clone(&finished);
         spawner.spawn(async move {
@@ -276,7 +277,9 @@ struct Stream {
     name: &'static str,
     epoch: u64,
     number: u8,
+    /// The key that was repeated last.
     cursor: String,
+    marks: Marks<String>,
 }
 
 impl Stream {
@@ -294,12 +297,15 @@ impl Stream {
             }
             // Puts of the oldest keys, as they are before the transaction.
             let wanted = 1 + self.truth.below(3);
+            let marks =
+                (self.marks.is_empty() || self.truth.per_mille(300)) && self.marks.set(self.cursor.clone());
             let behind = (std::ops::Bound::Excluded(&*self.cursor), std::ops::Bound::Unbounded);
             let oldest = before.range::<str, _>(behind).take(wanted);
             let oldest: Vec<Change> = oldest.map(|(key, value)| (key.clone(), Some(value.clone()))).collect();
             let has_ended_round = oldest.len() < wanted;
             let cursor = oldest.last().filter(|_| !has_ended_round);
             self.cursor = cursor.map(|(key, _)| key.clone()).unwrap_or_default();
+            let cleaned = Cleaned { marks, passed: self.passed(has_ended_round) };
             self.truth
                 .records
                 .borrow_mut()
@@ -314,7 +320,7 @@ impl Stream {
             if is_weak(Weakening::NoThen) && self.has_bodies() {
                 self.bodies.borrow_mut().append(body.clone());
             }
-            let position = self.append(&mut writer, &record, has_ended_round, &changes, &body).await?;
+            let position = self.append(&mut writer, &record, cleaned, &changes, &body).await?;
             // Dies here, between (4) and the local commit.
             pause().await;
             if !is_weak(Weakening::LocalFirst) {
@@ -323,7 +329,7 @@ impl Stream {
             self.truth.acknowledged.borrow_mut().push((self.epoch, self.number, position.n));
             let mut tally = self.truth.tally.borrow_mut();
             tally.acknowledged += 1;
-            tally.cleaned += usize::from(has_ended_round);
+            tally.cleaned += cleaned.passed;
             drop(tally);
             if self.has_bodies() && !is_weak(Weakening::NoThen) && !is_weak(Weakening::ThenAtInsert) {
                 self.bodies.borrow_mut().append(body);
@@ -335,6 +341,14 @@ impl Stream {
             bodies.changed.notify_one();
         }
         Some(writer)
+    }
+
+    /// Marks that a record passes.
+    fn passed(&mut self, has_ended_round: bool) -> usize {
+        match has_ended_round && is_weak(Weakening::PassSoon) {
+            true => std::mem::take(&mut self.marks).len(),
+            false => self.marks.pass(&self.cursor, has_ended_round),
+        }
     }
 
     fn has_bodies(&self) -> bool {
@@ -378,14 +392,14 @@ impl Stream {
         &self,
         writer: &mut StreamWriter,
         record: &[u8],
-        has_ended_round: bool,
+        cleaned: Cleaned,
         changes: &[Change],
         body: &str,
     ) -> Option<Position> {
         let probe = Arc::clone(&writer.probe);
         *probe.lock() = Default::default();
         let before = self.directory.contents(self.number);
-        let mut append = pin!(writer.append_cleaned(record, has_ended_round));
+        let mut append = pin!(writer.append_cleaned(record, cleaned));
         let (mut has_begun, mut is_inserted) = (false, false);
         let appended = std::future::poll_fn(|context| {
             let polled = append.as_mut().poll(context);
