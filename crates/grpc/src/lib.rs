@@ -82,8 +82,8 @@ use self::{
 pub use bounds::GrpcConfig;
 pub use context::{Hooks, LatestValues, Operated, StoresAnswer};
 pub use error::GrpcError;
-pub use homes::{Homes, NotServed, over_homes};
-pub use publishing::PublisherMemory;
+pub use homes::{Homes, NotServed, over_homes, topic_spread};
+pub use publishing::{PublisherMemory, schedule::TopicSpread};
 pub use server::{
     accept::GrpcTls,
     elsewhere::{AnswerElsewhere, CheckedCall},

@@ -68,6 +68,9 @@ pub(super) async fn batch_latest(
         .map(|(home, (places, requests))| (places, (home, v1::BatchGetLatestRequest { requests })))
         .unzip();
     let answers = cluster.ask_each::<_, v1::BatchGetLatestResponse>(&call, requests).await;
+    let bytes =
+        answers.iter().filter_map(|(_, answer)| answer.as_ref().ok()).map(|answer| answer.encoded_len());
+    let _held = cluster.hold(bytes.sum())?;
     let mut values: Vec<Option<v1::LatestValue>> = vec![None; asked];
     // The first request without an answer of each of its homes.
     let mut end = asked;

@@ -7,6 +7,7 @@
 //! merged    methods that several homes answer together
 //! choice    methods that any home answers, or the one that knows
 //! publish   messages, each to the homes of its receivers; publish_stream for streams of them
+//! scheduled messages for topics whose time has come
 //! lists     pages of lists that lie in several homes
 //! ranks     the first of a ranking
 //! streams   streams of several homes as one
@@ -25,6 +26,7 @@ mod publish;
 mod publish_stream;
 mod ranks;
 mod route;
+mod scheduled;
 mod streams;
 #[cfg(test)]
 mod tests;
@@ -42,6 +44,8 @@ use tonic::{
         http::{Request, Response},
     },
 };
+
+pub use scheduled::topic_spread;
 
 use self::{channel::Cluster, merged::merged};
 use crate::server::{

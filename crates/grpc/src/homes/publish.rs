@@ -1,7 +1,5 @@
 //! Messages, each to the homes of its receivers: one for a device to the home of that device, one for a topic to every home, where
 //! it reaches the devices of that home. A request key goes with it everywhere, so a repeated call is exact at each home.
-//!
-//! Messages for topics with a `deliver_at` are refused: a home publishes such a message to its own devices alone.
 
 use grpc_messages::{
     convert,
@@ -20,7 +18,7 @@ pub(super) async fn one(
     call: PassedOn,
     request: v1::PublishRequest,
 ) -> Result<v1::PublishResponse, Status> {
-    let homes = homes_of(&cluster, &request)?;
+    let homes = homes_of(&cluster, &request);
     let _held = cluster.hold(cost(&request, homes.len()))?;
     let requests = homes.into_iter().map(|home| (home, request.clone()));
     let mut tally = Tally::default();
@@ -41,17 +39,12 @@ pub(super) async fn batch(
     let mut parts: Vec<BatchPart> = cluster.all().map(|_| BatchPart::default()).collect();
     let mut bytes = 0;
     for (place, request) in request.requests.into_iter().enumerate() {
-        let mut tally = Tally::default();
-        match homes_of(&cluster, &request) {
-            Ok(homes) => {
-                bytes += cost(&request, homes.len());
-                for home in homes {
-                    parts[usize::from(home)].add(place, request.clone());
-                }
-            }
-            Err(error) => tally.add(0, Err(error.into())),
+        let homes = homes_of(&cluster, &request);
+        bytes += cost(&request, homes.len());
+        for home in homes {
+            parts[usize::from(home)].add(place, request.clone());
         }
-        tallies.push(tally);
+        tallies.push(Tally::default());
     }
     let _held = cluster.hold(bytes)?;
     let (places, requests): (Vec<_>, Vec<_>) = cluster
@@ -112,17 +105,12 @@ impl BatchPart {
     }
 }
 
-/// The homes that a message goes to.
-///
-/// # Errors
-/// It is for a topic, and for later.
-pub(super) fn homes_of(cluster: &Cluster, request: &v1::PublishRequest) -> Result<Vec<u16>, Error> {
+/// The homes that a message goes to. One for a topic that is for later is kept by the home of the topic.
+pub(super) fn homes_of(cluster: &Cluster, request: &v1::PublishRequest) -> Vec<u16> {
     match &request.device_id {
-        Some(device) => Ok(vec![cluster.of(device)]),
-        None if request.deliver_at.is_some() => {
-            Err(Error::invalid("deliver_at", "needs device_id in a cluster of several homes"))
-        }
-        None => Ok(cluster.all().collect()),
+        Some(device) => vec![cluster.of(device)],
+        None if request.deliver_at.is_some() => vec![cluster.of(&request.topic)],
+        None => cluster.all().collect(),
     }
 }
 
@@ -205,7 +193,7 @@ fn sum(one: v1::PublishResponse, two: v1::PublishResponse) -> v1::PublishRespons
 /// Why a message failed at a home.
 #[derive(Debug)]
 pub(super) struct PublishFailure {
-    item: v1::ItemError,
+    pub(super) item: v1::ItemError,
     /// As it came, with all details.
     status: Option<Box<Status>>,
 }

@@ -137,18 +137,13 @@ impl PublishRun {
             self.homes.iter().map(|_| Default::default()).collect();
         for request in frame.requests {
             let sequence = self.next + self.pending.len() as u64;
-            let mut message = PendingMessage { left: 0, tally: Tally::default(), bytes: 0 };
-            match homes_of(&self.cluster, &request) {
-                Ok(homes) => {
-                    message.left = homes.len();
-                    message.bytes = cost(&request, homes.len()) + size_of::<PendingMessage>();
-                    for home in homes {
-                        let (sequences, requests) = &mut parts[usize::from(home)];
-                        sequences.push(sequence);
-                        requests.push(request.clone());
-                    }
-                }
-                Err(error) => message.tally.add(0, Err(error.into())),
+            let homes = homes_of(&self.cluster, &request);
+            let bytes = cost(&request, homes.len()) + size_of::<PendingMessage>();
+            let message = PendingMessage { left: homes.len(), tally: Tally::default(), bytes };
+            for home in homes {
+                let (sequences, requests) = &mut parts[usize::from(home)];
+                sequences.push(sequence);
+                requests.push(request.clone());
             }
             self.bytes += message.bytes;
             self.pending.push_back(message);

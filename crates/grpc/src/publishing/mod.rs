@@ -20,7 +20,7 @@ use tokio::sync::watch;
 
 use self::{
     keys::{KeyOptions, RequestKeys},
-    schedule::{Schedule, ScheduleOptions},
+    schedule::{Schedule, ScheduleOptions, TopicSpread},
 };
 use crate::{bounds::GrpcConfig, error::GrpcError};
 
@@ -46,8 +46,22 @@ impl PublisherMemory {
         broker: &Broker,
         shutdown: &watch::Receiver<bool>,
     ) -> Result<Self, GrpcError> {
+        Self::open_home(config, store, broker, None, shutdown).await
+    }
+
+    /// As [`Self::open`], at a home of a cluster: messages for topics are published by `spread`.
+    ///
+    /// # Errors
+    /// [`GrpcError::Store`].
+    pub async fn open_home(
+        config: &GrpcConfig,
+        store: Option<Arc<dyn RecordStore>>,
+        broker: &Broker,
+        spread: Option<TopicSpread>,
+        shutdown: &watch::Receiver<bool>,
+    ) -> Result<Self, GrpcError> {
         let keys = open_keys(config, store.clone(), broker, shutdown).await?;
-        let schedule = open_schedule(config, store, broker, shutdown).await?;
+        let schedule = open_schedule(config, store, broker, spread, shutdown).await?;
         Ok(Self { keys, schedule })
     }
 }
@@ -77,11 +91,12 @@ async fn open_schedule(
     config: &GrpcConfig,
     store: Option<Arc<dyn RecordStore>>,
     broker: &Broker,
+    spread: Option<TopicSpread>,
     shutdown: &watch::Receiver<bool>,
 ) -> Result<Arc<Schedule>, GrpcError> {
     let options = ScheduleOptions { most: config.max_scheduled, bytes: config.scheduled_bytes };
     let reader = broker.clone();
-    let opened = tokio::task::spawn_blocking(move || Schedule::open(options, store, &reader)).await;
+    let opened = tokio::task::spawn_blocking(move || Schedule::open(options, store, &reader, spread)).await;
     let schedule = opened.map_err(|e| StoreError::Unavailable(format!("read did not finish: {e}")))??;
     tokio::spawn(Arc::clone(&schedule).run(broker.clone(), shutdown.clone()));
     Ok(schedule)

@@ -7,10 +7,14 @@
 //!    record is in the same transaction, so that the same key finds the message or schedules it.
 //! 2. A message is published, is safe where it went, and only then leaves the disk. A crash in between publishes it again.
 //! 3. A message that was due while the gateway was away is published at the start, late.
+//!
+//! In a cluster of several homes one of them keeps a message for a topic, and every home publishes it, under a key of its own: one that
+//! has it already does not publish it again when another is tried again.
 
 use std::{
     collections::{BTreeMap, HashMap},
     ops::Bound,
+    pin::Pin,
     sync::Arc,
     time::Duration,
 };
@@ -22,6 +26,7 @@ use parking_lot::Mutex;
 use prost::Message as _;
 use store::{RecordChange, RecordKind, RecordStore, StoreError};
 use tokio::sync::{Notify, watch};
+use tonic::Code;
 
 use super::{
     routed::Routed,
@@ -48,6 +53,15 @@ const LATE: u64 = 5_000;
 /// Longest sleep.
 const LONGEST_SLEEP: Duration = Duration::from_secs(60);
 
+/// Longest wait for the homes of a cluster, which holds up all that is due.
+const SPREAD: Duration = Duration::from_secs(5);
+
+/// Publishes messages at every home of a cluster, each once under its key, and tells what became of them, in their order.
+pub type TopicSpread = Arc<dyn Fn(Vec<v1::PublishRequest>) -> TopicsSpread + Send + Sync>;
+
+/// Result of a [`TopicSpread`]; shorter than the list of messages if nothing is known of the rest.
+pub(crate) type TopicsSpread = Pin<Box<dyn Future<Output = Vec<Result<(), v1::ItemError>>> + Send>>;
+
 /// Limits of the schedule.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ScheduleOptions {
@@ -64,6 +78,8 @@ pub(crate) struct Schedule {
     store: Option<Arc<dyn RecordStore>>,
     options: ScheduleOptions,
     account: Arc<Account>,
+    /// For messages to topics; `None` publishes them here.
+    spread: Option<TopicSpread>,
     changed: Notify,
 }
 
@@ -95,9 +111,11 @@ impl Schedule {
         options: ScheduleOptions,
         store: Option<Arc<dyn RecordStore>>,
         broker: &Broker,
+        spread: Option<TopicSpread>,
     ) -> Result<Arc<Self>, StoreError> {
         let account = Arc::clone(broker.account());
-        let schedule = Self { table: Mutex::default(), store, options, account, changed: Notify::new() };
+        let (table, changed) = (Mutex::default(), Notify::new());
+        let schedule = Self { table, store, options, account, spread, changed };
         let Some(store) = &schedule.store else { return Ok(Arc::new(schedule)) };
         let (now, mut late, mut damaged) = (clock::now(), 0, Vec::new());
         let mut table = schedule.table.lock();
@@ -291,7 +309,7 @@ impl Schedule {
     async fn publish(&self, broker: &Broker, due: Vec<u64>) {
         let mut turn = Turn::default();
         let mut sent: Vec<(u64, ScheduledPublish, Routed)> = Vec::new();
-        let mut gone = Vec::new();
+        let (mut gone, mut spreading) = (Vec::new(), Vec::new());
         for id in due {
             if turn.effort.is_spent() {
                 pause(&mut turn).await;
@@ -302,30 +320,64 @@ impl Schedule {
             }) else {
                 continue;
             };
+            if self.spread.is_some() && entry.publication.device.is_none() {
+                spreading.push((id, entry));
+                continue;
+            }
             let now = clock::now();
             match route(broker, &entry.publication, now, &mut turn).await {
                 Ok(routed) => sent.push((id, entry, routed)),
                 Err(error) if is_passing(&error) => self.again(id, entry),
                 Err(error) => {
-                    count(|c| c.grpc_scheduled_failed.add(1));
-                    gateway_core::warn_limited!(%error, schedule_id = name(id), "scheduled message is not published");
+                    note_failed(id, &error.to_string());
                     gone.push(id);
                 }
             }
         }
         turn.flush();
+        gone.extend(self.publish_everywhere(spreading).await);
         for (id, entry, routed) in sent {
             if routed.wait().await.is_err() {
                 self.again(id, entry);
                 continue;
             }
-            let late = clock::now().0.saturating_sub(entry.at.0) > LATE;
-            count(|c| if late { c.grpc_scheduled_late.add(1) } else { c.grpc_scheduled_published.add(1) });
+            note_published(&entry);
             gone.push(id);
         }
         if let Some(store) = self.store.as_ref().filter(|_| !gone.is_empty()) {
             store.submit(gone.into_iter().map(|id| removal(key(id))).collect(), None);
         }
+    }
+
+    /// Publishes messages at every home, and returns those that are published there, or never will be.
+    async fn publish_everywhere(&self, messages: Vec<(u64, ScheduledPublish)>) -> Vec<u64> {
+        let Some(spread) = self.spread.as_ref().filter(|_| !messages.is_empty()) else { return Vec::new() };
+        let requests = messages.iter().map(|(id, entry)| {
+            let wait = match entry.publication.wait {
+                Wait::Durable => v1::Wait::Durable,
+                _ => v1::Wait::Accepted,
+            };
+            v1::PublishRequest {
+                idempotency_key: name(*id),
+                wait: wait.into(),
+                ..convert::request(&entry.publication)
+            }
+        });
+        let told = tokio::time::timeout(SPREAD, spread(requests.collect())).await.unwrap_or_default();
+        let mut told = told.into_iter();
+        let mut gone = Vec::new();
+        for (id, entry) in messages {
+            match told.next() {
+                Some(Ok(())) => note_published(&entry),
+                Some(Err(error)) if !may_pass(&error) => note_failed(id, &error.message),
+                _ => {
+                    self.again(id, entry);
+                    continue;
+                }
+            }
+            gone.push(id);
+        }
+        gone
     }
 
     /// Puts a message back to be tried again.
@@ -358,6 +410,22 @@ impl ScheduleTable {
 /// Tells whether a retry may succeed in a moment.
 fn is_passing(error: &Error) -> bool {
     matches!(error, Error::StoreRefused | Error::MemoryBudget)
+}
+
+/// Tells the same of the error of a home.
+fn may_pass(error: &v1::ItemError) -> bool {
+    let code = Code::from_i32(error.code);
+    matches!(code, Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded)
+}
+
+fn note_published(entry: &ScheduledPublish) {
+    let late = clock::now().0.saturating_sub(entry.at.0) > LATE;
+    count(|c| if late { c.grpc_scheduled_late.add(1) } else { c.grpc_scheduled_published.add(1) });
+}
+
+fn note_failed(id: u64, error: &str) {
+    count(|c| c.grpc_scheduled_failed.add(1));
+    gateway_core::warn_limited!(error, schedule_id = name(id), "scheduled message is not published");
 }
 
 fn cost(publication: &Publication) -> usize {

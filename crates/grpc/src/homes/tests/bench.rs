@@ -4,7 +4,7 @@ use std::{
     any::Any,
     pin::Pin,
     sync::{
-        Arc,
+        Arc, OnceLock, Weak,
         atomic::{AtomicUsize, Ordering::SeqCst},
     },
     task::{Context, Poll},
@@ -33,7 +33,7 @@ use tokio::sync::watch;
 use values::{LatestCache, LatestOptions};
 
 use super::super::*;
-use crate::{GrpcApi, GrpcConfig, Hooks, LatestValues, Operated, PublisherMemory, StoresAnswer};
+use crate::{GrpcApi, GrpcConfig, Hooks, LatestValues, Operated, PublisherMemory, StoresAnswer, TopicSpread};
 
 /// A home.
 pub(super) struct TestHome {
@@ -50,6 +50,34 @@ pub(super) struct TestHomes {
     /// Calls by home.
     pub(super) calls: Vec<AtomicUsize>,
     _stop: watch::Sender<bool>,
+}
+
+/// The homes, for those that are made before them.
+struct LateHomes {
+    count: u16,
+    homes: OnceLock<Weak<TestHomes>>,
+}
+
+impl Homes for LateHomes {
+    fn count(&self) -> u16 {
+        self.count
+    }
+
+    fn of(&self, text: &str) -> u16 {
+        self.homes.get().and_then(Weak::upgrade).map_or(0, |homes| homes.of(text))
+    }
+
+    fn call(
+        &self,
+        home: u16,
+        caller: &PassedCaller,
+        request: Request<LinkBody>,
+    ) -> BoxFuture<Response<LinkBody>, NotServed> {
+        match self.homes.get().and_then(Weak::upgrade) {
+            Some(homes) => homes.call(home, caller, request),
+            None => Box::pin(std::future::ready(Err(NotServed))),
+        }
+    }
 }
 
 /// A front and its homes.
@@ -186,6 +214,11 @@ pub(super) struct TestSession {
 }
 
 impl TestSession {
+    /// Number of messages that it got and were not taken.
+    pub(super) fn count(&self) -> usize {
+        self.got.lock().len()
+    }
+
     /// Takes the payloads that it got.
     pub(super) fn take(&self) -> Vec<String> {
         std::mem::take(&mut self.got.lock())
@@ -238,14 +271,18 @@ impl Session for TestSession {
 /// A front with so many homes.
 pub(super) async fn bench(count: usize) -> Bench {
     let (stop, shutdown) = watch::channel(false);
+    let known = Arc::new(LateHomes { count: u16::try_from(count).unwrap(), homes: OnceLock::new() });
+    let account = Arc::new(Account::new(256 << 20));
     let mut homes = Vec::new();
     for number in 0..count {
-        homes.push(home(format!("problem of {number}"), &shutdown).await);
+        let place = u16::try_from(number).unwrap();
+        let spread = topic_spread(Arc::clone(&known) as _, place, Arc::clone(&account));
+        homes.push(home(format!("problem of {number}"), Some(spread), &shutdown).await);
     }
-    let here = home(String::new(), &shutdown).await.service;
+    let here = home(String::new(), None, &shutdown).await.service;
     let calls = homes.iter().map(|_| AtomicUsize::new(0)).collect();
     let homes = Arc::new(TestHomes { homes, open: Arc::default(), calls, _stop: stop });
-    let account = Arc::new(Account::new(256 << 20));
+    assert!(known.homes.set(Arc::downgrade(&homes)).is_ok());
     let api = GrpcApi::standing_by(
         GrpcConfig::default(),
         Arc::clone(&account),
@@ -257,7 +294,7 @@ pub(super) async fn bench(count: usize) -> Bench {
     Bench { homes, front: api.local() }
 }
 
-async fn home(problems: String, shutdown: &watch::Receiver<bool>) -> TestHome {
+async fn home(problems: String, spread: Option<TopicSpread>, shutdown: &watch::Receiver<bool>) -> TestHome {
     let latest = LatestCache::new(Arc::new(MemoryLatest::new(1_000)), LatestOptions::default());
     let dispatcher = ReplyDispatcher::new(CommandsOptions {
         topics: CommandTopics::new(
@@ -307,7 +344,9 @@ async fn home(problems: String, shutdown: &watch::Receiver<bool>) -> TestHome {
         reloads: Reloads::new(),
         authority: None,
         bans: Arc::new(BanRegistry::open(&Default::default(), None).unwrap()),
-        publisher: PublisherMemory::open(&config, Some(records()), &broker, shutdown).await.unwrap(),
+        publisher: PublisherMemory::open_home(&config, Some(records()), &broker, spread, shutdown)
+            .await
+            .unwrap(),
         groups: Err("groups.enabled"),
         commands: Ok(CommandService::new(broker.clone(), dispatcher, registry)),
         shadows: Ok(ShadowService::new(Arc::new(RecordShadows::new(records())), shadows)),

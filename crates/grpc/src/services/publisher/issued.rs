@@ -176,7 +176,7 @@ mod tests {
         let options = KeyOptions { most: 1, time: Duration::from_secs(1) };
         let keys = RequestKeys::open(options, None, broker.account(), watch::channel(false).1).unwrap();
         let options = ScheduleOptions { most: 1, bytes: 1 };
-        let schedule = Schedule::open(options, None, &broker).unwrap();
+        let schedule = Schedule::open(options, None, &broker, None).unwrap();
         let mut all = pin!(publish_all(&broker, &keys, &schedule, &call, vec![request; MAX_BATCH]));
         let mut polls = 1;
         // Outside of a runtime a task that yields is woken at once.
