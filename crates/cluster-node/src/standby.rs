@@ -32,6 +32,9 @@ const STEP: Duration = Duration::from_millis(500);
 /// A call that takes longer counts as unanswered, for what is told: it goes on.
 const ANSWER: Duration = Duration::from_secs(3);
 
+/// Told while calls are unanswered.
+const UNANSWERED: &str = "the ledger does not answer";
+
 /// The node that serves has so long to hand the home over after an order; then it is taken.
 const HAND_OVER: Duration = Duration::from_secs(5);
 
@@ -147,6 +150,16 @@ pub struct StandbyNode {
     signs: OwnerSigns,
 }
 
+/// Signs of life of all nodes as they were read last, and the nodes that are suspected by them.
+#[derive(Clone)]
+struct Look {
+    beats: Vec<Beat>,
+    suspicion: Suspicion,
+}
+
+/// Looks at the signs of life, or why the last one had no answer.
+type Looks = watch::Receiver<Result<Look, String>>;
+
 /// Signs of life of whoever has the home.
 #[derive(Debug, Default)]
 struct OwnerSigns {
@@ -208,8 +221,10 @@ impl StandbyNode {
         self.before = fs::read_to_string(self.directory.path().join(INCARNATION)).unwrap_or_default();
         note_incarnation(&self.directory, &self.node);
         let beating = self.start_beats();
-        let ended = self.stand_by(&mut copy).await;
+        let (looking, looks) = self.start_looks();
+        let ended = self.stand_by(looks, &mut copy).await;
         beating.abort();
+        looking.abort();
         let tenure = ended?;
         self.node.set_about(About { warm: true, ..self.about() }.encode());
         copy.sync().map_err(StoreError::Unavailable)?;
@@ -247,6 +262,28 @@ impl StandbyNode {
         })
     }
 
+    /// Looks at the beats twice a second, whatever the copy does: a look that comes late has seen nobody silent.
+    fn start_looks(&self) -> (tokio::task::JoinHandle<()>, Looks) {
+        let (ledger, clock) = (Arc::clone(&self.ledger), Arc::clone(&self.clock));
+        let (shown, looks) = watch::channel(Err(UNANSWERED.to_owned()));
+        let looking = tokio::spawn(async move {
+            let mut suspicion = Suspicion::default();
+            loop {
+                let look = match timeout(ANSWER, ledger.beats()).await {
+                    Ok(Ok(beats)) => {
+                        suspicion.observe(&beats, clock.now());
+                        Ok(Look { beats, suspicion: suspicion.clone() })
+                    }
+                    Ok(Err(unknown)) => Err(unknown.to_string()),
+                    Err(_) => Err(UNANSWERED.to_owned()),
+                };
+                drop(shown.send_replace(look));
+                tokio::time::sleep(LOOK).await;
+            }
+        });
+        (looking, looks)
+    }
+
     fn about(&self) -> About {
         About {
             address: self.settings.address.clone(),
@@ -257,19 +294,19 @@ impl StandbyNode {
         }
     }
 
-    async fn stand_by(&mut self, copy: &mut WarmCopy) -> Result<Tenure, NodeError> {
-        let (mut suspicion, mut follower) = (Suspicion::default(), Follower::new(HOME));
+    async fn stand_by(&mut self, mut looks: Looks, copy: &mut WarmCopy) -> Result<Tenure, NodeError> {
+        let mut follower = Follower::new(HOME);
         let begun = Instant::now();
         // And since when it is there.
         let mut ordered = (None, begun);
         loop {
             let looked = Instant::now();
-            match self.look(&mut suspicion).await {
+            match self.look(&mut looks).await {
                 Ok((view, _)) if view.name != self.settings.cluster => self.state.send_modify(|state| {
                     state.phase = Phase::Unreachable;
                     state.trouble = format!("the cluster is still being made, as '{}'", view.name);
                 }),
-                Ok((view, beats)) => {
+                Ok((view, Look { beats, suspicion })) => {
                     let of = view.home(HOME)?;
                     self.signs.observe(of, &beats, self.clock.now());
                     self.show(of, &beats);
@@ -303,19 +340,16 @@ impl StandbyNode {
         }
     }
 
-    async fn look(&self, suspicion: &mut Suspicion) -> Result<(View, Vec<Beat>), LookError> {
-        let unanswered = || LookError::Unanswered("the ledger does not answer".to_owned());
-        let beats = match timeout(ANSWER, self.ledger.beats()).await {
-            Ok(Ok(beats)) => beats,
-            Ok(Err(unknown)) => return Err(LookError::Unanswered(unknown.to_string())),
-            Err(_) => return Err(unanswered()),
+    /// The view, and the next look at the signs of life.
+    async fn look(&self, looks: &mut Looks) -> Result<(View, Look), LookError> {
+        let view = match timeout(ANSWER, read_view(&*self.ledger, &*self.clock)).await {
+            Ok(read) => read.map_err(LookError::View)?.1,
+            Err(_) => return Err(LookError::Unanswered(UNANSWERED.to_owned())),
         };
-        suspicion.observe(&beats, self.clock.now());
-        match timeout(ANSWER, read_view(&*self.ledger, &*self.clock)).await {
-            Ok(Ok((_, view))) => Ok((view, beats)),
-            Ok(Err(error)) => Err(LookError::View(error)),
-            Err(_) => Err(unanswered()),
-        }
+        // The sender goes on for as long as this node stands by.
+        let _ = looks.changed().await;
+        let look = looks.borrow_and_update().clone();
+        Ok((view, look.map_err(LookError::Unanswered)?))
     }
 
     fn show(&self, of: &HomeView, beats: &[Beat]) {
@@ -410,7 +444,7 @@ impl StandbyNode {
             Ok(Ok(followed)) => (!followed.more, None),
             Ok(Err(TakeError::View(error))) => return Err(error.into()),
             Ok(Err(error)) => (true, Some(error.to_string())),
-            Err(_) => (true, None),
+            Err(_) => (self.state.borrow().warm, None),
         };
         if let Some(trouble) = &trouble {
             gateway_core::warn_limited!(trouble, "the copy of the home cannot be kept");

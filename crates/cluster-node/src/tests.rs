@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicUsize, Ordering::SeqCst},
+        atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
     },
     time::Duration,
 };
@@ -12,7 +12,7 @@ use std::{
 use disk::{EmbeddedRecords, RecordOptions, ShippedStore, empty_directory};
 use gateway_core::Budget;
 use ledger::{
-    Beat, Ledger,
+    Beat, BoxFuture, Finding, Inserted, Ledger, Owner, Row, Rows, Segment, StoredView, Swapped, Unknown,
     twin::{Engine, Twin},
 };
 use store::{
@@ -33,8 +33,8 @@ pub(crate) struct Started {
     pub(crate) running: JoinHandle<Result<OwnedHome, NodeError>>,
 }
 
-pub(crate) fn start(
-    ledger: &Arc<Twin>,
+pub(crate) fn start<L: Ledger + 'static>(
+    ledger: &Arc<L>,
     name: &str,
     incarnation: u64,
     directory: &Arc<DataDir>,
@@ -193,7 +193,8 @@ async fn a_ledger_stays_within_a_few_times_of_what_is_alive() {
     }
     let expected = contents(&store).await;
     let rows: usize = ledger.rows().iter().map(|row| row.data.len()).sum();
-    assert!(rows < 80_000_000, "{rows} bytes of 160,000,000 are in the ledger");
+    // Two segments, and a little.
+    assert!(rows < 38_000_000, "{rows} bytes of 80,000,000 are in the ledger");
     let view = home.tenure().owner().epoch;
     assert_eq!(view, 1);
     drop(store);
@@ -203,6 +204,84 @@ async fn a_ledger_stays_within_a_few_times_of_what_is_alive() {
     let a = DataDir::open(folder.path()).unwrap();
     let home = soon(start(&ledger, "a", 11, &a, true).running).await.unwrap().unwrap();
     assert_eq!(contents(&open(&home)).await, expected);
+}
+
+/// A node's way to the ledger: segments are read slowly, and nothing is answered any more once it is cut.
+struct SlowWay {
+    ledger: Arc<Twin>,
+    reads: Duration,
+    is_cut: AtomicBool,
+}
+
+impl SlowWay {
+    fn to(ledger: &Arc<Twin>, reads: Duration) -> Arc<Self> {
+        Arc::new(Self { ledger: Arc::clone(ledger), reads, is_cut: AtomicBool::new(false) })
+    }
+
+    fn pass<'a, T: Send + 'a>(&'a self, call: BoxFuture<'a, T>) -> BoxFuture<'a, T> {
+        if self.is_cut.load(SeqCst) { Box::pin(std::future::pending()) } else { call }
+    }
+}
+
+impl Ledger for SlowWay {
+    fn insert(&self, owner: &Owner, rows: Arc<[Row]>) -> BoxFuture<'_, Result<Inserted, Unknown>> {
+        self.pass(self.ledger.insert(owner, rows))
+    }
+
+    fn owners(&self) -> BoxFuture<'_, Result<Vec<Owner>, Unknown>> {
+        self.pass(self.ledger.owners())
+    }
+
+    fn read(&self, segment: Segment, from: (u64, u16), bytes: usize) -> BoxFuture<'_, Result<Rows, Unknown>> {
+        self.pass(Box::pin(async move {
+            tokio::time::sleep(self.reads).await;
+            self.ledger.read(segment, from, bytes).await
+        }))
+    }
+
+    fn delete(&self, segment: Segment) -> BoxFuture<'_, Result<(), Unknown>> {
+        self.pass(self.ledger.delete(segment))
+    }
+
+    fn view(&self) -> BoxFuture<'_, Result<Option<StoredView>, Unknown>> {
+        self.pass(self.ledger.view())
+    }
+
+    fn swap(&self, new: &StoredView) -> BoxFuture<'_, Result<Swapped, Unknown>> {
+        self.pass(self.ledger.swap(new))
+    }
+
+    fn beat(&self, beat: &Beat) -> BoxFuture<'_, Result<Vec<Owner>, Unknown>> {
+        self.pass(self.ledger.beat(beat))
+    }
+
+    fn beats(&self) -> BoxFuture<'_, Result<Vec<Beat>, Unknown>> {
+        self.pass(self.ledger.beats())
+    }
+
+    fn create(&self) -> BoxFuture<'_, Result<(), Unknown>> {
+        self.pass(self.ledger.create())
+    }
+
+    fn findings(&self) -> BoxFuture<'_, Result<Vec<Finding>, Unknown>> {
+        self.pass(self.ledger.findings())
+    }
+}
+
+/// The failure: a node whose copy is read slowly does not look at the signs of life often enough to miss any, and never takes over.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_slow_copy_does_not_hide_that_the_owner_is_gone() {
+    let ledger = Arc::new(Twin::reliable(Engine::Stored));
+    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
+    let ((_a, a), (_b, b)) = (directory(), directory());
+    let way = SlowWay::to(&ledger, Duration::ZERO);
+    let first = soon(start(&way, "a", 10, &a, true).running).await.unwrap().unwrap();
+    put(&open(&first), "key", "value").await;
+    let mut second = start(&SlowWay::to(&ledger, Duration::from_millis(400)), "b", 11, &b, true);
+    soon(second.state.wait_for(|state| state.active == "a")).await.unwrap();
+    way.is_cut.store(true, SeqCst);
+    let second = soon(second.running).await.unwrap().unwrap();
+    assert_eq!(contents(&open(&second)).await.len(), 1);
 }
 
 /// An account without a bound.

@@ -11,14 +11,14 @@ pub const SUSPECTED_AFTER: Duration = Duration::from_secs(5);
 const LOOKS: Duration = Duration::from_secs(2);
 
 /// Beats as they were seen. One entry for each node in the ledger.
-#[derive(Debug, Default)]
+#[derive(Debug, Clone, Default)]
 pub struct Suspicion {
     seen: BTreeMap<Arc<str>, Seen>,
     began: Option<Duration>,
     looked: Duration,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 struct Seen {
     beat: (u64, u64),
     since: Duration,
