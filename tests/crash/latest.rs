@@ -4,13 +4,6 @@ use gateway_core::Protocol;
 
 use super::{blocking::Client, broker::Server as _, engine::Engine, pair::Pair};
 
-/// The value of a gauge or counter without labels.
-fn metric(pair: &Pair, number: usize, name: &str) -> Option<f64> {
-    let shown = pair.answer(number, "/metrics")?;
-    let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
-    line.parse().ok()
-}
-
 fn latest(pair: &Pair, number: usize, topic: &str) -> Option<String> {
     let answer = pair.answer(number, &format!("/v1/latest/{topic}?payload=raw"))?;
     let (head, body) = answer.split_once("\r\n\r\n")?;
@@ -19,7 +12,7 @@ fn latest(pair: &Pair, number: usize, topic: &str) -> Option<String> {
 
 /// All that was published is in the store, and after that in the ledger.
 fn is_shipped(pair: &Pair, number: usize) -> bool {
-    let is_zero = |name| metric(pair, number, name) == Some(0.0);
+    let is_zero = |name| pair.metric(number, name) == Some(0.0);
     is_zero("gateway_latest_pending") && is_zero("gateway_ledger_latest_waiting")
 }
 

@@ -247,6 +247,13 @@ impl Pair {
         http_get(self.nodes[number].http, path, Duration::from_secs(1))
     }
 
+    /// A gauge or counter of a gateway, with its labels in `name` if it has any.
+    pub(crate) fn metric(&self, number: usize, name: &str) -> Option<f64> {
+        let shown = self.answer(number, "/metrics")?;
+        let line = shown.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+        line.parse().ok()
+    }
+
     /// Returns whether a gateway serves. One that stands by is ready, too, with links, and says what it does.
     pub(crate) fn serves(&self, number: usize) -> bool {
         let is_active = |answer: String| answer.starts_with("HTTP/1.1 200") && !answer.contains("\nstandby:");

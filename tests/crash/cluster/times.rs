@@ -7,9 +7,17 @@ use crate::{engine::Engine, number, pair::Pair};
 
 /// Bytes of a message.
 const MESSAGE: usize = 64 << 10;
+/// Bytes that are published at a time.
+const BATCH: usize = 32 << 20;
 /// More may be stored than by default, and taking it on in a cold directory may last.
 const LIMITS: &str = "[limits]\nretained_bytes = \"16 GiB\"\n";
 const PATIENCE: Duration = Duration::from_secs(1_800);
+
+/// Returns whether retained messages take less than they may: a quarter of the budget. They leave memory from an eighth on.
+fn has_room(pair: &Pair) -> bool {
+    let held = pair.metric(0, r#"gateway_memory_bytes{kind="retained"}"#);
+    held.zip(pair.metric(0, "gateway_memory_budget_bytes")).is_some_and(|(held, budget)| held < budget / 6.0)
+}
 
 /// Fills a home, and measures a takeover by a gateway with a warm copy, and by one with none.
 fn measure(engine: &Engine, megabytes: u64) {
@@ -21,7 +29,16 @@ fn measure(engine: &Engine, megabytes: u64) {
     let mut deposit = Deposit::keeping(86_400);
     let begun = Instant::now();
     let count = (megabytes as usize * 1_000_000).div_ceil(MESSAGE);
-    deposit.add(pair.port_of(0), count, MESSAGE);
+    let mut left = count;
+    while left > 0 {
+        let batch = left.min(BATCH / MESSAGE);
+        deposit.add(pair.port_of(0), batch, MESSAGE);
+        left -= batch;
+        pair.until("retained messages leave memory", has_room);
+    }
+    // Such a message is acknowledged and not stored.
+    let refused = pair.metric(0, r#"mqtt_retained_refused_total{reason="memory"}"#);
+    assert_eq!(refused, Some(0.0), "memory was short for retained messages");
     println!("{megabytes} MB: filled in {:.1} s", begun.elapsed().as_secs_f64());
     pair.until("the copy is warm", |pair| pair.is_warm(1));
     println!("    the copy is warm {:.1} s after that began", begun.elapsed().as_secs_f64());
