@@ -165,6 +165,8 @@ type Looks = watch::Receiver<Result<Look, String>>;
 struct OwnerSigns {
     /// Incarnation and number of the beat that was seen last.
     last: Option<(u64, u64)>,
+    /// Process that it was of, which a later one of the same node does not replace.
+    process: Option<ProcessId>,
     /// Time at which it was seen to change.
     at: Option<Duration>,
 }
@@ -179,7 +181,12 @@ impl OwnerSigns {
         if self.last.is_some_and(|last| Some(last) != seen) {
             self.at = Some(now);
         }
-        self.last = seen;
+        (self.last, self.process) = (seen, About::of(beat).process);
+    }
+
+    /// Process of an incarnation, if a beat of it was seen last.
+    fn process_of(&self, incarnation: u64) -> Option<&ProcessId> {
+        self.process.as_ref().filter(|_| self.last.is_some_and(|(of, _)| of == incarnation))
     }
 }
 
@@ -317,7 +324,7 @@ impl StandbyNode {
                     let stands_back = self.settings.stands_back && begun.elapsed() < COURTESY;
                     let wait = match self.by_order(of, &ordered) {
                         Some(by_order) => by_order,
-                        None => self.may_take(of, &beats, &suspicion, stands_back),
+                        None => self.may_take(of, &suspicion, stands_back),
                     };
                     // The home of a newer version would not be whole here.
                     if let Some(wait) = wait.filter(|_| view.streams <= STREAMS)
@@ -387,25 +394,17 @@ impl StandbyNode {
     }
 
     /// Returns how long to wait before serving, if the home may be taken.
-    fn may_take(
-        &self,
-        of: &HomeView,
-        beats: &[Beat],
-        suspicion: &Suspicion,
-        stands_back: bool,
-    ) -> Option<Duration> {
+    fn may_take(&self, of: &HomeView, suspicion: &Suspicion, stands_back: bool) -> Option<Duration> {
         let takes_over = self.settings.takes_over && !stands_back;
         let Some(owner) = &of.owner else { return takes_over.then_some(Duration::ZERO) };
-        let beat =
-            beats.iter().find(|beat| *beat.node == *owner.node && beat.incarnation == owner.incarnation);
-        let process = beat.and_then(|beat| About::of(beat).process);
+        let process = self.signs.process_of(owner.incarnation);
         // The directory of this node's process before, which is locked by this one now. One that was copied has another node's name.
         let is_mine = *owner.node == self.settings.name
             && self.before.trim() == format!("{} {}", owner.node, owner.incarnation);
-        if is_mine || process.is_some_and(|process| process.has_ended()) {
+        if is_mine || process.is_some_and(ProcessId::has_ended) {
             return (takes_over || is_mine).then_some(Duration::ZERO);
         }
-        let is_suspected = suspicion.suspects(&owner.node, self.clock.now());
+        let is_suspected = suspicion.suspects(&owner.node, owner.incarnation, self.clock.now());
         (takes_over && is_suspected).then_some(LEASE_WAIT)
     }
 

@@ -19,7 +19,8 @@ pub(crate) async fn widen(ledger: &dyn Ledger, tenure: &Tenure) {
         if let Ok(beats) = ledger.beats().await {
             suspicion.observe(&beats, clock.now());
             let knows = |beat: &Beat| {
-                About::of(beat).streams >= STREAMS || suspicion.suspects(&beat.node, clock.now())
+                About::of(beat).streams >= STREAMS
+                    || suspicion.suspects(&beat.node, beat.incarnation, clock.now())
             };
             if beats.iter().filter(|beat| order::is_node(beat)).all(knows) {
                 match tenure.widen().await {

@@ -22,6 +22,8 @@ pub struct Suspicion {
 struct Seen {
     beat: (u64, u64),
     since: Duration,
+    /// Time since which all beats were of this incarnation.
+    began: Duration,
 }
 
 impl Suspicion {
@@ -36,9 +38,10 @@ impl Suspicion {
         self.seen.retain(|node, _| beats.iter().any(|beat| beat.node == *node));
         for Beat { node, incarnation, number, .. } in beats {
             let beat = (*incarnation, *number);
-            let seen = self.seen.entry(Arc::clone(node)).or_insert(Seen { beat, since: now });
+            let seen = self.seen.entry(Arc::clone(node)).or_insert(Seen { beat, since: now, began: now });
             if seen.beat != beat {
-                *seen = Seen { beat, since: now };
+                let began = if seen.beat.0 == *incarnation { seen.began } else { now };
+                *seen = Seen { beat, since: now, began };
             }
         }
     }
@@ -48,9 +51,14 @@ impl Suspicion {
         self.seen.get(node).map(|seen| self.looked.saturating_sub(seen.since))
     }
 
-    /// Tells whether a node is suspected at that time; one that has never beaten, after as long as any other.
-    pub fn suspects(&self, node: &str, now: Duration) -> bool {
-        let since = self.seen.get(node).map(|seen| seen.since).or(self.began);
+    /// Tells whether a node in an incarnation is suspected at that time: its beat has not changed, or all beats of the node were another
+    /// incarnation's. One that has never beaten is suspected after as long as any other.
+    pub fn suspects(&self, node: &str, incarnation: u64, now: Duration) -> bool {
+        let since = match self.seen.get(node) {
+            Some(seen) if seen.beat.0 == incarnation => Some(seen.since),
+            Some(seen) => Some(seen.began),
+            None => self.began,
+        };
         now.saturating_sub(self.looked) <= LOOKS
             && since.is_some_and(|since| now.saturating_sub(since) >= SUSPECTED_AFTER)
     }
@@ -75,15 +83,15 @@ mod tests {
     fn a_node_that_does_not_beat_is_suspected() {
         let mut suspicion = Suspicion::default();
         look(&mut suspicion, 100..110, |second| second);
-        assert!(!suspicion.suspects("a", Duration::from_secs(109)));
+        assert!(!suspicion.suspects("a", 1, Duration::from_secs(109)));
         look(&mut suspicion, 110..114, |_| 109);
-        assert!(!suspicion.suspects("a", Duration::from_secs(113)));
+        assert!(!suspicion.suspects("a", 1, Duration::from_secs(113)));
         assert_eq!(suspicion.unchanged("a"), Some(Duration::from_secs(4)));
         assert_eq!(suspicion.unchanged("b"), None);
         look(&mut suspicion, 114..115, |_| 109);
-        assert!(suspicion.suspects("a", Duration::from_secs(114)), "the last change was seen at 109");
+        assert!(suspicion.suspects("a", 1, Duration::from_secs(114)), "the last change was seen at 109");
         look(&mut suspicion, 115..116, |_| 110);
-        assert!(!suspicion.suspects("a", Duration::from_secs(115)));
+        assert!(!suspicion.suspects("a", 1, Duration::from_secs(115)));
     }
 
     /// The failure: a standby that was paused, or had no engine, wakes up and takes every home.
@@ -91,11 +99,11 @@ mod tests {
     fn a_node_that_did_not_look_suspects_nobody() {
         let mut suspicion = Suspicion::default();
         look(&mut suspicion, 0..4, |_| 7);
-        assert!(!suspicion.suspects("a", Duration::from_secs(60)));
+        assert!(!suspicion.suspects("a", 1, Duration::from_secs(60)));
         look(&mut suspicion, 60..61, |_| 7);
-        assert!(!suspicion.suspects("a", Duration::from_secs(60)));
+        assert!(!suspicion.suspects("a", 1, Duration::from_secs(60)));
         look(&mut suspicion, 61..66, |_| 7);
-        assert!(suspicion.suspects("a", Duration::from_secs(65)));
+        assert!(suspicion.suspects("a", 1, Duration::from_secs(65)));
     }
 
     #[test]
@@ -104,8 +112,25 @@ mod tests {
         look(&mut suspicion, 0..4, |_| 7);
         suspicion.observe(&[beat("a", 2, 7)], Duration::from_secs(4));
         look(&mut suspicion, 5..6, |_| 7);
-        assert!(!suspicion.suspects("a", Duration::from_secs(5)));
-        assert!(suspicion.suspects("b", Duration::from_secs(5)), "it has never beaten");
-        assert!(!Suspicion::default().suspects("b", Duration::from_secs(5)));
+        assert!(!suspicion.suspects("a", 1, Duration::from_secs(5)));
+        assert!(suspicion.suspects("b", 1, Duration::from_secs(5)), "it has never beaten");
+        assert!(!Suspicion::default().suspects("b", 1, Duration::from_secs(5)));
+    }
+
+    /// The failure: nobody takes over from a process that is gone while a later one of the same name beats.
+    #[test]
+    fn an_incarnation_before_the_one_that_beats_is_suspected() {
+        let mut suspicion = Suspicion::default();
+        look(&mut suspicion, 0..4, |second| second);
+        for second in 4..=9 {
+            assert!(!suspicion.suspects("a", 1, Duration::from_secs(second - 1)));
+            suspicion.observe(&[beat("a", 2, second)], Duration::from_secs(second));
+            assert!(!suspicion.suspects("a", 2, Duration::from_secs(second)));
+        }
+        assert!(suspicion.suspects("a", 1, Duration::from_secs(9)));
+        // It goes on beside the other.
+        suspicion.observe(&[beat("a", 1, 4)], Duration::from_secs(10));
+        suspicion.observe(&[beat("a", 2, 11)], Duration::from_secs(11));
+        assert!(!suspicion.suspects("a", 1, Duration::from_secs(11)));
     }
 }
