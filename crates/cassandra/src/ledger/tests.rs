@@ -124,6 +124,24 @@ async fn a_node_whose_clock_is_an_hour_behind_removes_and_beats() {
     cql(&ahead, "DROP KEYSPACE {}").await;
 }
 
+/// The failure: rows go or stay by a database's rule for equal timestamps, as a removal has that of the rows, or an earlier one.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_removal_has_a_later_timestamp_than_every_row() {
+    let Some(options) = options("timestamps of removals") else { return };
+    let ledger = open(&options);
+    let owner = begin(&ledger).await;
+    ledger.insert(&owner, rows(segment(0, 0), 0)).await.unwrap();
+    ledger.delete(segment(0, 0)).await.unwrap();
+    // The cluster of `begin`, and the timestamp behind that of rows.
+    let columns = "cluster, home, stream, epoch, segment, n, part, parts, data";
+    let values = "00000000-0000-0000-0000-000000000007, 0, 0, 1, 0, 1, 0, 1, 0x00";
+    cql(&ledger, &format!("INSERT INTO {{}}.ledger ({columns}) VALUES ({values}) USING TIMESTAMP 2")).await;
+    assert_eq!(read(&ledger, segment(0, 0)).await, []);
+    cql(&ledger, &format!("INSERT INTO {{}}.ledger ({columns}) VALUES ({values}) USING TIMESTAMP 3")).await;
+    assert_eq!(read(&ledger, segment(0, 0)).await.len(), 1, "the row is of that segment");
+    cql(&ledger, "DROP KEYSPACE {}").await;
+}
+
 /// The failure: a repeat that was under way while its segment was removed brings a part of it back.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_repeat_after_a_delete_stays_removed() {
