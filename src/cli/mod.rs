@@ -21,28 +21,27 @@ use std::{
 };
 
 use clap::{CommandFactory as _, Parser as _, error::ErrorKind::DisplayHelpOnMissingArgumentOrSubcommand};
-use config::{Config, DEV_CERTS_DIR, Flags, kubernetes_variables};
+use config::{Address, Config, DEV_CERTS_DIR, Flags, kubernetes_variables};
 use edge::{
     reload::Reloads,
     secret_files,
     tls::{self, TlsStore},
 };
-use telemetry::Telemetry;
+use telemetry::{ReadRows, Telemetry};
 use tokio::{
     runtime::{Builder, Runtime},
     time::Instant,
 };
-use tracing::{debug, error, info, warn};
+use tracing::{debug, info, warn};
 
 use self::commands::{Command, CommandLine};
 use crate::{
-    cluster::{ClusterMember, ServedHome, ServingMember, begin_anew},
+    cluster::ClusterMember,
     gateway::{Gateway, StartError},
     shutdown::{Shutdown, Signals},
 };
 use auth::{abuse::BanRegistry, backends::BackendAuthenticator};
 use bridges::PlannedBridges;
-use cluster_node::HomeEnd;
 
 /// Time beyond `shutdown.deadline` that an orderly end may take before the process ends regardless.
 const MARGIN: Duration = Duration::from_secs(1);
@@ -190,78 +189,89 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     if let Err(error) = listening.spawn(move || signals_runtime.map(|runtime| runtime.block_on(heard))) {
         return fail(1, &error);
     }
-    let (gateway, home) = match config.cluster.is_on() {
+    let running = match config.cluster.is_on() {
         false => match Gateway::builder(config).start().await {
-            Ok(gateway) => (gateway, None),
+            Ok(gateway) => Running::Alone(gateway),
             Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => return fail(2, &error),
             Err(error) => return fail(1, &error),
         },
-        true => {
-            let standing_by = async { ClusterMember::start(Arc::new(config))?.serve().await };
-            // A service manager need not wait until another gateway is gone.
-            supervisor::ready();
-            tokio::select! {
-                served = standing_by => match served {
-                    Ok(ServingMember { gateway, home }) => (gateway, Some(home)),
-                    Err(error) => return fail(error.code(), &error),
-                },
-                () = shutdown.wait() => {
-                    info!("stopped while standing by");
-                    return ExitCode::SUCCESS;
-                }
-            }
-        }
+        true => match ClusterMember::start(config) {
+            Ok(member) => Running::InCluster(Box::new(member)),
+            Err(error) => return fail(error.code(), &error),
+        },
     };
-    for (listener, address) in gateway.addresses() {
+    for (listener, address) in running.addresses() {
         info!(listener, %address, "listening");
     }
-    if dev {
-        let _ = say(&welcome(&gateway, plain));
+    if let (true, Running::Alone(gateway)) = (dev, &running) {
+        let _ = say(&welcome(gateway, plain));
     }
     if let Some(audit) = telemetry.audit() {
-        gateway.reloads().add(Arc::clone(audit) as _);
+        running.reloads().add(Arc::clone(audit) as _);
     }
-    let _ = reloads.set(Arc::clone(gateway.reloads()));
-    telemetry.export(gateway.metrics());
+    let _ = reloads.set(Arc::clone(running.reloads()));
+    telemetry.export(running.metrics());
     supervisor::ready();
-    let end = tokio::select! {
-        () = shutdown.wait() => None,
-        () = supervisor::beat(gateway.silence()) => None,
-        end = ended(home.as_ref()) => Some(end),
-    };
-    if end == Some(HomeEnd::Lost) {
-        error!("the home belongs to another gateway: connections end, and this one stands by");
-        return begin_anew(false);
-    }
-    if end.is_none() {
+    let silence = running.silence();
+    let asked = async {
+        tokio::select! {
+            () = shutdown.wait() => {}
+            () = supervisor::beat(silence) => {}
+        }
         supervisor::stopping();
-    }
-    let asked = Instant::now();
-    let released = match home {
-        None => {
-            gateway.shutdown().await;
-            None
-        }
-        Some(home) => {
-            let released = gateway.release().await;
-            home.hand_over().await;
-            Some(released)
-        }
     };
-    telemetry.stop(deadline.saturating_sub(asked.elapsed())).await;
-    if end.is_some() {
-        return begin_anew(true);
+    let begun;
+    match running {
+        Running::Alone(gateway) => {
+            asked.await;
+            begun = Instant::now();
+            gateway.shutdown().await;
+        }
+        Running::InCluster(mut member) => {
+            if let Err(error) = member.run(asked).await {
+                return fail(error.code(), &error);
+            }
+            begun = Instant::now();
+            member.gateway.end().await;
+        }
     }
-    // Devices find the connection closed once the other gateway may serve, and no sooner.
-    drop(released);
+    telemetry.stop(deadline.saturating_sub(begun.elapsed())).await;
     ExitCode::SUCCESS
 }
 
-/// Waits until the home is to be, or is, another's; for ever outside a cluster.
-async fn ended(home: Option<&ServedHome>) -> HomeEnd {
-    match home {
-        Some(home) => home.ends().await,
-        None => std::future::pending().await,
+/// A gateway that has started.
+enum Running {
+    Alone(Gateway),
+    InCluster(Box<ClusterMember>),
+}
+
+impl Running {
+    fn addresses(&self) -> &[(String, Address)] {
+        match self {
+            Self::Alone(gateway) => gateway.addresses(),
+            Self::InCluster(member) => member.gateway.addresses(),
+        }
+    }
+
+    fn reloads(&self) -> &Arc<Reloads> {
+        match self {
+            Self::Alone(gateway) => gateway.reloads(),
+            Self::InCluster(member) => member.gateway.reloads(),
+        }
+    }
+
+    fn metrics(&self) -> ReadRows {
+        match self {
+            Self::Alone(gateway) => gateway.metrics(),
+            Self::InCluster(member) => member.gateway.metrics(),
+        }
+    }
+
+    fn silence(&self) -> Box<dyn Fn() -> Duration + Send + Sync> {
+        match self {
+            Self::Alone(gateway) => Box::new(gateway.silence()),
+            Self::InCluster(member) => Box::new(member.gateway.silence()),
+        }
     }
 }
 

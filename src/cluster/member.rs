@@ -2,28 +2,33 @@
 
 use std::{
     hash::{BuildHasher as _, RandomState},
-    os::unix::process::CommandExt as _,
-    process::{Command, ExitCode},
+    pin::pin,
     sync::Arc,
     time::Duration,
 };
 
 use cluster::Clock as _;
-use cluster_node::{HomeEnd, MachineClock, NodeError, NodeSettings, NodeState, OwnedHome, StandbyNode};
+use cluster_node::{
+    HOME, HomeEnd, MachineClock, NodeError, NodeSettings, NodeState, OwnedHome, Phase, StandbyNode,
+};
 use config::Config;
 use disk::ShippedStore;
 use gateway_core::metrics::{MetricRow, figures};
 use store::{DataDir, StoreError, Verify};
-use telemetry::{ProcessStats, render, rows};
 use thiserror::Error;
-use tokio::{sync::watch, task::JoinHandle, time::timeout};
-use tracing::{info, warn};
+use tokio::{
+    sync::watch,
+    task::JoinHandle,
+    time::{Instant, sleep, timeout},
+};
+use tracing::{error, info, warn};
 
 use super::{EngineError, LedgerEngine, links};
-use crate::gateway::{Gateway, HomeLedger, Standby, StandbyPages, StartError};
+use crate::gateway::{ClusterGateway, ClusterPages, ClusterParts, HomeLedger, HomePlace, StartError};
 
-/// Tells the next image of the process that it has just given the home up.
-const GIVEN_UP: &str = "GATEWAY_HOME_GIVEN_UP";
+/// Time between two attempts to open a directory that is still held here, and time after which that is an error.
+const LOCK_LOOK: Duration = Duration::from_millis(20);
+const LONGEST_LOCK: Duration = Duration::from_secs(30);
 
 /// Time for the compare-and-set of a clean stop; whoever takes over without it waits a few seconds.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -65,117 +70,121 @@ impl MemberError {
     }
 }
 
-/// A gateway that stands by.
+/// A gateway of a cluster.
 pub(crate) struct ClusterMember {
     config: Arc<Config>,
     engine: LedgerEngine,
-    state: watch::Receiver<NodeState>,
-    running: JoinHandle<Result<OwnedHome, NodeError>>,
-    lacks: JoinHandle<Option<String>>,
-    standby: Standby,
-}
-
-/// A gateway that serves.
-pub(crate) struct ServingMember {
-    /// Over the home.
-    pub(crate) gateway: Gateway,
-    /// In which it serves.
-    pub(crate) home: ServedHome,
-}
-
-/// The home of a gateway that serves.
-pub(crate) struct ServedHome {
-    home: OwnedHome,
-    /// Until the end.
-    _engine: LedgerEngine,
+    pub(crate) gateway: ClusterGateway,
+    places: watch::Sender<Vec<HomePlace>>,
+    state: Arc<watch::Sender<NodeState>>,
+    /// The home was just given up: others go first.
+    stands_back: bool,
 }
 
 impl ClusterMember {
-    /// Joins the cluster, and answers backends and operators. In a Tokio runtime.
-    pub(crate) fn start(config: Arc<Config>) -> Result<Self, MemberError> {
+    /// Opens the ledger and the doors. In a Tokio runtime.
+    pub(crate) fn start(config: Config) -> Result<Self, MemberError> {
         let engine = LedgerEngine::open(&config)?;
-        let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
-        let directory = DataDir::open_with(&config.data_dir, verify)?;
-        let settings = NodeSettings {
-            cluster: config.cluster.name.clone(),
-            name: node_name(&config),
-            address: config.cluster.address.clone(),
-            link: if config.cluster.links.is_on() {
-                config.cluster.links.told_address()
-            } else {
-                String::new()
+        let (places, known) = watch::channel(Vec::new());
+        let state = Arc::new(watch::Sender::new(NodeState::default()));
+        let (shown, read) = (Arc::clone(&state), Arc::clone(&state));
+        let parts = ClusterParts {
+            node: node_name(&config),
+            places: known,
+            members: links::members(&engine),
+            pages: ClusterPages {
+                state: Arc::new(move || shown.borrow().line()),
+                rows: Arc::new(move || standby_rows(&read.borrow())),
             },
-            takes_over: config.cluster.standby,
-            stands_back: std::env::var_os(GIVEN_UP).is_some(),
+        };
+        let gateway = ClusterGateway::start(config.clone(), parts)?;
+        Ok(Self { config: Arc::new(config), engine, gateway, places, state, stands_back: false })
+    }
+
+    /// Stands by and serves, in turns, until `ended`. Not cancel safe.
+    pub(crate) async fn run(&mut self, ended: impl Future<Output = ()>) -> Result<(), MemberError> {
+        let mut ended = pin!(ended);
+        let lacks = self.engine.handle().spawn(look_for_lacks(Arc::clone(&self.engine.ledger)));
+        let mut lacks = pin!(lacks_fatally(lacks));
+        loop {
+            let home = tokio::select! {
+                () = &mut ended => {
+                    info!("stopped while standing by");
+                    return Ok(());
+                }
+                lacks = &mut lacks => return Err(MemberError::Lacks(lacks)),
+                home = self.stand_by() => home?,
+            };
+            let ledger = home_ledger(&home);
+            self.gateway.open_home(HOME, Some(ledger)).await?;
+            let end = tokio::select! {
+                () = &mut ended => None,
+                end = home.ends() => Some(end),
+            };
+            match end {
+                Some(HomeEnd::Lost) => {
+                    error!(
+                        "the home belongs to another gateway: its connections end, and this one stands by"
+                    );
+                    drop(home);
+                    self.gateway.give_up_home(HOME).await;
+                }
+                None => {
+                    self.gateway.begin_end();
+                    self.hand_over(home).await;
+                    return Ok(());
+                }
+                Some(HomeEnd::Ordered) => self.hand_over(home).await,
+            }
+            self.stands_back = end == Some(HomeEnd::Ordered);
+        }
+    }
+
+    /// Stands by until the home is this gateway's. Cancel safe.
+    async fn stand_by(&self) -> Result<OwnedHome, MemberError> {
+        let directory = reopen(&self.config).await?;
+        let cluster = &self.config.cluster;
+        let settings = NodeSettings {
+            cluster: cluster.name.clone(),
+            name: node_name(&self.config),
+            address: cluster.address.clone(),
+            link: if cluster.links.is_on() { cluster.links.told_address() } else { String::new() },
+            takes_over: cluster.standby,
+            stands_back: self.stands_back,
+            // Of each time as a standby: no home that was lost is taken for one that is not.
             incarnation: RandomState::new().hash_one(std::process::id()),
         };
         info!(cluster = settings.cluster, node = settings.name, "standing by");
-        let (node, state) = StandbyNode::new(Arc::clone(&engine.ledger), settings, directory);
-        let lacks = engine.handle().spawn(look_for_lacks(Arc::clone(&engine.ledger)));
-        let (address, shown, read) = (state.clone(), state.clone(), state.clone());
-        let link = links::link(&config, &engine, state.clone());
-        let standby = Standby::start(
-            &config,
-            Arc::new(move || address.borrow().address.clone()),
-            StandbyPages {
-                state: Arc::new(move || shown.borrow().line()),
-                metrics: Arc::new(move || render(&standby_rows(&read.borrow()))),
-            },
-            link,
-        )?;
-        let running = engine.handle().spawn(node.run());
-        Ok(Self { config, engine, state, running, lacks, standby })
-    }
-
-    /// Stands by until the home is this gateway's, then starts it. Not cancel safe: to end, drop it.
-    pub(crate) async fn serve(self) -> Result<ServingMember, MemberError> {
-        let Self { config, engine, mut state, mut running, mut lacks, standby } = self;
-        let mut has_looked = false;
-        let home = loop {
+        let (node, mut state) = StandbyNode::new(Arc::clone(&self.engine.ledger), settings, directory);
+        let mut running = AbortOnDrop(self.engine.handle().spawn(node.run()));
+        loop {
             tokio::select! {
-                home = &mut running => break home.map_err(|_| MemberError::Ended)??,
-                lacks = &mut lacks, if !has_looked => {
-                    has_looked = true;
-                    if let Ok(Some(lacks)) = lacks {
-                        return Err(MemberError::Lacks(lacks));
-                    }
+                home = &mut running.0 => {
+                    self.tell(&state.borrow());
+                    return Ok(home.map_err(|_| MemberError::Ended)??);
                 }
-                Ok(()) = state.changed() => info!(state = state.borrow_and_update().line(), "cluster"),
+                Ok(()) = state.changed() => {
+                    let state = state.borrow_and_update().clone();
+                    info!(state = state.line(), "cluster");
+                    self.tell(&state);
+                }
             }
-        };
-        let streams = home.streams();
-        let ledger = HomeLedger {
-            directory: Arc::clone(home.directory()),
-            state: streams.of(ShippedStore::State),
-            records: streams.of(ShippedStore::Records),
-            log: streams.of(ShippedStore::Log),
-            latest: streams.of(ShippedStore::Latest),
-            lease: {
-                let lease = Arc::clone(home.lease());
-                Arc::new(move || lease.held(MachineClock.now()))
-            },
-            redo: Arc::clone(streams.redo()),
-            silent_for: home.silent_for(),
-            figures: Arc::new(home.figures()),
-        };
-        let mut builder = Gateway::builder((*config).clone()).home(ledger).members(links::members(&engine));
-        for (name, socket) in standby.end().await {
-            builder = builder.socket(&name, socket);
         }
-        let gateway = builder.start().await?;
-        Ok(ServingMember { gateway, home: ServedHome { home, _engine: engine } })
-    }
-}
-
-impl ServedHome {
-    /// Waits until the home is to be, or is, another's. Cancel safe.
-    pub(crate) async fn ends(&self) -> HomeEnd {
-        self.home.ends().await
     }
 
-    /// Hands the home over, once the gateway has ended.
-    pub(crate) async fn hand_over(self) {
-        let Self { home, _engine } = self;
+    /// Tells the doors where the home is.
+    fn tell(&self, state: &NodeState) {
+        let NodeState { active, address, link, .. } = state.clone();
+        // While the ledger does not answer, the gateway that served last goes on.
+        if state.phase != Phase::Unreachable || self.places.borrow().is_empty() {
+            self.places.send_replace(vec![HomePlace { node: active, address, link }]);
+        }
+        self.state.send_replace(state.clone());
+    }
+
+    /// Lets the home go, and the next gateway take it at once.
+    async fn hand_over(&mut self, home: OwnedHome) {
+        let released = self.gateway.release_home(HOME).await;
         match timeout(HAND_OVER, home.hand_over()).await {
             Ok(Ok(())) => info!("the home is handed over"),
             Ok(Err(error)) => {
@@ -183,27 +192,56 @@ impl ServedHome {
             }
             Err(_) => warn!("the ledger does not answer, the next gateway takes the home as after a crash"),
         }
+        // Devices find the connection closed once the other gateway may serve, and no sooner.
+        if let Some(released) = released {
+            released.end().await;
+        }
     }
 }
 
-/// Begins anew with the same arguments, as a process that stands by: its connections end, unanswered, and nothing of a home that was
-/// lost is left. Returns only if that cannot be.
-pub(crate) fn begin_anew(given_up: bool) -> ExitCode {
-    let Ok(program) = std::env::current_exe() else { return ExitCode::FAILURE };
-    let mut command = Command::new(program);
-    command.args(std::env::args_os().skip(1)).env_remove(GIVEN_UP);
-    if given_up {
-        command.env(GIVEN_UP, "1");
+/// Ends a task with its owner.
+struct AbortOnDrop<T>(JoinHandle<T>);
+
+impl<T> Drop for AbortOnDrop<T> {
+    fn drop(&mut self) {
+        self.0.abort();
     }
-    let error = command.exec();
-    tracing::error!(%error, "cannot begin anew, the process ends");
-    ExitCode::FAILURE
+}
+
+/// Opens the data directory, which what is left of a home that was here may hold for a moment longer.
+async fn reopen(config: &Config) -> Result<Arc<DataDir>, StoreError> {
+    let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
+    let begun = Instant::now();
+    loop {
+        match DataDir::open_with(&config.data_dir, verify) {
+            Err(StoreError::Unavailable(_)) if begun.elapsed() < LONGEST_LOCK => sleep(LOCK_LOOK).await,
+            opened => return opened,
+        }
+    }
+}
+
+/// A home for the gateway to open.
+fn home_ledger(home: &OwnedHome) -> HomeLedger {
+    let streams = home.streams();
+    HomeLedger {
+        directory: Arc::clone(home.directory()),
+        state: streams.of(ShippedStore::State),
+        records: streams.of(ShippedStore::Records),
+        log: streams.of(ShippedStore::Log),
+        latest: streams.of(ShippedStore::Latest),
+        lease: {
+            let lease = Arc::clone(home.lease());
+            Arc::new(move || lease.held(MachineClock.now()))
+        },
+        redo: Arc::clone(streams.redo()),
+        silent_for: home.silent_for(),
+        figures: Arc::new(home.figures()),
+    }
 }
 
 /// Rows of `/metrics` while the gateway stands by.
 fn standby_rows(state: &NodeState) -> Vec<MetricRow> {
-    let read = vec![figures::CLUSTER_ACTIVE.is(0.0), figures::CLUSTER_WARM.is(u8::from(state.warm).into())];
-    rows(Vec::new(), read, &ProcessStats::read())
+    vec![figures::CLUSTER_ACTIVE.is(0.0), figures::CLUSTER_WARM.is(u8::from(state.warm).into())]
 }
 
 /// The name of this node.
@@ -225,7 +263,15 @@ async fn look_for_lacks(ledger: Arc<dyn ledger::Ledger>) -> Option<String> {
                 }
                 return findings.into_iter().find(|finding| finding.is_fatal).map(|finding| finding.text);
             }
-            Err(_) => tokio::time::sleep(FINDINGS).await,
+            Err(_) => sleep(FINDINGS).await,
         }
+    }
+}
+
+/// Waits for something that the engine cannot be without; for ever if it lacks nothing of the kind.
+async fn lacks_fatally(looking: JoinHandle<Option<String>>) -> String {
+    match looking.await {
+        Ok(Some(lacks)) => lacks,
+        _ => std::future::pending().await,
     }
 }

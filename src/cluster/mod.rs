@@ -1,9 +1,9 @@
-//! A gateway of a cluster, from the start of its process to its end: it stands by, serves when the home is its own, and ends or begins
-//! anew when it no longer is.
+//! A gateway of a cluster, from the start of its process to its end: it stands by, serves when the home is its own, and stands by again
+//! when it no longer is.
 //!
 //! ```text
 //! engine    opens the database that keeps the ledger
-//! links     to the other gateways
+//! links     the other gateways
 //! member    stands by, then serves
 //! ```
 
@@ -12,4 +12,4 @@ mod links;
 mod member;
 
 pub(crate) use engine::{EngineError, LedgerEngine};
-pub(crate) use member::{ClusterMember, ServedHome, ServingMember, begin_anew};
+pub(crate) use member::ClusterMember;

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use auth::{
-    Authenticator, Authority, Authorizer, Chain, EventSender, RemoteAuthorizer,
+    Authenticator, Authority, Authorizer, Chain, RemoteAuthorizer,
     backends::{BackendAuthenticator, JwtKeys},
 };
 use broker::{Account, WillAuthorizer};
@@ -22,8 +22,6 @@ pub(super) struct Admission {
     /// The same, if its rules can be replaced.
     pub(super) replaceable: Option<Arc<Authority>>,
     pub(super) backends: Arc<BackendAuthenticator>,
-    /// Tells a service of the user what happens.
-    pub(super) events: Option<EventSender>,
 }
 
 impl Admission {
@@ -53,11 +51,7 @@ impl Admission {
                 (Arc::clone(&chain) as Arc<dyn Authenticator>, Some(chain))
             }
         };
-        let events = EventSender::new(&config.auth.grpc)?;
-        if let Some(events) = &events {
-            reloads.add(events.reloads());
-        }
-        Ok(Self { authenticator, chain, authority, replaceable, backends, events })
+        Ok(Self { authenticator, chain, authority, replaceable, backends })
     }
 
     /// Charges what is remembered of clients to this account from now on.

@@ -12,7 +12,7 @@ use tracing::error;
 
 use super::{
     health::{StoreWatch, retained_problem},
-    metrics::metrics,
+    metrics::{home_rows, with_process},
 };
 
 pub(super) async fn run(socket: std::net::TcpListener, tls: Option<GrpcTls>, api: GrpcApi) {
@@ -46,7 +46,7 @@ pub(super) fn operated(
         version: env!("CARGO_PKG_VERSION"),
         started: clock::to_wall(clock::now()),
         bridges: watched.bridges.clone(),
-        metrics: Box::new(move || metrics(&broker, latest.as_deref(), &watched)),
+        metrics: Box::new(move || with_process(home_rows(&broker, latest.as_deref(), &watched))),
         problems: Box::new(move || watch.problems() + &retained_problem(&retaining)),
         tls: Arc::clone(tls),
         config: Arc::clone(config),

@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use auth::{Authority, Connected, ConnectionCheck, abuse::BanRegistry};
 use broker::CloseReason;
+use config::Config;
 use edge::tls::{Revocations, TlsStore};
 use gateway_core::clock;
 use net::NetShared;
@@ -19,23 +20,24 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// banned by themselves, and must not keep a thread busy.
 const SHARE: u32 = 10;
 
-/// The three checks of connections, and a task for each that looks at all when something has changed. `listeners` are the names
-/// of those of devices.
-pub(super) fn watch<'a>(
+/// The three checks of connections, and a task for each that looks at all when something has changed.
+pub(super) fn watch(
     shared: &Arc<NetShared>,
     tls: &TlsStore,
-    listeners: impl Iterator<Item = &'a str>,
+    config: &Config,
     authority: Option<Arc<Authority>>,
     bans: Arc<BanRegistry>,
     tasks: &mut JoinSet<()>,
 ) {
-    if let Some(revoked) = RevokedCertificates::new(tls, listeners) {
+    if let Some(revoked) = RevokedCertificates::new(tls, config) {
         shared.add_connection_check(Arc::new(revoked));
         tasks.spawn(watch_revocations(tls.revocations_changed(), Arc::clone(shared)));
     }
     if let Some(authority) = authority {
         shared.add_connection_check(Arc::clone(&authority) as _);
-        tasks.spawn(watch_rules(authority, Arc::clone(shared)));
+        if let Some(replaced) = authority.replacements() {
+            tasks.spawn(watch_rules(replaced, Arc::clone(shared)));
+        }
     }
     shared.add_connection_check(Arc::clone(&bans) as _);
     tasks.spawn(watch_bans(bans, Arc::clone(shared)));
@@ -45,10 +47,11 @@ pub(super) fn watch<'a>(
 struct RevokedCertificates(BTreeMap<String, Arc<Revocations>>);
 
 impl RevokedCertificates {
-    /// Of these listeners; `None` if none has a list.
-    fn new<'a>(tls: &TlsStore, listeners: impl Iterator<Item = &'a str>) -> Option<Self> {
-        let with_list = |name: &str| Some((name.to_owned(), tls.revocations(&tls_use(name))?));
-        let listeners: BTreeMap<_, _> = listeners.filter_map(with_list).collect();
+    /// Of the listeners of devices; `None` if none has a list.
+    fn new(tls: &TlsStore, config: &Config) -> Option<Self> {
+        let names = config.effective_listeners().into_iter().map(|(_, listener)| listener.name);
+        let with_list = |name: String| tls.revocations(&tls_use(&name)).map(|list| (name, list));
+        let listeners: BTreeMap<_, _> = names.filter_map(with_list).collect();
         (!listeners.is_empty()).then_some(Self(listeners))
     }
 }
@@ -68,9 +71,8 @@ async fn watch_revocations(mut changed: watch::Receiver<()>, shared: Arc<NetShar
     }
 }
 
-async fn watch_rules(authority: Arc<Authority>, shared: Arc<NetShared>) {
-    loop {
-        authority.replaced().await;
+async fn watch_rules(mut replaced: watch::Receiver<()>, shared: Arc<NetShared>) {
+    while replaced.changed().await.is_ok() {
         let evicted = shared.evict().await;
         if evicted > 0 {
             info!(

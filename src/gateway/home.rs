@@ -18,7 +18,7 @@ use config::Config;
 use consumer_groups::ConsumerGroups;
 use disk::EmbeddedRecords;
 use gateway_core::metrics::{MetricRow, figures};
-use grpc::{GrpcConfig, PublisherMemory};
+use grpc::{GrpcConfig, PublisherMemory, TopicSpread};
 use ledger::Shipping;
 use net::NetShared;
 use store::{ClockMark, DataDir, NoRecords, RecordStore, StoreHealth, Verify};
@@ -159,6 +159,7 @@ impl Home {
         config: &Config,
         limits: &GrpcConfig,
         broker: &Broker,
+        spread: Option<TopicSpread>,
         dispatcher: Option<Arc<ReplyDispatcher>>,
         tasks: &mut JoinSet<()>,
         drain: &watch::Receiver<bool>,
@@ -176,7 +177,7 @@ impl Home {
             }
             None => Err("commands.enabled"),
         };
-        let publisher = PublisherMemory::open(limits, records, broker, drain).await?;
+        let publisher = PublisherMemory::open_home(limits, records, broker, spread, drain).await?;
         Ok(HomeServices { commands, publisher })
     }
 
@@ -315,7 +316,8 @@ mod tests {
         let mut tasks = JoinSet::new();
         let dispatcher = super::super::commands::dispatcher(config);
         let limits = grpc_config(config);
-        let served = home.serve(config, &limits, &broker, dispatcher, &mut tasks, &drain).await.unwrap();
+        let served =
+            home.serve(config, &limits, &broker, None, dispatcher, &mut tasks, &drain).await.unwrap();
         assert!(served.commands.is_ok());
 
         let found = broker.retained("kept", clock::now()).await.unwrap();

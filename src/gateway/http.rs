@@ -2,30 +2,39 @@
 
 use std::sync::Arc;
 
-use ::values::LatestCache;
 use auth::backends::{BackendAuthenticator, MetricsDenied};
-use broker::Broker;
+use broker::Account;
 use config::Config;
 use edge::tls::TlsHandle;
 use gateway_http::{HttpLimits, JsonApi, JsonOptions, LocalChannel, MonitoringPages, PageDenied, Site};
 use grpc::GrpcApi;
-use telemetry::render;
+use telemetry::{ReadRows, render};
 use tokio::sync::watch;
-
-use super::{health::StoreWatch, metrics::metrics};
 
 /// The listener before it serves.
 pub(super) struct HttpListener {
     pub(super) socket: std::net::TcpListener,
     pub(super) tls: Option<TlsHandle>,
     pub(super) config: Arc<Config>,
-    pub(super) broker: Broker,
-    pub(super) latest: Option<Arc<LatestCache>>,
-    pub(super) watch: Arc<StoreWatch>,
+    pub(super) account: Arc<Account>,
     pub(super) backends: Arc<BackendAuthenticator>,
     /// The gRPC API, which JSON and the page call.
     pub(super) api: LocalChannel,
+    pub(super) pages: HttpPages,
 }
+
+/// Pages for operators.
+pub(super) struct HttpPages {
+    /// Rows of `/metrics`.
+    pub(super) rows: ReadRows,
+    /// See [`ReadReady`].
+    pub(super) ready: ReadReady,
+    /// Returns whether the gateway stands by: then it is well while it is not ready.
+    pub(super) stands_by: Arc<dyn Fn() -> bool + Send + Sync>,
+}
+
+/// Reads the problems of a gateway that is ready, a line each, or the reason for which it is not.
+pub(super) type ReadReady = Arc<dyn Fn() -> Result<String, String> + Send + Sync>;
 
 /// The API for clients of the listener.
 pub(super) fn local_channel(api: &GrpcApi) -> LocalChannel {
@@ -36,10 +45,9 @@ pub(super) fn local_channel(api: &GrpcApi) -> LocalChannel {
 impl HttpListener {
     /// Serves until `stop`; its streams end with `drain`.
     pub(super) async fn run(self, drain: watch::Receiver<bool>, mut stop: watch::Receiver<bool>) {
-        let Self { socket, tls, config, broker, latest, watch, backends, api } = self;
+        let Self { socket, tls, config, account, backends, api, pages } = self;
         let Ok(socket) = tokio::net::TcpListener::from_std(socket) else { return };
         let http = &config.http;
-        let account = Arc::clone(broker.account());
         let json = http.api.then(|| {
             let options = JsonOptions {
                 max_body: http.max_body.0,
@@ -51,6 +59,7 @@ impl HttpListener {
         let (asks, body_timeout) = (backends.is_on(), http.body_timeout.0);
         let page =
             http.page.then(|| gateway_http::page::router(api, &account, asks, body_timeout, drain.clone()));
+        let HttpPages { rows, ready, stands_by } = pages;
         let pages = MonitoringPages {
             authorize: Arc::new(move |authorization, peer| {
                 backends.may_read_metrics(authorization, peer).map_err(|denied| match denied {
@@ -58,22 +67,11 @@ impl HttpListener {
                     MetricsDenied::Scope => PageDenied::Forbidden,
                 })
             }),
-            render: {
-                let (latest, watch) = (latest.clone(), Arc::clone(&watch));
-                Arc::new(move || render(&metrics(&broker, latest.as_deref(), &watch)))
-            },
-            stands_by: false,
-            ready: Arc::new(move || {
-                if *drain.borrow() {
-                    return Err("shutting down".to_owned());
-                }
-                match &latest {
-                    Some(latest) if !latest.healthy() && watch.database.is_none() => {
-                        Err("latest-value store is failing".to_owned())
-                    }
-                    // Services that need neither disk nor database are up all the same.
-                    _ => Ok(format!("ready\n{}", watch.problems())),
-                }
+            render: Arc::new(move || render(&rows())),
+            stands_by,
+            ready: Arc::new(move || match *drain.borrow() {
+                true => Err("shutting down".to_owned()),
+                false => ready().map(|problems| format!("ready\n{problems}")),
             }),
         };
         let limits = limits(&config);
@@ -86,7 +84,7 @@ impl HttpListener {
 }
 
 /// Limits of the listener.
-pub(super) fn limits(config: &Config) -> HttpLimits {
+fn limits(config: &Config) -> HttpLimits {
     let http = &config.http;
     HttpLimits {
         max_connections: http.max_connections,

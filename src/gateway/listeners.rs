@@ -66,40 +66,45 @@ impl PreparedListeners {
         Ok(Self { tls, devices, grpc_tls, http_tls, links_tls })
     }
 
-    /// Binds gRPC and HTTP, and with links the listeners of devices that have a socket of TCP.
-    pub(super) fn bind_for_standby(self, config: &Config) -> Result<BoundListeners, StartError> {
-        let mut devices = Vec::new();
-        let relayed = self.devices.iter().filter(|prepared| self.links_tls.is_some() && prepared.is_tcp());
-        for prepared in relayed {
-            devices.extend(prepared.bind(None, config)?);
-        }
-        let (grpc, http) = bind_for_backends(config, &mut BTreeMap::new())?;
-        let (grpc_tls, http_tls) = (self.grpc_tls, self.http_tls);
-        Ok(BoundListeners { devices, grpc, grpc_tls, http, http_tls, links: None })
-    }
-
     /// Binds all that `sockets` has not, by the name of the listener.
     pub(super) fn bind(
-        self,
+        &self,
         config: &Config,
         mut sockets: BTreeMap<String, TcpListener>,
     ) -> Result<BoundListeners, StartError> {
+        let devices = self.bind_devices(config, &mut sockets)?;
+        Ok(BoundListeners { devices, ..self.bind_without_devices(config, sockets)? })
+    }
+
+    /// Binds the listeners of devices.
+    pub(super) fn bind_devices(
+        &self,
+        config: &Config,
+        sockets: &mut BTreeMap<String, TcpListener>,
+    ) -> Result<Vec<BoundListener>, StartError> {
         let mut devices = Vec::new();
-        for prepared in self.devices {
-            if let Some(listener) = prepared.bind(sockets.remove(&prepared.listener.name), config)? {
-                devices.push(listener);
-            }
+        for prepared in &self.devices {
+            devices.extend(prepared.bind(sockets.remove(&prepared.listener.name), config)?);
         }
+        Ok(devices)
+    }
+
+    /// Binds all but the listeners of devices.
+    pub(super) fn bind_without_devices(
+        &self,
+        config: &Config,
+        mut sockets: BTreeMap<String, TcpListener>,
+    ) -> Result<BoundListeners, StartError> {
         let (grpc, http) = bind_for_backends(config, &mut sockets)?;
-        let links = match (self.links_tls, config.cluster.links.listen) {
+        let links = match (&self.links_tls, config.cluster.links.listen) {
             (Some(tls), Some(address)) => {
                 let socket = take_or_bind(None, "cluster.links.listen", address, false, config)?;
-                Some(BoundLinks { socket, tls })
+                Some(BoundLinks { socket, tls: Arc::clone(tls) })
             }
             _ => None,
         };
-        let (grpc_tls, http_tls) = (self.grpc_tls, self.http_tls);
-        Ok(BoundListeners { devices, grpc, grpc_tls, http, http_tls, links })
+        let (grpc_tls, http_tls) = (self.grpc_tls.clone(), self.http_tls.clone());
+        Ok(BoundListeners { devices: Vec::new(), grpc, grpc_tls, http, http_tls, links })
     }
 }
 
@@ -128,11 +133,6 @@ struct PreparedListener {
 }
 
 impl PreparedListener {
-    /// Returns whether its socket is one of TCP.
-    fn is_tcp(&self) -> bool {
-        matches!(self.address, Address::Ip(_)) && self.listener.kind != ListenerKind::Quic
-    }
-
     fn bind(
         &self,
         socket: Option<TcpListener>,

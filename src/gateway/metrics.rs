@@ -10,16 +10,32 @@ use telemetry::{ProcessStats, rows};
 
 use super::{counters, health::StoreWatch};
 
-/// Returns the figures that `/metrics` and OTLP show.
-pub(super) fn metrics(broker: &Broker, latest: Option<&LatestCache>, watch: &StoreWatch) -> Vec<MetricRow> {
-    let mut read = figures(broker, latest);
-    read.extend(watch.figures());
-    let mut rows = rows(counters::rows(), read, &ProcessStats::read());
+/// Returns the rows of `/metrics` and OTLP: those of homes, and those of the process.
+pub(super) fn with_process(homes: Vec<MetricRow>) -> Vec<MetricRow> {
+    rows(counters::rows(), homes, &ProcessStats::read())
+}
+
+/// Returns the rows of a home.
+pub(super) fn home_rows(broker: &Broker, latest: Option<&LatestCache>, watch: &StoreWatch) -> Vec<MetricRow> {
+    let mut rows = figures(broker, latest);
+    rows.extend(watch.figures());
     watch.bridges.rows(watch.home.groups(), &mut rows);
     if let Some(latest) = latest {
         rows.extend(latest.write_latency().rows(&figures::LATEST_WRITE));
     }
     rows
+}
+
+/// Adds a row of another home to one of the same name and labels. Ages and dates do not add up, nor does health.
+pub(super) fn add(to: &mut MetricRow, row: &MetricRow) {
+    let ends = |words: &[&str]| words.iter().any(|word| row.name.ends_with(word));
+    to.value = match () {
+        () if ends(&["_healthy"]) => to.value.min(row.value),
+        () if ends(&["_seconds", "_days", "_active", "_epoch", "_nodes"]) && row.suffix.is_empty() => {
+            to.value.max(row.value)
+        }
+        () => to.value + row.value,
+    };
 }
 
 fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<MetricRow> {

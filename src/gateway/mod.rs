@@ -3,12 +3,12 @@
 //! This is the wiring that `main` and embedding programs share; it decides nothing about messages.
 //!
 //! ```text
-//! start       the parts, in the order in which they need each other
-//! listeners   TLS and sockets
-//! admission   who is let in; evictions: whose right to be there has ended
+//! clustered   a gateway of a cluster: doors that stay, homes that come and go
+//! homes       ways to the homes of a cluster; links: what other gateways bring
+//! served      a home in service: its broker and services
+//! doors       listeners and shards; listeners: TLS and sockets
+//! common      what homes and doors share; admission: who is let in; evictions: whose right to be there has ended
 //! home        everything that belongs to one data directory: stores, groups, commands, the Publisher's memory
-//! standby     the listeners while another gateway of the cluster serves; relaying: those of devices
-//! links       what other gateways of the cluster bring
 //! values      latest values and history; shadows
 //! api http    the listeners of backends and operators
 //! sys ticks   what comes by itself
@@ -18,21 +18,23 @@
 
 mod admission;
 mod api;
+mod clustered;
 mod commands;
+mod common;
 pub(crate) mod counters;
+mod doors;
 mod endings;
 mod evictions;
 mod groups;
 mod health;
 mod home;
+mod homes;
 mod http;
 mod links;
 mod listeners;
 mod metrics;
-mod relaying;
+mod served;
 mod shadows;
-mod standby;
-mod start;
 mod stores;
 mod sys;
 mod sys_publisher;
@@ -47,8 +49,6 @@ use std::{
     time::Duration,
 };
 
-use ::links::Members;
-use ::values::LatestCache;
 use broker::{Broker, CloseReason, Turn};
 use config::{Address, Config, ConfigError};
 use edge::{
@@ -60,14 +60,16 @@ use store::StoreError;
 use telemetry::ReadRows;
 use thiserror::Error;
 use tokio::sync::watch;
-use tracing::{Instrument as _, debug, info, info_span, warn};
+use tracing::{Instrument as _, info, info_span, warn};
 
-use endings::Endings;
-use health::StoreWatch;
-use home::Home;
+use common::Common;
+use doors::Doors;
+use http::HttpPages;
+use served::{OpenedHome, ServedHome};
 
+pub use clustered::{ClusterGateway, ClusterPages, ClusterParts};
 pub use home::HomeLedger;
-pub use standby::{ActiveAddress, Standby, StandbyPages};
+pub use homes::HomePlace;
 
 use auth::{Authenticator, Authorizer, abuse::BansError};
 use grpc::GrpcError;
@@ -165,8 +167,6 @@ pub struct Builder {
     auth: Option<Arc<dyn Authenticator>>,
     authorizer: Option<Arc<dyn Authorizer>>,
     sockets: BTreeMap<String, TcpListener>,
-    ledger: Option<HomeLedger>,
-    members: Option<Arc<dyn Members>>,
 }
 
 impl Builder {
@@ -175,20 +175,6 @@ impl Builder {
     #[must_use]
     pub fn socket(mut self, name: &str, socket: TcpListener) -> Self {
         self.sockets.insert(name.to_owned(), socket);
-        self
-    }
-
-    /// Opens the home of a cluster, in place of the data directory that the configuration names.
-    #[must_use]
-    pub fn home(mut self, ledger: HomeLedger) -> Self {
-        self.ledger = Some(ledger);
-        self
-    }
-
-    /// Lets the members of a cluster bring devices and calls, if `cluster.links.listen` is set.
-    #[must_use]
-    pub fn members(mut self, members: Arc<dyn Members>) -> Self {
-        self.members = Some(members);
         self
     }
 
@@ -246,67 +232,43 @@ impl Builder {
     /// # Errors
     /// See [`StartError`]; nothing is left running.
     pub async fn start(self) -> Result<Gateway, StartError> {
-        start::start(self).instrument(info_span!("start")).await
+        self.start_all().instrument(info_span!("start")).await
     }
-}
 
-/// Ends what is left of connections and handshakes, so that nothing outlives the gateway, not even the lock on its data directory. Waits for
-/// the shards so long at most.
-async fn end_shards(shared: &net::NetShared, threads: Vec<std::thread::JoinHandle<()>>, longest: Duration) {
-    shared.end();
-    let joined = tokio::task::spawn_blocking(|| {
-        for thread in threads {
-            // A thread that panicked has ended, too.
-            let _ = thread.join();
-        }
-    });
-    if tokio::time::timeout(longest, joined).await.is_err() {
-        warn!("a shard is still busy, it is left behind");
+    async fn start_all(self) -> Result<Gateway, StartError> {
+        let Self { config, auth, authorizer, sockets } = self;
+        let (common, prepared) = Common::open(config, auth, authorizer)?;
+        let opened = OpenedHome::open(&common, Arc::clone(&common.config), None)?;
+        let bound = prepared.bind(&common.config, sockets)?;
+        let addresses = bound.addresses()?;
+        let ((draining, drain), (stopping, stop)) = (watch::channel(false), watch::channel(false));
+        let (home, api) = opened.serve(&common, None, &drain, &stop).await?;
+        common.admission.charge_to(home.broker.account());
+        let mut doors = Doors::start(&common, &home.shared)?;
+        let mut bound = bound;
+        doors.accept(std::mem::take(&mut bound.devices), &drain);
+        let pages = HttpPages { rows: home.metrics(), ready: home.ready(), stands_by: Arc::new(|| false) };
+        doors.answer(&common, bound, api, home.broker.account(), pages, &drain, &stop);
+        Ok(Gateway { common, home, doors, addresses, draining, stopping })
     }
-}
-
-/// A gateway whose home is another's: only connections of devices are left, until the process ends.
-pub struct ReleasedGateway {
-    _gateway: Gateway,
 }
 
 /// A running gateway.
 pub struct Gateway {
-    broker: Broker,
-    shared: Arc<net::NetShared>,
-    /// The shards.
-    threads: Vec<std::thread::JoinHandle<()>>,
-    pulses: Vec<net::Pulse>,
-    config: Arc<Config>,
+    common: Common,
+    home: ServedHome,
+    doors: Doors,
     addresses: Vec<(String, Address)>,
-    reloads: Arc<Reloads>,
-    latest: Option<Arc<LatestCache>>,
-    home: Arc<Home>,
-    watch: Arc<StoreWatch>,
     /// No new connections; streams end.
     draining: watch::Sender<bool>,
     /// Everything ends.
     stopping: watch::Sender<bool>,
-    /// Ends by itself after draining.
-    grpc_task: Option<tokio::task::JoinHandle<()>>,
-    /// Tasks of listeners; end by themselves after draining, those of QUIC once their last packet is sent.
-    listeners: tokio::task::JoinSet<()>,
-    /// Parts that have something to finish.
-    endings: Endings,
-    tasks: tokio::task::JoinSet<()>,
 }
 
 impl Gateway {
     /// A gateway with this configuration.
     pub fn builder(config: Config) -> Builder {
-        Builder {
-            config,
-            auth: None,
-            authorizer: None,
-            sockets: BTreeMap::new(),
-            ledger: None,
-            members: None,
-        }
+        Builder { config, auth: None, authorizer: None, sockets: BTreeMap::new() }
     }
 
     /// Returns the addresses it listens on: listener name, `grpc` or `http`, and address.
@@ -324,26 +286,24 @@ impl Gateway {
 
     /// All files that can be read again: certificates, and the files that an embedding program adds.
     pub fn reloads(&self) -> &Arc<Reloads> {
-        &self.reloads
+        &self.common.reloads
     }
 
     /// For tests of this repository; anything may change. Programs that embed the gateway use the gRPC API.
     #[doc(hidden)]
     pub fn broker(&self) -> &Broker {
-        &self.broker
+        &self.home.broker
     }
 
     /// Reads what `/metrics` shows, for an exporter; usable until and after the end.
     pub fn metrics(&self) -> ReadRows {
-        let (broker, latest, watch) = (self.broker.clone(), self.latest.clone(), Arc::clone(&self.watch));
-        Arc::new(move || metrics::metrics(&broker, latest.as_deref(), &watch))
+        self.home.metrics()
     }
 
     /// A function that tells how long the most sluggish shard has shown no sign of life. Up to a second is ordinary:
     /// each is woken once a second. For a watchdog; usable until the end.
     pub fn silence(&self) -> impl Fn() -> Duration + Send + Sync + use<> {
-        let pulses = self.pulses.clone();
-        move || pulses.iter().map(net::Pulse::silence).max().unwrap_or_default()
+        self.doors.silence()
     }
 
     /// Ends everything in order: no new connections, streams end, a CONNECT that comes whole only now or waits for the
@@ -353,91 +313,51 @@ impl Gateway {
         self.end().instrument(info_span!("shutdown")).await;
     }
 
-    /// Lets go of a home that goes to another gateway: nobody connects any more, callers are told, what waits is written. Connections
-    /// of devices stay, and end with the process: for them it is as if it had been killed, so no will is published. Returns when the
-    /// stores may be cut off. Bounded by `shutdown.deadline`.
-    pub async fn release(mut self) -> ReleasedGateway {
-        let deadline = self.config.shutdown.deadline.0;
-        let end = tokio::time::Instant::now() + deadline;
-        let _ = self.draining.send(true);
-        let grpc_task = self.grpc_task.take();
-        let told = async {
-            self.shared.refuse_connects().await;
-            if let Some(task) = grpc_task {
-                let _ = task.await;
-            }
-        };
-        if tokio::time::timeout(deadline / 2, told).await.is_err() {
-            warn!(?deadline, "callers still there at half of the shutdown deadline, they end now");
-        }
-        let _ = self.stopping.send(true);
-        std::mem::take(&mut self.endings).end(end).await;
-        // A ledger that does not answer keeps nobody: the next gateway takes the home as after a crash.
-        if tokio::time::timeout(deadline / 4, self.home.close()).await.is_err() {
-            warn!("the ledger does not take the last changes before the deadline");
-        }
-        ReleasedGateway { _gateway: self }
-    }
-
     async fn end(mut self) {
-        let deadline = self.config.shutdown.deadline.0;
+        let deadline = self.common.config.shutdown.deadline.0;
         let end = tokio::time::Instant::now() + deadline;
         let _ = self.draining.send(true);
-        // gRPC tells its callers why they end, which takes as long as they take to read it.
-        let mut grpc_task = self.grpc_task.take();
-        let grpc = async {
-            if let Some(task) = &mut grpc_task {
-                let _ = task.await;
-            }
-        };
-        let drained = async { tokio::join!(self.drain(), grpc) };
+        let Self { common, home, doors, .. } = &mut self;
+        let drained = async { tokio::join!(drain(common, home), doors.callers_told()) };
         // A quarter is kept for the latest values.
         if tokio::time::timeout(deadline * 3 / 4, drained).await.is_err() {
             warn!(?deadline, "connections still open shortly before the shutdown deadline, they end now");
         }
-        if let Some(task) = grpc_task {
-            task.abort();
-        }
         let _ = self.stopping.send(true);
-        end_shards(&self.shared, std::mem::take(&mut self.threads), deadline / 8).await;
-        let told = async { while self.listeners.join_next().await.is_some() {} };
-        if tokio::time::timeout(deadline / 8, told).await.is_err() {
-            debug!("not every client of QUIC has acknowledged the end of its connection");
-        }
-        self.listeners.shutdown().await;
-        self.endings.end(end).await;
-        self.tasks.shutdown().await;
-        self.watch.note_closed();
+        self.doors.end(deadline).await;
+        self.home.finish(end).await;
+        self.doors.shut().await;
         self.home.close().await;
-        self.broker.release_sessions();
         info!("stopped");
     }
+}
 
-    async fn drain(&self) {
-        // Nobody connects after this: only the sessions now online are left to end.
-        self.shared.refuse_connects().await;
-        let sessions = self.broker.online_sessions();
-        let window = self.config.shutdown.disconnect_window.0;
-        let steps = sessions.len().div_ceil(100).max(1);
-        let pause = window / u32::try_from(steps).unwrap_or(u32::MAX);
-        for chunk in sessions.chunks(100) {
-            for (session, epoch) in chunk {
-                session.close(*epoch, CloseReason::ServerShutdown);
-            }
-            if sessions.len() > 100 {
-                tokio::time::sleep(pause).await;
-            }
+/// Ends the connections of a home, and publishes its wills.
+async fn drain(common: &Common, home: &ServedHome) {
+    let ServedHome { broker, shared, .. } = home;
+    // Nobody connects after this: only the sessions now online are left to end.
+    shared.refuse_connects().await;
+    let sessions = broker.online_sessions();
+    let window = common.config.shutdown.disconnect_window.0;
+    let steps = sessions.len().div_ceil(100).max(1);
+    let pause = window / u32::try_from(steps).unwrap_or(u32::MAX);
+    for chunk in sessions.chunks(100) {
+        for (session, epoch) in chunk {
+            session.close(*epoch, CloseReason::ServerShutdown);
         }
-        drop(sessions);
-        while !self.broker.is_quiet() {
-            tokio::time::sleep(Duration::from_millis(5)).await;
+        if sessions.len() > 100 {
+            tokio::time::sleep(pause).await;
         }
-        let mut turn = Turn::default();
-        let wills = self.broker.shutdown_wills(clock::now(), &mut turn);
-        turn.flush();
-        if let Some(wills) = wills {
-            wills.settle().await;
-        }
+    }
+    drop(sessions);
+    while !broker.is_quiet() {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    let mut turn = Turn::default();
+    let wills = broker.shutdown_wills(clock::now(), &mut turn);
+    turn.flush();
+    if let Some(wills) = wills {
+        wills.settle().await;
     }
 }
 

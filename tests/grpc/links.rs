@@ -15,12 +15,13 @@ use access::{
     backends::{Role, Scope},
     scram,
 };
+use broker::Broker;
 use codec::{AuthPacket, Connect, Packet};
 use gateway_core::{Protocol, QoS};
-use links::{GatewayLink, LinkTarget, Members};
+use links::Members;
 use mqtt_server::{
     config::{Address, Config, LinkSettings, Listener, ListenerKind},
-    gateway::{Standby, StandbyPages},
+    gateway::{ClusterGateway, ClusterPages, ClusterParts, HomePlace},
     proto::gateway::v1::{
         self, devices_client::DevicesClient, publisher_client::PublisherClient,
         security_client::SecurityClient, subscriber_client::SubscriberClient,
@@ -64,9 +65,12 @@ fn settings(folder: &Path, name: &str, listen: SocketAddr) -> LinkSettings {
 
 /// A gateway that serves, one that stands by, and the tokens of both.
 struct Through {
-    serving: Setup,
-    standby: Option<Standby>,
-    told: watch::Sender<Option<LinkTarget>>,
+    serving: ClusterGateway,
+    standby: Option<ClusterGateway>,
+    /// Place of the home, as the one that stands by knows it.
+    places: watch::Sender<Vec<HomePlace>>,
+    /// First port for devices of the one that serves.
+    near: u16,
     /// Ports of the one that stands by: of HTTP, and the first for devices, one for each way in the order of [`Way::ALL`].
     http: u16,
     mqtt: u16,
@@ -95,17 +99,9 @@ impl Through {
             .unwrap();
         passwd.stdin.take().unwrap().write_all(b"secret\n").unwrap();
         assert!(passwd.wait().unwrap().success());
-        let port = free_ports(8);
         certificates(folder.path());
+        let port = free_ports(14);
         let at = |offset| SocketAddr::from(([127, 0, 0, 1], port + offset));
-        let change = |config: &mut Config| {
-            config.backends.tokens = Some(tokens.clone());
-            config.auth.password_file = Some(users.clone());
-            config.auth.allow_anonymous = true;
-            config.authorization.rules = Some(rules.clone());
-            config.cert = folder.path().join("server.crt");
-            config.key = folder.path().join("server.key");
-        };
         // The same names at both.
         let listener = |way: Way, address| Listener {
             name: way.kind().to_owned(),
@@ -118,45 +114,73 @@ impl Through {
             address: Some(Address::Ip(address)),
             ..Listener::default()
         };
-        let links = settings(folder.path(), "a", at(0));
-        let serving = Setup::built(
-            |config| {
-                change(config);
-                config.listeners.extend(
-                    [Way::Ws, Way::Tls, Way::Wss].map(|way| listener(way, ([127, 0, 0, 1], 0).into())),
-                );
-                config.cluster.links = links;
-            },
-            |builder| builder.members(Arc::new(Everybody)),
-        )
-        .await;
-        let target = LinkTarget { name: "a".to_owned(), address: at(0).to_string() };
-        let (told, known) = watch::channel(Some(target));
-        let mut config =
-            Config { addr: None, grpc_addr: at(2), insecure_grpc: true, shards: 1, ..Config::default() };
-        config.listeners =
-            Way::ALL.into_iter().zip(4..).map(|(way, offset)| listener(way, at(offset))).collect();
-        config.http_addr = at(1);
-        config.grpc.tls = false;
-        change(&mut config);
-        config.cluster.links = settings(folder.path(), "b", at(3));
-        let files = config.cluster.links.client_files();
-        let link = Arc::new(GatewayLink::new(known, files, true));
-        let pages = StandbyPages { state: Arc::new(|| "standby".to_owned()), metrics: Arc::new(String::new) };
-        let active = Arc::new(|| "elsewhere:1".to_owned());
-        let standby = Standby::start(&Arc::new(config), active, pages, Some(link)).unwrap();
-        let channel = Channel::from_shared(format!("http://{}", at(2))).unwrap().connect().await.unwrap();
+        // From an offset on: gRPC, HTTP, links, and devices.
+        let config = |name: &str, first: u16| {
+            let mut config = Config {
+                addr: None,
+                grpc_addr: at(first),
+                http_addr: at(first + 1),
+                insecure_grpc: true,
+                shards: 1,
+                data_dir: folder.path().join(name),
+                cert: folder.path().join("server.crt"),
+                key: folder.path().join("server.key"),
+                ..Config::default()
+            };
+            config.grpc.tls = false;
+            config.listeners = Way::ALL
+                .into_iter()
+                .zip(first + 3..)
+                .map(|(way, offset)| listener(way, at(offset)))
+                .collect();
+            config.backends.tokens = Some(tokens.clone());
+            config.auth.password_file = Some(users.clone());
+            config.auth.allow_anonymous = true;
+            config.authorization.rules = Some(rules.clone());
+            config.tls.open_key_files = true;
+            config.cluster.links = settings(folder.path(), name, at(first + 2));
+            config
+        };
+        let place = |node: &str| HomePlace {
+            node: node.to_owned(),
+            address: "elsewhere:1".to_owned(),
+            link: at(2).to_string(),
+        };
+        let gateway = |name: &str, first: u16| {
+            let (places, known) = watch::channel(vec![place("a")]);
+            let parts = ClusterParts {
+                node: name.to_owned(),
+                places: known,
+                members: Arc::new(Everybody),
+                pages: ClusterPages { state: Arc::new(|| "standby".to_owned()), rows: Arc::new(Vec::new) },
+            };
+            (ClusterGateway::start(config(name, first), parts).unwrap(), places)
+        };
+        let (mut serving, _) = gateway("a", 0);
+        serving.open_home(0, None).await.unwrap();
+        let (standby, places) = gateway("b", 7);
+        let channel = Channel::from_shared(format!("http://{}", at(7))).unwrap().connect().await.unwrap();
         Self {
             serving,
             standby: Some(standby),
-            told,
-            http: port + 1,
-            mqtt: port + 4,
+            places,
+            near: port + 3,
+            http: port + 8,
+            mqtt: port + 10,
             channel,
             reader,
             admin,
             folder,
         }
+    }
+
+    fn broker(&self) -> &Broker {
+        self.serving.broker(0).unwrap()
+    }
+
+    /// Nobody serves any more, as far as the gateway that stands by knows.
+    fn forget_the_place(&self) {
+        self.places.send_modify(|places| places[0].node.clear());
     }
 
     fn as_caller(&self, channel: &Channel, token: &str) -> Authorized {
@@ -180,7 +204,7 @@ async fn devices_and_backends_at_either_gateway_see_each_other() {
     let subscribe = v1::SubscribeRequest { topic_filters: vec!["#".to_owned()], ..Default::default() };
     let mut stream = SubscriberClient::new(through.admin()).subscribe(subscribe).await.unwrap().into_inner();
     let mut device = through.connect(Connect { session_expiry: Some(600), ..hello(Protocol::V5, "far") });
-    let mut other = Client::connect(through.serving.mqtt, Protocol::V5, "near");
+    let mut other = Client::connect(through.near, Protocol::V5, "near");
     assert_eq!(device.subscribe_with("open/far/#", QoS::ExactlyOnce, None), 2);
     assert_eq!(other.subscribe_with("open/near/#", QoS::ExactlyOnce, None), 2);
     // Larger than any window.
@@ -221,7 +245,7 @@ async fn devices_and_backends_at_either_gateway_see_each_other() {
     assert_eq!((connection.peer, connection.listener), (local, "tcp".to_owned()));
 
     // One session, whichever gateway its client comes to.
-    let mut taker = Client::open(through.serving.mqtt, Protocol::V5);
+    let mut taker = Client::open(through.near, Protocol::V5);
     taker.send(&Packet::Connect(Box::new(Connect { clean_start: false, ..hello(Protocol::V5, "far") })));
     assert_eq!(taker.next(), Got::ConnAck(0));
     assert_eq!((device.next(), device.next()), (Got::Disconnect(0x8E), Got::Closed));
@@ -229,7 +253,7 @@ async fn devices_and_backends_at_either_gateway_see_each_other() {
     // A call ends with its caller.
     drop(stream);
     let gone = async {
-        while through.serving.gateway.broker().gauges().streams > 0 {
+        while through.broker().gauges().streams > 0 {
             tokio::time::sleep(std::time::Duration::from_millis(10)).await;
         }
     };
@@ -272,7 +296,7 @@ async fn rights_are_the_same_at_either_gateway() {
 #[tokio::test(flavor = "multi_thread")]
 async fn a_relay_ends_with_either_side() {
     let mut through = Through::new().await;
-    let mut watcher = Client::connect(through.serving.mqtt, Protocol::V5, "watcher");
+    let mut watcher = Client::connect(through.near, Protocol::V5, "watcher");
     watcher.subscribe_with("open/#", QoS::AtLeastOnce, None);
     let mut cut =
         through.connect(Connect { will: Some(will("open/will", b"gone")), ..hello(Protocol::V5, "cut") });
@@ -293,7 +317,7 @@ async fn a_relay_ends_with_either_side() {
     let mut stream = SubscriberClient::new(through.admin()).subscribe(subscribe).await.unwrap().into_inner();
     let mut stays =
         through.connect(Connect { will: Some(will("open/will", b"stays")), ..hello(Protocol::V5, "stays") });
-    through.told.send_replace(None);
+    through.forget_the_place();
     let mut late = Client::open(through.mqtt, Protocol::V5);
     late.send(&Packet::Connect(Box::new(hello(Protocol::V5, "late"))));
     assert_eq!((late.next(), late.next()), (Got::ConnAck(0x88), Got::Closed));
@@ -309,6 +333,75 @@ async fn a_relay_ends_with_either_side() {
     soon("the end of the stream", ended).await;
 }
 
+/// The failures: something of a home outlives it, so that this process cannot have it again; a will is published, or a session ended,
+/// although another gateway has the home; a call hangs.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_home_goes_and_comes_back_in_one_process() {
+    let mut through = Through::new().await;
+    for round in 0..3 {
+        let watch = |id: &str| Connect {
+            clean_start: false,
+            session_expiry: Some(600),
+            will: Some(will("open/will", b"gone")),
+            ..hello(Protocol::V5, id)
+        };
+        let mut far = through.connect(watch("far"));
+        let mut near = Client::connect_with(through.near, watch("near"));
+        let command = Got::Publish("open/far/1".to_owned(), b"do".to_vec());
+        if round > 0 {
+            // Of the round before.
+            assert_eq!(far.next(), command);
+            puback(&mut far, 1, 0);
+        }
+        for (device, topic) in [(&mut far, "open/far/#"), (&mut near, "open/near/#")] {
+            assert_eq!(device.subscribe_with(topic, QoS::ExactlyOnce, None), 2);
+        }
+        let filters = vec!["open/#".to_owned()];
+        let subscribe = v1::SubscribeRequest { topic_filters: filters, ..Default::default() };
+        let mut stream =
+            SubscriberClient::new(through.admin()).subscribe(subscribe).await.unwrap().into_inner();
+        // Waits for an acknowledgement that never comes.
+        let request = v1::PublishRequest {
+            wait: v1::Wait::Acked.into(),
+            qos: v1::Qos::AtLeastOnce.into(),
+            device_id: Some("far".to_owned()),
+            ..to("open/far/1", "do")
+        };
+        let mut publisher = PublisherClient::new(through.admin());
+        let waiting = tokio::spawn(async move { publisher.publish(request).await });
+        assert_eq!(far.next(), command, "round {round}");
+        let mut happened = through.broker().events();
+
+        soon("the end of the home", through.serving.give_up_home(0)).await;
+        assert_eq!((far.next(), near.next()), (Got::Closed, Got::Closed), "nobody is told anything");
+        let refused = soon("the end of a call", waiting).await.unwrap().unwrap_err();
+        assert_eq!(refusal(&refused), (Code::Unavailable, "NOT_ACTIVE".to_owned()));
+        let mut seen = Vec::new();
+        let ended = loop {
+            match soon("the end of a stream", stream.message()).await {
+                Ok(Some(answer)) => {
+                    let messages = answer.items.into_iter().filter_map(|item| item.item);
+                    seen.extend(messages.filter_map(|item| match item {
+                        v1::subscribe_item::Item::Message(message) => Some(message.topic),
+                        _ => None,
+                    }));
+                }
+                ended => break ended.unwrap_err(),
+            }
+        };
+        assert_eq!(refusal(&ended), (Code::Unavailable, "NOT_ACTIVE".to_owned()));
+        assert!(seen.iter().all(|topic| topic != "open/will"), "{seen:?}");
+        while let Ok(event) = happened.try_recv() {
+            assert!(!format!("{:?}", event.kind).contains("Disconnected"), "{event:?}");
+        }
+        drop(happened);
+
+        soon("the home", through.serving.open_home(0, None)).await.expect("its directory is free");
+        let broker = through.broker();
+        assert!(broker.device("far").is_some() && broker.device("near").is_some());
+    }
+}
+
 /// The failures: the layers of a listener are lost on the way, or a device behind them is answered without them.
 #[tokio::test(flavor = "multi_thread")]
 async fn every_way_to_a_listener_is_relayed() {
@@ -321,11 +414,11 @@ async fn every_way_to_a_listener_is_relayed() {
         assert_eq!(client.next(), Got::ConnAck(0), "{way:?}");
         let topic = format!("open/{}", way.kind());
         assert_eq!(client.subscribe_with(&topic, QoS::AtLeastOnce, None), 1);
-        let mut publisher = Client::connect(through.serving.mqtt, Protocol::V5, "publisher");
+        let mut publisher = Client::connect(through.near, Protocol::V5, "publisher");
         let payload = vec![b'x'; 200_000];
         publisher.publish_acked(&topic, &payload, false);
         assert_eq!(client.next(), Got::Publish(topic, payload), "{way:?}");
-        let found = through.serving.gateway.broker().device(way.kind()).unwrap();
+        let found = through.broker().device(way.kind()).unwrap();
         assert_eq!(*found.connection.listener, way.kind());
     }
 }
@@ -400,7 +493,7 @@ async fn bans_hold_and_links_are_for_gateways_alone() {
 #[tokio::test(flavor = "multi_thread")]
 async fn http_and_the_page_are_those_of_the_gateway_that_serves() {
     let through = Through::new().await;
-    let _near = Client::connect(through.serving.mqtt, Protocol::V5, "near");
+    let _near = Client::connect(through.near, Protocol::V5, "near");
     let ask = |line: &str, headers: &str, body: &str| {
         let mut stream = TcpStream::connect(local(through.http)).unwrap();
         let length = body.len();

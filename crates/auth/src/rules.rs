@@ -24,7 +24,7 @@ use config::{Config, ConfigError, DeniedPublish, Problem};
 use edge::reload::Reload;
 use gateway_core::{ClientId, QoS, ReservedTopics, SharedMessage, has_wildcard, matches, parse_shared};
 use session::{GATED, Gate, TooManyGranted};
-use tokio::sync::Notify;
+use tokio::sync::watch;
 use tracing::info;
 
 use super::{
@@ -57,7 +57,7 @@ struct RulesFile {
     /// Grows after the rules were replaced: what was decided under an earlier one is decided anew.
     version: AtomicU32,
     /// Told each time they were replaced.
-    replaced: Notify,
+    replaced: watch::Sender<()>,
 }
 
 impl Authority {
@@ -82,7 +82,7 @@ impl Authority {
             path,
             rules: ArcSwap::default(),
             version: AtomicU32::new(0),
-            replaced: Notify::new(),
+            replaced: watch::Sender::new(()),
         };
         file.reload()?;
         Ok(Arc::new(Self { decides: Decides::Rules(file), authorizer, reserved, closes }))
@@ -97,11 +97,11 @@ impl Authority {
         }
     }
 
-    /// Completes when other rules are in force than at the last call; never where the embedding program decides.
-    pub async fn replaced(&self) {
+    /// Changes each time other rules are in force; `None` where the embedding program decides.
+    pub fn replacements(&self) -> Option<watch::Receiver<()>> {
         match &self.decides {
-            Decides::Rules(file) => file.replaced.notified().await,
-            Decides::Program(_) => std::future::pending().await,
+            Decides::Rules(file) => Some(file.replaced.subscribe()),
+            Decides::Program(_) => None,
         }
     }
 
@@ -313,7 +313,7 @@ impl RulesFile {
         // A reader that sees the version sees these rules or later ones.
         self.rules.store(Arc::new(rules));
         self.version.fetch_add(1, AcqRel);
-        self.replaced.notify_one();
+        self.replaced.send_replace(());
         Ok(said)
     }
 }

@@ -191,6 +191,15 @@ impl<W: EnvironmentWriter> Committer<W> {
     }
 }
 
+impl<I> CommitterShared<I> {
+    fn wait_for_close(&self) {
+        let mut state = self.state.lock();
+        while !state.closing {
+            self.wake.wait(&mut state);
+        }
+    }
+}
+
 impl<W: EnvironmentWriter> Drop for Committer<W> {
     fn drop(&mut self) {
         self.shared.state.lock().closing = true;
@@ -236,9 +245,8 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                 // A full disk refuses what adds. What is left removes, and must not wait for the next that adds.
                 let written = self.commit();
                 if self.environment.is_lost() {
-                    // Nobody is told anything: what waits neither was written nor will ever be refused.
-                    std::mem::forget(self.work);
-                    return;
+                    // Nobody is told anything: what waits may be in the ledger or not. Who waits is gone before the store is.
+                    return self.shared.wait_for_close();
                 }
                 if !written && added && self.environment.is_low() && self.work.plan(redo) {
                     self.commit();

@@ -9,7 +9,7 @@ use std::{
     fs,
     os::unix::fs::MetadataExt as _,
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -50,11 +50,25 @@ pub struct Reloads {
 }
 
 struct WatchedPart {
-    part: Arc<dyn Reload>,
+    part: HeldPart,
     /// The files as they were when they were last read.
     read: Observed,
     /// The files as they were at the last look, if they had changed then.
     changing: Option<Observed>,
+}
+
+enum HeldPart {
+    Kept(Arc<dyn Reload>),
+    WhileThere(Weak<dyn Reload>),
+}
+
+impl HeldPart {
+    fn get(&self) -> Option<Arc<dyn Reload>> {
+        match self {
+            Self::Kept(part) => Some(Arc::clone(part)),
+            Self::WhileThere(part) => part.upgrade(),
+        }
+    }
 }
 
 /// Marks that tell whether a file is still the same: none for a file that is missing.
@@ -75,12 +89,21 @@ impl Reloads {
     /// Adds a part that has just read its files, and watches them from now on.
     pub fn add(&self, part: Arc<dyn Reload>) {
         let read = observe(&part.files());
-        self.parts.lock().push(WatchedPart { part, read, changing: None });
+        self.parts.lock().push(WatchedPart { part: HeldPart::Kept(part), read, changing: None });
+    }
+
+    /// As [`Self::add`], for a part that others hold: it leaves once they have dropped it.
+    pub fn add_while_there(&self, part: &Arc<dyn Reload>) {
+        let read = observe(&part.files());
+        let part = HeldPart::WhileThere(Arc::downgrade(part));
+        let mut parts = self.parts.lock();
+        parts.retain(|watched| watched.part.get().is_some());
+        parts.push(WatchedPart { part, read, changing: None });
     }
 
     /// Reads everything again, and logs what became of each part. Blocks for as long as the files take.
     pub fn reload_all(&self) -> Vec<Reloaded> {
-        self.parts.lock().iter_mut().map(WatchedPart::reload).collect()
+        self.parts.lock().iter_mut().filter_map(WatchedPart::reload).collect()
     }
 
     /// Looks at the files every `interval` and reads those parts again of which a file changed and then held still for
@@ -105,23 +128,24 @@ impl Reloads {
 
 impl WatchedPart {
     fn look(&mut self) -> Option<Reloaded> {
-        let now = observe(&self.part.files());
+        let now = observe(&self.part.get()?.files());
         if now == self.read {
             self.changing = None;
             return None;
         }
         if self.changing.as_ref() == Some(&now) {
-            return Some(self.reload());
+            return self.reload();
         }
         self.changing = Some(now);
         None
     }
 
-    fn reload(&mut self) -> Reloaded {
+    fn reload(&mut self) -> Option<Reloaded> {
+        let part = self.part.get()?;
         // Before reading: a change in between then shows as one.
-        self.read = observe(&self.part.files());
+        self.read = observe(&part.files());
         self.changing = None;
-        let (name, outcome) = (self.part.name(), self.part.reload());
+        let (name, outcome) = (part.name(), part.reload());
         match &outcome {
             Ok(now) => info!(what = name, now, "reloaded"),
             Err(problems) => {
@@ -130,7 +154,7 @@ impl WatchedPart {
                 }
             }
         }
-        Reloaded { name, outcome }
+        Some(Reloaded { name, outcome })
     }
 }
 

@@ -88,7 +88,6 @@ pub use server::{
     accept::GrpcTls,
     elsewhere::{AnswerElsewhere, CheckedCall},
     local::LocalService,
-    passed::pass_on,
 };
 
 /// The answer to a call that is refused for `error`.

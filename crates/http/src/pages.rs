@@ -37,8 +37,8 @@ pub struct MonitoringPages {
     pub render: Arc<dyn Fn() -> String + Send + Sync>,
     /// Status text while the gateway takes connections; otherwise the reason why it does not.
     pub ready: Arc<dyn Fn() -> Result<String, String> + Send + Sync>,
-    /// The gateway stands by for another: ready for who asks with `standby=ok`.
-    pub stands_by: bool,
+    /// Returns whether the gateway stands by for another: then it is ready for those that ask with `standby=ok`.
+    pub stands_by: Arc<dyn Fn() -> bool + Send + Sync>,
 }
 
 impl MonitoringPages {
@@ -66,7 +66,7 @@ async fn metrics(State(pages): State<MonitoringPages>) -> impl IntoResponse {
 async fn readyz(State(pages): State<MonitoringPages>, RawQuery(query): RawQuery) -> (StatusCode, String) {
     let accepts = query.is_some_and(|query| query.split('&').any(|pair| pair == "standby=ok"));
     match (pages.ready)() {
-        Err(why) if pages.stands_by && accepts => (StatusCode::OK, format!("{why}\n")),
+        Err(why) if accepts && (pages.stands_by)() => (StatusCode::OK, format!("{why}\n")),
         Ok(state) => (StatusCode::OK, state),
         Err(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}\n")),
     }

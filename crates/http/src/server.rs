@@ -331,7 +331,7 @@ mod tests {
         let ready = Arc::new(AtomicBool::new(true));
         let flag = Arc::clone(&ready);
         let pages = MonitoringPages {
-            stands_by: false,
+            stands_by: Arc::new(|| false),
             authorize: Arc::new(|value, _| match value {
                 Some(b"Bearer small") => Err(PageDenied::Forbidden),
                 Some(b"Bearer wrong" | b"") => Err(PageDenied::Unknown),

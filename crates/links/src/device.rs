@@ -29,6 +29,9 @@ pub struct RelayedDevice {
     pub auth_data: Option<bytes::Bytes>,
     #[prost(message, required, tag = "6")]
     identity: Identity,
+    /// Home of its session.
+    #[prost(uint32, tag = "7")]
+    pub home: u32,
 }
 
 /// A [`Principal`].
@@ -80,6 +83,7 @@ impl RelayedDevice {
             certificate: bytes::Bytes::new(),
             auth_data: None,
             identity: Identity::of(principal),
+            home: 0,
         }
     }
 

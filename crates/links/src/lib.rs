@@ -33,7 +33,7 @@ pub use device::RelayedDevice;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_links;
 pub use link::{GatewayLink, LinkError, LinkTarget};
-pub use listener::{LinkHandler, LinkListener, Members};
+pub use listener::{LinkHandler, LinkListener, Members, not_here};
 pub use stream::RelayStream;
 
 /// An error of a body, as text.
@@ -56,6 +56,9 @@ const DEVICE: &str = "gateway-device";
 
 /// Header with a [`PassedCaller`].
 const CALLER: &str = "gateway-caller";
+
+/// Header with the number of the home that a call is for; without it, 0.
+const HOME: &str = "gateway-home";
 
 /// Bytes that a gateway sends for one relay or call before the other has taken any of them: what a device that does not read, or
 /// a backend, makes its gateway hold.

@@ -22,7 +22,8 @@ use tokio::{
 use tokio_rustls::TlsConnector;
 
 use crate::{
-    CALLER, DEVICE, HEADER_LIST, LinkBody, PassedCaller, RELAY, RelayStream, RelayedDevice, STREAM_WINDOW,
+    CALLER, DEVICE, HEADER_LIST, HOME, LinkBody, PassedCaller, RELAY, RelayStream, RelayedDevice,
+    STREAM_WINDOW,
     counters::count,
     stream::{Outgoing, outgoing},
     tls,
@@ -123,13 +124,14 @@ impl GatewayLink {
         }
     }
 
-    /// Passes a call on for `caller`. Dropping the answer cancels the call.
+    /// Passes a call on for `caller` to a home of that gateway. Dropping the answer cancels the call.
     ///
     /// # Errors
     /// [`LinkError`].
     pub async fn call(
         &self,
         caller: &PassedCaller,
+        home: u16,
         mut request: Request<LinkBody>,
     ) -> Result<Response<LinkBody>, LinkError> {
         let header = caller.to_header().and_then(|header| HeaderValue::try_from(header).ok());
@@ -141,6 +143,7 @@ impl GatewayLink {
             request.headers_mut().remove(name);
         }
         request.headers_mut().insert(CALLER, header);
+        request.headers_mut().insert(HOME, HeaderValue::from(home));
         let answer = self.send(request).await?;
         count(|c| c.calls_out.add(1));
         match answer.status() {

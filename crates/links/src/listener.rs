@@ -23,7 +23,7 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 
 use crate::{
-    CALLER, DEVICE, HEADER_LIST, LinkAnswer, LinkBody, LinkRequest, PassedCaller, RELAY, RelayStream,
+    CALLER, DEVICE, HEADER_LIST, HOME, LinkAnswer, LinkBody, LinkRequest, PassedCaller, RELAY, RelayStream,
     RelayedDevice, STREAM_WINDOW,
     counters::count,
     link::{body_of, empty},
@@ -61,12 +61,13 @@ pub trait Members: Send + Sync + 'static {
 /// Takes what other gateways ask for.
 pub trait LinkHandler: Send + Sync + 'static {
     /// Takes a device that another gateway has admitted; its CONNECT is the first that `stream` reads. False if this gateway does not
-    /// serve.
+    /// serve its home.
     fn relay(&self, device: RelayedDevice, stream: RelayStream) -> bool;
 
-    /// Answers a call for its caller; `None` if this gateway does not serve.
+    /// Answers a call at a home for its caller; `None` if this gateway does not serve that home.
     fn call(
         &self,
+        home: u16,
         caller: PassedCaller,
         request: LinkRequest,
     ) -> Option<Pin<Box<dyn Future<Output = LinkAnswer> + Send>>>;
@@ -210,7 +211,12 @@ fn answer(
         return at_once(StatusCode::BAD_REQUEST);
     };
     request.headers_mut().remove(CALLER);
-    match handler.call(caller, request) {
+    let home = match request.headers_mut().remove(HOME) {
+        None => Some(0),
+        Some(value) => value.to_str().ok().and_then(|value| value.parse().ok()),
+    };
+    let Some(home) = home else { return at_once(StatusCode::BAD_REQUEST) };
+    match handler.call(home, caller, request) {
         Some(answer) => {
             count(|c| c.calls_in.add(1));
             answer
@@ -224,6 +230,11 @@ fn header<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a [u8]> {
     let mut values = headers.get_all(name).iter();
     let value = values.next()?.as_bytes();
     values.next().is_none().then_some(value)
+}
+
+/// The answer to a call for a home that is not here.
+pub fn not_here() -> LinkAnswer {
+    status_only(StatusCode::SERVICE_UNAVAILABLE)
 }
 
 fn status_only(status: StatusCode) -> LinkAnswer {

@@ -96,6 +96,7 @@ impl LinkHandler for Echo {
 
     fn call(
         &self,
+        home: u16,
         caller: PassedCaller,
         request: LinkRequest,
     ) -> Option<Pin<Box<dyn Future<Output = LinkAnswer> + Send>>> {
@@ -103,7 +104,7 @@ impl LinkHandler for Echo {
         Some(Box::pin(async move {
             let hides = !request.headers().contains_key(hyper::header::AUTHORIZATION);
             let body = request.into_body().collect().await.unwrap().to_bytes();
-            let text = format!("{id} {hides} {}", String::from_utf8_lossy(&body));
+            let text = format!("{id} {home} {hides} {}", String::from_utf8_lossy(&body));
             LinkAnswer::new(LinkBody::new(Full::new(Bytes::from(text)).map_err(|never| match never {})))
         }))
     }
@@ -196,9 +197,9 @@ async fn bytes_and_calls_go_to_the_other_gateway_and_back() {
     stream.shutdown().await.unwrap();
     assert_eq!(stream.read(&mut received).await.unwrap(), 0);
 
-    let answer = link.call(&caller(), request("hello")).await.unwrap();
+    let answer = link.call(&caller(), 3, request("hello")).await.unwrap();
     let body = answer.into_body().collect().await.unwrap().to_bytes();
-    assert_eq!(body, "meter true hello", "the credentials stay where they were checked");
+    assert_eq!(body, "meter 3 true hello", "the credentials stay where they were checked");
     assert!(matches!(link.relay(&device("refused")).await, Err(LinkError::Refused(..))));
 }
 

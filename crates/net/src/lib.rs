@@ -18,6 +18,7 @@ mod accept;
 mod connection;
 pub mod counters;
 mod evict;
+mod homes;
 mod layers;
 mod local;
 #[cfg(feature = "quic")]
@@ -34,6 +35,7 @@ pub use accept::{
     listener::{BoundListener, listen, probe_silent_peers},
     relayed::RelayDoor,
 };
+pub use homes::{DeviceHomes, HomeWay};
 #[cfg(feature = "quic")]
 pub use quic::ALPN;
 pub use shard::{Pulse, ShardHandle, start_shards, tick_shards};

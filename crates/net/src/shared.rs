@@ -15,10 +15,15 @@ use broker::{Broker, Session, SessionCore};
 use config::Limits;
 use device::DeviceContext;
 use edge::door::ConnectionLimit;
-use links::GatewayLink;
 use tokio::sync::watch;
 
-use super::{accept::unauthenticated::Unauthenticated, evict::ConnectionChecks};
+use links::RelayedDevice;
+
+use super::{
+    accept::unauthenticated::Unauthenticated,
+    evict::ConnectionChecks,
+    homes::{DeviceHomes, HomeWay},
+};
 use auth::{Authenticator, Authority, abuse::AbuseGuard};
 
 /// Shared state of all listeners and shards.
@@ -43,8 +48,8 @@ pub struct NetShared {
     pub(super) devices: Arc<DeviceContext>,
     /// Checks that decide whether a connection may stay.
     pub(super) connection_checks: ConnectionChecks,
-    /// To the gateway that has the home of every device, if this one has none.
-    link: OnceLock<Arc<GatewayLink>>,
+    /// Homes of the devices, if this broker is not the one that has them all.
+    homes: OnceLock<Arc<dyn DeviceHomes>>,
     /// Clients that have not authenticated.
     pub(super) unauthenticated: Arc<Unauthenticated>,
     /// CONNECTs between their acceptance and their connection, and [`SHUT`]: one number, so that nobody is accepted
@@ -94,7 +99,7 @@ impl NetShared {
             bridge_mark,
             connection_limit,
             connection_checks: ConnectionChecks::default(),
-            link: OnceLock::new(),
+            homes: OnceLock::new(),
             unauthenticated,
             door,
             shut,
@@ -102,13 +107,18 @@ impl NetShared {
         })
     }
 
-    /// From now on every device that is admitted is relayed over `link`.
-    pub fn relay_over(&self, link: Arc<GatewayLink>) {
-        let _ = self.link.set(link);
+    /// From now on every device that is admitted goes to its home, which `homes` knows. Once.
+    pub fn lead_to(&self, homes: Arc<dyn DeviceHomes>) {
+        let _ = self.homes.set(homes);
     }
 
-    pub(super) fn link(&self) -> Option<&GatewayLink> {
-        self.link.get().map(Arc::as_ref)
+    /// The way of an admitted device, which another gateway may have relayed to a home of this one: it is never relayed again.
+    pub(super) fn way(self: &Arc<Self>, client_id: &str, relayed: Option<&RelayedDevice>) -> HomeWay {
+        match (self.homes.get(), relayed) {
+            (None, _) => HomeWay::Here(Arc::clone(self)),
+            (Some(homes), None) => homes.way(client_id),
+            (Some(homes), Some(device)) => homes.here(device.home).map_or(HomeWay::Nobody, HomeWay::Here),
+        }
     }
 
     /// To be held from before a session is opened until it has its connection; `None` if the gateway is stopping.

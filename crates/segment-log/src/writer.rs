@@ -119,9 +119,8 @@ impl LogWriter {
                 }
                 self.commit(&chunk);
                 if self.lost {
-                    // Nobody is told anything.
-                    std::mem::forget((chunk, taken));
-                    return;
+                    // Nobody is told anything: what waits may be in the ledger or not. Who waits is gone before the log is.
+                    return self.wait_for_close();
                 }
                 self.shared.ended.fetch_add(chunk.len() as u64, Release);
                 for written in &chunk {
@@ -135,6 +134,13 @@ impl LogWriter {
             if closing {
                 return self.close();
             }
+        }
+    }
+
+    fn wait_for_close(&self) {
+        let mut inbox = self.shared.inbox.lock();
+        while !inbox.closing {
+            self.shared.wake.wait(&mut inbox);
         }
     }
 

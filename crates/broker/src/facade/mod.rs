@@ -448,7 +448,10 @@ impl Broker {
         now: Timestamp,
         turn: &mut Turn,
     ) -> Option<Box<SessionCleanup>> {
-        let BrokerInner { sessions, events, .. } = &*self.inner;
+        let BrokerInner { sessions, events, given_up, .. } = &*self.inner;
+        if given_up.load(Relaxed) {
+            return None;
+        }
         let _change = sessions.change();
         // Before the record, which says that there is no connection.
         session.note_sent();
@@ -532,6 +535,19 @@ impl Broker {
     /// Returns whether no session has a connection and everything that follows from ends so far is done, above all their wills.
     pub fn is_quiet(&self) -> bool {
         self.inner.sessions.is_quiet()
+    }
+
+    /// The home is another gateway's: every connection ends without a word, and without a will, an event or a change of what is stored.
+    /// Goes in steps. Nobody may connect any more.
+    pub async fn give_up(&self) {
+        self.inner.given_up.store(true, Relaxed);
+        let mut next = Some(1);
+        while let Some(from) = next {
+            next = self.online_step(from, |session, epoch| {
+                session.close(epoch, CloseReason::GivenUp);
+            });
+            tokio::task::yield_now().await;
+        }
     }
 
     /// Lets go of all sessions, in memory only. They hold the broker as it holds them, and with it stores and the lock on

@@ -1,6 +1,9 @@
 //! The parts of the broker, and how they are made.
 
-use std::sync::{Arc, Weak, atomic::AtomicUsize};
+use std::sync::{
+    Arc, Weak,
+    atomic::{AtomicBool, AtomicUsize},
+};
 
 use ahash::RandomState;
 use gateway_core::{LeaseGate, Message, NoRoom, ReservedTopics, Timestamp, limits::Limits};
@@ -41,6 +44,8 @@ pub(crate) struct BrokerInner {
     pub(crate) events: Events,
     pub(crate) sessions: Sessions,
     pub(crate) streams: AtomicUsize,
+    /// Sessions and all else are another gateway's now.
+    pub(crate) given_up: AtomicBool,
 }
 
 impl BrokerInner {
@@ -98,6 +103,7 @@ impl BrokerInner {
             lease: LeaseGate::default(),
             quota_holders,
             streams: AtomicUsize::new(0),
+            given_up: AtomicBool::new(false),
             limits,
         })
     }

@@ -182,6 +182,8 @@ pub enum CloseReason {
     WriteTimeout,
     /// The session's expiry ended while it was connected, or the session was discarded.
     SessionEnded,
+    /// The session is another gateway's: this one knows nothing of it any more, and tells the client nothing.
+    GivenUp,
 }
 
 /// A will, published when its connection ends without DISCONNECT 0x00.

@@ -42,6 +42,7 @@ const TLS: usize = 4 << 10;
 pub(crate) type SharedTls = Arc<ArcSwap<ServerConfig>>;
 
 /// Settings and revocations for TLS.
+#[derive(Clone)]
 pub struct GrpcTls {
     /// For handshakes.
     pub settings: SharedTls,

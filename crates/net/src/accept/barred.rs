@@ -56,6 +56,22 @@ pub(super) fn at_connect(
     }
 }
 
+/// A client that the doors have admitted comes to its home, which knows its own bans and logins.
+///
+/// # Errors
+/// As of [`at_connect`] and [`admitted`].
+pub(super) fn at_home(
+    connect: &Connect,
+    accepted: &Accepted,
+    certificate: Option<&CertificateId>,
+    principal: &Principal,
+    peer: Peer,
+    home: &NetShared,
+) -> Result<(), ConnectRefused> {
+    at_connect(connect, accepted, certificate, peer, home)?;
+    admitted(connect, accepted, principal, peer, home)
+}
+
 /// A login has failed: it counts for its address, and for the account that it was for.
 pub(super) fn failed(connect: &Connect, accepted: &Accepted, peer: Peer, shared: &NetShared) {
     let name = given_name(connect);

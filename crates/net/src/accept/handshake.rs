@@ -45,6 +45,7 @@ use crate::{
         relaying::Relaying,
     },
     counters::count,
+    homes::HomeWay,
     layers::{LayerError, Layers, layered::Io, socket::Socket},
     shared::Entering,
     timers, wheel,
@@ -229,20 +230,42 @@ async fn conclude(
         Err(NotAdmitted::Failed(error)) => return Err(wire.fail(error)),
     };
     wire.pending.heard();
-    if let Some(link) = shared.link() {
-        let relaying = Box::pin(relay(wire, connect, admitted, peer, listener, link, &shared)).await?;
-        return Ok(EstablishedClient::Elsewhere(Box::new(relaying)));
+    let home = match shared.way(admitted.accepted.client_id.as_str(), wire.relayed.as_ref()) {
+        HomeWay::Here(home) => home,
+        HomeWay::Elsewhere(number, link) => {
+            let relaying =
+                Box::pin(relay(wire, connect, admitted, peer, listener, (number, &link), &shared)).await?;
+            return Ok(EstablishedClient::Elsewhere(Box::new(relaying)));
+        }
+        HomeWay::Nobody => {
+            count(|c| c.refused_connect.add(1));
+            return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
+        }
+    };
+    // The bans of a home are its own.
+    if !Arc::ptr_eq(&home, &shared)
+        && let Err(ConnectRefused(code)) = barred::at_home(
+            &connect,
+            &admitted.accepted,
+            admitted.certificate.as_ref(),
+            admitted.permissions.principal(),
+            peer,
+            &home,
+        )
+    {
+        count(|c| c.refused_connect.add(1));
+        return Err(wire.refuse(&connect, code).await);
     }
     if !fit_connack(&mut admitted.accepted.connack, &admitted.accepted.link) {
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::PACKET_TOO_LARGE)).await);
     }
     // A client that is let in before the gateway stops is told by the DISCONNECT that all connections get.
-    let Some(entering) = shared.enter() else {
+    let Some(entering) = home.enter() else {
         count(|c| c.refused_connect.add(1));
         return Err(wire.refuse(&connect, Some(reason::SERVER_UNAVAILABLE)).await);
     };
-    let connection = open(wire, connect, admitted, peer, listener, &shared, entering).await?;
+    let connection = open(wire, connect, admitted, peer, listener, &home, entering).await?;
     Ok(EstablishedClient::Here(connection))
 }
 
@@ -253,7 +276,7 @@ async fn relay(
     admitted: AdmittedClient,
     peer: Peer,
     listener: &ListenerContext,
-    link: &GatewayLink,
+    (home, link): (u32, &GatewayLink),
     shared: &NetShared,
 ) -> Result<Relaying, HandshakeFailure> {
     let AdmittedClient { accepted, permissions, .. } = admitted;
@@ -261,9 +284,10 @@ async fn relay(
     let mut device = RelayedDevice::new(client_id, &listener.name, peer, permissions.principal());
     device.certificate = wire.certificate().unwrap_or_default().into();
     device.auth_data = accepted.connack.auth_data;
+    device.home = home;
     let opened = timers::run_within(|| link.relay(&device)).await;
-    let home = match opened {
-        Ok(home) => home,
+    let stream = match opened {
+        Ok(stream) => stream,
         Err(error) => {
             count(|c| c.refused_connect.add(1));
             info_of_peer!(LineKind::Handshake, peer.ip(), %peer, client_id, %error, "device not relayed");
@@ -279,12 +303,13 @@ async fn relay(
     hello.append(&mut wire.plain);
     wire.layers.wire.drain(..wire.layers.sent);
     wire.layers.sent = 0;
-    Ok(Relaying::new(wire.socket, wire.layers, home, hello, shared))
+    Ok(Relaying::new(wire.socket, wire.layers, stream, hello, shared))
 }
 
 /// A CONNECT that is accepted, and who it is.
 struct AdmittedClient {
     accepted: Accepted,
+    certificate: Option<CertificateId>,
     permissions: Permissions,
     identity: KeptIdentity,
     /// If it named a method of enhanced authentication.
@@ -380,13 +405,14 @@ async fn admit(
         Ok(principal) => {
             barred::admitted(connect, &accepted, &principal, peer, shared)?;
             wire.present(held_by(connect) + principal.bytes())?;
-            let Ok(identity) = ProvedIdentity::kept(&principal, certificate_id, shared.broker.account())
+            let Ok(identity) =
+                ProvedIdentity::kept(&principal, certificate_id.clone(), shared.broker.account())
             else {
                 return Err(NotAdmitted::refused(reason::QUOTA_EXCEEDED));
             };
             let permissions = Permissions::new(principal);
             if may_leave_will(connect, &permissions, &accepted, listener, shared).await {
-                Ok(AdmittedClient { accepted, permissions, identity, enhanced })
+                Ok(AdmittedClient { accepted, certificate: certificate_id, permissions, identity, enhanced })
             } else {
                 Err(NotAdmitted::refused(reason::NOT_AUTHORIZED))
             }
@@ -452,7 +478,7 @@ async fn open(
     entering: Entering<'_>,
 ) -> Result<Connection, HandshakeFailure> {
     let now = clock::now();
-    let AdmittedClient { accepted, permissions, identity, enhanced } = admitted;
+    let AdmittedClient { accepted, permissions, identity, enhanced, .. } = admitted;
     // The device counts for its proved user name, or else its client id, and for its tenant, or else the listener.
     let tenant = permissions.tenant().unwrap_or(&listener.name);
     let quota_holders =

@@ -188,7 +188,7 @@ impl End {
                 CloseReason::PacketTimeout => reason::IMPLEMENTATION_SPECIFIC_ERROR,
                 CloseReason::ServerShutdown => reason::SERVER_SHUTTING_DOWN,
                 CloseReason::KeepAlive => reason::KEEP_ALIVE_TIMEOUT,
-                CloseReason::WriteTimeout | CloseReason::SessionEnded => return None,
+                CloseReason::WriteTimeout | CloseReason::SessionEnded | CloseReason::GivenUp => return None,
             },
             Self::Superseded => reason::SESSION_TAKEN_OVER,
             Self::Disconnect { .. } | Self::PeerClosed | Self::Failed => return None,
@@ -212,6 +212,7 @@ impl End {
             Self::Close(CloseReason::Memory) => "memory",
             Self::Close(CloseReason::WriteTimeout) => "write_timeout",
             Self::Close(CloseReason::SessionEnded) => "session_ended",
+            Self::Close(CloseReason::GivenUp) => "given_up",
         }
     }
 }
