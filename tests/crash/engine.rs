@@ -5,7 +5,7 @@ use std::{
     process::{Command, Output, Stdio},
 };
 
-use scylla::client::session_builder::SessionBuilder;
+use scylla::{client::session_builder::SessionBuilder, statement::Statement};
 use tokio_stream::StreamExt as _;
 
 use super::{
@@ -162,7 +162,10 @@ fn cassandra_bytes(port: u16, keyspace: &str) -> Result<u64, Box<dyn std::error:
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
     runtime.block_on(async {
         let session = SessionBuilder::new().known_node(format!("127.0.0.1:{port}")).build().await?;
-        let rows = session.query_iter(format!("SELECT data FROM {keyspace}.ledger"), ()).await?;
+        let mut statement = Statement::new(format!("SELECT data FROM {keyspace}.ledger"));
+        // Rows of 128 KiB: the driver's own pages do not fit in a node's memory.
+        statement.set_page_size(32);
+        let rows = session.query_iter(statement, ()).await?;
         let mut rows = rows.rows_stream::<(Vec<u8>,)>()?;
         let mut bytes = 0;
         while let Some(row) = rows.next().await {
