@@ -296,3 +296,67 @@ pub(super) fn to_result(result: Result<v1::PublishResponse, PublishFailure>) -> 
 pub(super) fn cost(request: &v1::PublishRequest, homes: usize) -> usize {
     (request.encoded_len() + size_of_val(request)) * homes
 }
+
+#[cfg(test)]
+mod tests {
+    use gateway_core::ReceiptState;
+    use grpc_messages::status::{Reached, ReachedLevel};
+    use v1::Outcome::{Acked, Dropped, NoMatch, Queued, Rejected, Sent};
+
+    use super::*;
+
+    fn told(outcome: v1::Outcome, reason_code: Option<u32>) -> v1::PublishResponse {
+        let matched = u32::from(outcome != NoMatch);
+        v1::PublishResponse { outcome: outcome.into(), matched, reason_code, ..Default::default() }
+    }
+
+    /// The failure: an outcome that depends on which home answers first, or that no single gateway would tell.
+    #[test]
+    fn the_outcome_is_that_of_the_receiver_that_came_farthest() {
+        let farthest = [
+            (NoMatch, Dropped),
+            (NoMatch, Queued),
+            (Dropped, Queued),
+            (Dropped, Sent),
+            (Queued, Sent),
+            (Queued, Acked),
+            (NoMatch, Acked),
+            (Acked, Rejected),
+        ];
+        for (less, more) in farthest {
+            for (one, two) in [(less, more), (more, less)] {
+                let sum = sum(told(one, None), told(two, None));
+                assert_eq!(sum.outcome(), more, "{one:?} {two:?}");
+                assert_eq!(sum.matched, u32::from(less != NoMatch) + 1);
+            }
+        }
+        for (one, two, code) in [
+            (Some(0), None, 0),
+            (Some(16), Some(0x97), 0x97),
+            (Some(0x97), Some(16), 0x97),
+            (None, Some(0), 0),
+        ] {
+            assert_eq!(sum(told(Acked, one), told(Acked, two)).reason_code, Some(code));
+        }
+    }
+
+    /// The failure: an error of the gateway's own is told as a matter of time, with details that are lost.
+    #[test]
+    fn another_error_comes_before_a_wait_that_ended_early() {
+        let late = || {
+            let reached = Reached { level: ReachedLevel::Sent, state: ReceiptState::default() };
+            PublishFailure::from(Status::from(Error::Deadline(reached)))
+        };
+        for order in [false, true] {
+            let mut tally = Tally::default();
+            let away = || PublishFailure::from(Status::from(Error::HomeNotServed { home: 1 }));
+            let failures = if order { [late(), away()] } else { [away(), late()] };
+            for (home, failure) in (0..).zip(failures) {
+                tally.add(home, Err(failure));
+            }
+            let status = Status::from(tally.finish().unwrap_err());
+            assert_eq!(status.get_details_error_info().unwrap().reason, "NOT_ACTIVE");
+            assert!(status.get_details_retry_info().is_some());
+        }
+    }
+}

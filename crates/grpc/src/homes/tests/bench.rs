@@ -47,6 +47,8 @@ pub(super) struct TestHomes {
     pub(super) homes: Vec<TestHome>,
     /// Answers whose body is still there.
     pub(super) open: Arc<AtomicUsize>,
+    /// Calls that are not answered yet.
+    pub(super) running: Arc<AtomicUsize>,
     /// Calls by home.
     pub(super) calls: Vec<AtomicUsize>,
     _stop: watch::Sender<bool>,
@@ -109,12 +111,30 @@ impl Homes for TestHomes {
         let mut is_away = is_away.subscribe();
         let answer = service.passed(caller, request).unwrap();
         let open = Arc::clone(&self.open);
+        let running = RunningCall::new(&self.running);
         Box::pin(async move {
+            let _running = running;
             let answer = answer.await.unwrap();
             open.fetch_add(1, SeqCst);
             let ends = Box::pin(async move { drop(is_away.wait_for(|away| *away).await) });
             Ok(answer.map(|body| LinkBody::new(BreakingBody { body, ends, open })))
         })
+    }
+}
+
+/// Counts a call until it is answered or dropped.
+struct RunningCall(Arc<AtomicUsize>);
+
+impl RunningCall {
+    fn new(running: &Arc<AtomicUsize>) -> Self {
+        running.fetch_add(1, SeqCst);
+        Self(Arc::clone(running))
+    }
+}
+
+impl Drop for RunningCall {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, SeqCst);
     }
 }
 
@@ -228,6 +248,9 @@ impl TestSession {
 impl Target for TestSession {
     fn deliver(&self, message: &Message<'_>, _: Offer<'_>) -> Delivered {
         self.got.lock().push(String::from_utf8_lossy(message.payload).into_owned());
+        if let Some(receipt) = message.receipt {
+            receipt.update(|state| state.sent += 1);
+        }
         Delivered { outcome: Outcome::Sent, flush: false }
     }
     fn flush(self: Arc<Self>) {}
@@ -270,6 +293,12 @@ impl Session for TestSession {
 
 /// A front with so many homes.
 pub(super) async fn bench(count: usize) -> Bench {
+    let (homes, front) = bench_with(count, GrpcConfig::default()).await;
+    Bench { homes, front: front.local() }
+}
+
+/// The same, of a front with these bounds.
+pub(super) async fn bench_with(count: usize, config: GrpcConfig) -> (Arc<TestHomes>, GrpcApi) {
     let (stop, shutdown) = watch::channel(false);
     let known = Arc::new(LateHomes { count: u16::try_from(count).unwrap(), homes: OnceLock::new() });
     let account = Arc::new(Account::new(256 << 20));
@@ -281,17 +310,18 @@ pub(super) async fn bench(count: usize) -> Bench {
     }
     let here = home(String::new(), None, &shutdown).await.service;
     let calls = homes.iter().map(|_| AtomicUsize::new(0)).collect();
-    let homes = Arc::new(TestHomes { homes, open: Arc::default(), calls, _stop: stop });
+    let homes =
+        Arc::new(TestHomes { homes, open: Arc::default(), running: Arc::default(), calls, _stop: stop });
     assert!(known.homes.set(Arc::downgrade(&homes)).is_ok());
     let api = GrpcApi::standing_by(
-        GrpcConfig::default(),
+        config,
         Arc::clone(&account),
         Arc::new(BackendAuthenticator::open(&Default::default()).unwrap()),
         Duration::from_secs(30),
         over_homes(Arc::clone(&homes) as _, Some(here), account),
         shutdown,
     );
-    Bench { homes, front: api.local() }
+    (homes, api)
 }
 
 async fn home(problems: String, spread: Option<TopicSpread>, shutdown: &watch::Receiver<bool>) -> TestHome {
@@ -305,8 +335,11 @@ async fn home(problems: String, spread: Option<TopicSpread>, shutdown: &watch::R
         max_outstanding: 10,
         max_outstanding_per_device: 10,
     });
-    let broker =
-        Broker::new(BrokerConfig { latest: Some(Arc::clone(&latest) as _), ..BrokerConfig::default() });
+    let broker = Broker::new(BrokerConfig {
+        latest: Some(Arc::clone(&latest) as _),
+        tenants: ["a", "b", "c"].map(|name| (name.to_owned(), Default::default())).into(),
+        ..BrokerConfig::default()
+    });
     let options = CommandRegistryOptions {
         max_outstanding: 100,
         max_outstanding_per_device: 100,

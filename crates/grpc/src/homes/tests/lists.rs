@@ -292,3 +292,18 @@ async fn streams_are_listed_at_each_home_that_has_them() {
         OperationsClient::new(bench.front.clone()).get_metrics(v1::GetMetricsRequest::default()).await;
     assert!(metrics.is_ok());
 }
+
+/// The failure: a tenant for each home.
+#[tokio::test]
+async fn tenants_of_all_homes_are_listed_once() {
+    let bench = bench(3).await;
+    let mut security = SecurityClient::new(bench.front.clone());
+    for size in [1, 2, 0] {
+        let found = all_pages!(
+            size,
+            |page_size, page_token| security.list_tenants(v1::ListTenantsRequest { page_size, page_token }),
+            |page: v1::ListTenantsResponse| page.tenants.into_iter().map(|tenant| tenant.name).collect()
+        );
+        assert_eq!(found, ["a", "b", "c"], "{size}");
+    }
+}

@@ -10,13 +10,15 @@ use std::sync::atomic::Ordering::SeqCst;
 use gateway_core::{ClientId, Message, Origin, OriginKind, clock};
 use prost::Message as _;
 use prost_types::FileDescriptorSet;
-use tonic::Code;
+use tokio::net::TcpListener;
+use tonic::{Code, transport::Endpoint};
 use tonic_health::pb::{HealthCheckRequest, health_client::HealthClient};
 use tonic_types::StatusExt as _;
 
-use self::bench::{Bench, bench};
+use self::bench::{Bench, bench, bench_with};
 use super::merged::merge_of;
 use crate::{
+    GrpcConfig,
     proto::{
         DESCRIPTORS,
         gateway::v1::{
@@ -145,6 +147,22 @@ async fn the_node_answers_for_itself_while_all_homes_are_away() {
     assert_eq!(status.version, "1");
     let expected = ["home 0: no gateway of the cluster serves home 0 now", "home 1: problem of 1"];
     assert_eq!(status.problems, expected);
+}
+
+/// The failure: a call counts among those of its connection once more for each home.
+#[tokio::test]
+async fn a_call_at_every_home_is_one_call_of_its_connection() {
+    let config = GrpcConfig { max_calls_per_connection: 1, ..GrpcConfig::default() };
+    let (_homes, front) = bench_with(3, config).await;
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let endpoint = format!("http://{}", listener.local_addr().unwrap());
+    let server = tokio::spawn(front.serve(listener, None));
+    let channel = Endpoint::try_from(endpoint).unwrap().connect().await.unwrap();
+    let mut devices = DevicesClient::new(channel);
+    assert!(devices.list_top_devices(v1::ListTopDevicesRequest::default()).await.is_ok());
+    let request = v1::GetDeviceRequest { device_id: "d1".to_owned(), ..Default::default() };
+    assert_eq!(reason(&devices.get_device(request).await.unwrap_err()), "DEVICE_NOT_FOUND");
+    server.abort();
 }
 
 /// The failure: a command is not found because its id does not say where it is.

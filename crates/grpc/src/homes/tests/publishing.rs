@@ -1,7 +1,9 @@
 //! Messages of backends: every receiver gets each once, and the answers are added.
 
+use std::sync::atomic::Ordering::SeqCst;
+
 use tokio_stream::StreamExt as _;
-use tonic::Code;
+use tonic::{Code, codec::CompressionEncoding::Gzip};
 use tonic_types::StatusExt as _;
 
 use super::{bench, in_seconds, reason};
@@ -131,6 +133,7 @@ async fn a_stream_of_messages_outlives_a_home_that_breaks_off() {
     assert_eq!(told, ["1", "2", "1", "1", "NOT_ACTIVE", "NOT_ACTIVE", "1", "2", "1"]);
     drop(sender);
     assert!(answers.message().await.unwrap().is_none(), "ends with its caller");
+    assert_eq!(bench.homes.open.load(SeqCst), 0, "and so at the homes");
     assert_eq!(sessions[0].take(), ["1", "1", "2", "2", "3", "3"]);
     let mut got = sessions[1].take();
     // A message of which its caller is told that its home was away may have come all the same.
@@ -266,4 +269,77 @@ async fn a_message_for_later_reaches_every_home_once() {
     for session in sessions {
         assert_eq!(session.take(), ["x"]);
     }
+}
+
+/// The failure: a level that not all receivers have reached, or the receivers of one home told as all.
+#[tokio::test(start_paused = true)]
+async fn a_wait_that_ends_early_tells_the_least_level_and_all_receivers() {
+    let bench = bench(3).await;
+    let mut publisher = PublisherClient::new(bench.front.clone());
+    for device in ["a0", "a1", "b1"] {
+        bench.homes.connect(device, &["t"]).await;
+    }
+    let request = |wait: v1::Wait| {
+        let message = v1::PublishRequest { wait: wait.into(), ..to_topic("t", "x") };
+        let mut request = tonic::Request::new(message);
+        request.set_timeout(std::time::Duration::from_secs(1));
+        request
+    };
+    let sent = publisher.publish(request(v1::Wait::Sent)).await.unwrap().into_inner();
+    assert_eq!((sent.outcome(), sent.sent), (v1::Outcome::Sent, 3));
+    // The devices never acknowledge, and there is none at the third home.
+    let late = publisher.publish(request(v1::Wait::Acked)).await.unwrap_err();
+    assert_eq!((late.code(), reason(&late).as_str()), (Code::DeadlineExceeded, "WAIT_INCOMPLETE"));
+    let metadata = late.get_details_error_info().unwrap().metadata;
+    assert_eq!((metadata["level"].as_str(), metadata["sent"].as_str()), ("SENT", "3"));
+}
+
+/// The failure: a packed request is not read, or an answer comes in a form that its caller does not take.
+#[tokio::test]
+async fn packed_requests_are_merged_like_others() {
+    let bench = bench(2).await;
+    bench.homes.connect("a0", &["t"]).await;
+    for accepts in [false, true] {
+        let mut publisher = PublisherClient::new(bench.front.clone()).send_compressed(Gzip);
+        if accepts {
+            publisher = publisher.accept_compressed(Gzip);
+        }
+        let requests = vec![to_topic("t", "x"), to_device("a0", "y")];
+        let answer = publisher.publish_batch(v1::PublishBatchRequest { requests }).await.unwrap();
+        assert_eq!(answer.metadata().get("grpc-encoding").is_some(), accepts);
+        assert_eq!(answer.into_inner().results.len(), 2);
+        assert!(publisher.publish(to_device("a0", "z")).await.is_ok());
+    }
+}
+
+/// The failure: homes go on with what its caller has given up.
+#[tokio::test]
+async fn a_call_that_is_cancelled_ends_at_every_home() {
+    let bench = bench(2).await;
+    let mut publisher = PublisherClient::new(bench.front.clone());
+    bench.homes.connect("a0", &[]).await;
+    let (sender, receiver) = tokio::sync::mpsc::channel(1);
+    let frames = tokio_stream::wrappers::ReceiverStream::new(receiver);
+    let mut answers = publisher.publish_stream(frames).await.unwrap().into_inner();
+    let requests = vec![to_topic("t", "x")];
+    sender.send(v1::PublishStreamRequest { requests, options: None }).await.unwrap();
+    assert_eq!(answers.message().await.unwrap().unwrap().count, 1);
+    assert_eq!(bench.homes.open.load(SeqCst), 2);
+    drop(answers);
+    while bench.homes.open.load(SeqCst) > 0 {
+        tokio::task::yield_now().await;
+    }
+    // And one that waits for its devices.
+    let waiting = v1::PublishRequest { wait: v1::Wait::Acked.into(), ..to_device("a0", "x") };
+    let calls = bench.homes.calls[0].load(SeqCst);
+    tokio::select! {
+        biased;
+        _ = publisher.publish(waiting) => panic!("nobody acknowledges"),
+        () = async {
+            while bench.homes.calls[0].load(SeqCst) == calls {
+                tokio::task::yield_now().await;
+            }
+        } => {}
+    }
+    assert_eq!(bench.homes.running.load(SeqCst), 0);
 }
