@@ -127,7 +127,7 @@ impl Cluster {
     /// Asks every home the same; the answers are in the order of homes.
     ///
     /// # Errors
-    /// That of the first home that has one.
+    /// The error of the first home that has one.
     pub(super) async fn ask_all<Q, A>(&self, call: &PassedOn, request: &Q) -> Result<Vec<A>, Status>
     where
         Q: Message + Clone + 'static,
@@ -141,7 +141,7 @@ impl Cluster {
     /// Opens a stream at each of several homes. Returns once all have opened theirs.
     ///
     /// # Errors
-    /// That of the first home that has one.
+    /// The error of the first home that has one.
     pub(super) async fn open_each<Q>(
         &self,
         call: &PassedOn,
@@ -182,7 +182,7 @@ fn client(home: HomeChannel) -> Grpc<HomeChannel> {
     Grpc::new(home).max_decoding_message_size(usize::MAX)
 }
 
-/// What homes are told of a call besides its message.
+/// Parts of a call that homes are told besides its message.
 #[derive(Debug, Clone)]
 pub(super) struct PassedOn {
     path: PathAndQuery,

@@ -61,7 +61,7 @@ trait Listing: Message + Default + Clone + 'static {
 /// Place of a page in the list of a home.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 struct HomePlace {
-    /// With which the home is asked.
+    /// Token with which the home is asked.
     token: String,
     /// Items behind it with the key of the last item that was given, which were given as well.
     given: u64,
@@ -184,7 +184,7 @@ async fn list<L: Listing>(cluster: &Cluster, call: &PassedOn, mut request: L) ->
     Ok(L::answer(items, pages.token(start.as_deref())))
 }
 
-/// Where a page starts, as text.
+/// The place at which a page starts, as text.
 fn to_text<'a, L: Listing>(last: Option<&L::Key>, places: impl Iterator<Item = &'a HomePlace>) -> String {
     let places = places.map(|place| match place.ended {
         true => json!([]),

@@ -100,7 +100,7 @@ pub(super) fn merge_of(path: &str) -> Option<Merge> {
     })
 }
 
-/// What a method makes of a request.
+/// A method, as the server calls it with a request.
 struct Handler<H> {
     cluster: Cluster,
     call: PassedOn,

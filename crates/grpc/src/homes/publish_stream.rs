@@ -226,7 +226,7 @@ impl PublishRun {
             self.bytes -= message.bytes;
         }
         if response.count > 0 {
-            // It never grows here.
+            // The charge never grows here.
             self.held.set(self.bytes);
             let size = response.encoded_len() + response.results.len() * size_of::<v1::SequencedResult>();
             let held = self.cluster.hold(size)?;

@@ -53,7 +53,7 @@ pub(crate) struct GrpcMethod {
     pub who: AllowedCallers,
     /// True if the call stays open, so that its caller can lose its rights meanwhile.
     pub stays: bool,
-    /// Where it is answered.
+    /// Place that answers it.
     pub(crate) at: AnsweredAt,
     /// True if the method does more than read and publish: then each call is in the audit log.
     pub(crate) administers: bool,
