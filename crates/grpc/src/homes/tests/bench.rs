@@ -297,7 +297,7 @@ pub(super) async fn bench(count: usize) -> Bench {
     Bench { homes, front: front.local() }
 }
 
-/// The same, of a front with these bounds.
+/// The same, with these bounds at the front and at each home.
 pub(super) async fn bench_with(count: usize, config: GrpcConfig) -> (Arc<TestHomes>, GrpcApi) {
     let (stop, shutdown) = watch::channel(false);
     let known = Arc::new(LateHomes { count: u16::try_from(count).unwrap(), homes: OnceLock::new() });
@@ -306,9 +306,9 @@ pub(super) async fn bench_with(count: usize, config: GrpcConfig) -> (Arc<TestHom
     for number in 0..count {
         let place = u16::try_from(number).unwrap();
         let spread = topic_spread(Arc::clone(&known) as _, place, Arc::clone(&account));
-        homes.push(home(format!("problem of {number}"), Some(spread), &shutdown).await);
+        homes.push(home(format!("problem of {number}"), Some(spread), config, &shutdown).await);
     }
-    let here = home(String::new(), None, &shutdown).await.service;
+    let here = home(String::new(), None, config, &shutdown).await.service;
     let calls = homes.iter().map(|_| AtomicUsize::new(0)).collect();
     let homes =
         Arc::new(TestHomes { homes, open: Arc::default(), running: Arc::default(), calls, _stop: stop });
@@ -324,7 +324,12 @@ pub(super) async fn bench_with(count: usize, config: GrpcConfig) -> (Arc<TestHom
     (homes, api)
 }
 
-async fn home(problems: String, spread: Option<TopicSpread>, shutdown: &watch::Receiver<bool>) -> TestHome {
+async fn home(
+    problems: String,
+    spread: Option<TopicSpread>,
+    config: GrpcConfig,
+    shutdown: &watch::Receiver<bool>,
+) -> TestHome {
     let latest = LatestCache::new(Arc::new(MemoryLatest::new(1_000)), LatestOptions::default());
     let dispatcher = ReplyDispatcher::new(CommandsOptions {
         topics: CommandTopics::new(
@@ -358,7 +363,6 @@ async fn home(problems: String, spread: Option<TopicSpread>, shutdown: &watch::R
         max_requests: 10,
         max_wait: Duration::from_secs(10),
     };
-    let config = GrpcConfig::default();
     let operated = Operated {
         version: "1",
         started: now(),
