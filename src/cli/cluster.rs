@@ -41,7 +41,7 @@ pub(crate) fn run(
         ClusterCommand::Takeover { node, .. } => {
             let ledger = Arc::clone(&engine.ledger);
             let node = node.clone().unwrap_or_default();
-            let ordered = engine.handle().block_on(async move { order_takeover(&ledger, &node).await });
+            let ordered = engine.handle().block_on(async move { order_takeover(&ledger, 0, &node).await });
             writeln!(stdout(), "ordered: epoch {} of the home ends", ordered?)?;
             Ok(ExitCode::SUCCESS)
         }
@@ -65,7 +65,7 @@ fn make(config: &Config, engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Erro
     let (ledger, name) = (Arc::clone(&engine.ledger), config.cluster.name.clone());
     let is_import = directory.is_some();
     let keeps_latest = config.latest_in_ledger();
-    let made = async move { create(ledger, &name, cluster, drawn(), directory, keeps_latest).await };
+    let made = async move { create(ledger, (&name, 1), cluster, drawn(), directory, keeps_latest).await };
     let made = engine.handle().block_on(engine.handle().spawn(made))?;
     let bytes = made?;
     let mut out = stdout();
@@ -125,8 +125,8 @@ fn write_lacks(findings: Result<Vec<Finding>, Unknown>, out: &mut impl Write) ->
 
 fn show(engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Error>> {
     let ledger = Arc::clone(&engine.ledger);
-    let ClusterStatus { owner, epoch, chain, nodes, streams } =
-        engine.handle().block_on(async move { status(&ledger).await })?;
+    let ClusterStatus { owner, epoch, chain, nodes, streams, .. } =
+        engine.handle().block_on(async move { status(&ledger, 0).await })?;
     let mut out = stdout();
     let serves = if owner.is_empty() { "nobody" } else { &owner };
     writeln!(out, "{serves} serves, in epoch {epoch}; {} earlier epochs are needed still", chain.len())?;

@@ -1,6 +1,7 @@
 //! Stands by, then serves.
 
 use std::{
+    collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
     pin::pin,
     sync::Arc,
@@ -9,26 +10,23 @@ use std::{
 
 use cluster::Clock as _;
 use cluster_node::{
-    HOME, HomeEnd, MachineClock, NodeError, NodeSettings, NodeState, OwnedHome, Phase, StandbyNode,
+    ClusterNode, HomeDirectories, HomeEnd, MOVE_EVERY, MachineClock, NodeError, NodeSettings, NodeState,
+    OwnedHome,
 };
 use config::Config;
 use disk::ShippedStore;
 use gateway_core::metrics::{MetricRow, figures};
-use store::{DataDir, StoreError, Verify};
+use store::{StoreError, Verify};
 use thiserror::Error;
 use tokio::{
-    sync::watch,
-    task::JoinHandle,
-    time::{Instant, sleep, timeout},
+    sync::{mpsc, watch},
+    task::{JoinHandle, JoinSet},
+    time::{sleep, timeout},
 };
 use tracing::{error, info, warn};
 
 use super::{EngineError, LedgerEngine, links};
 use crate::gateway::{ClusterGateway, ClusterPages, ClusterParts, HomeLedger, HomePlace, StartError};
-
-/// Time between two attempts to open a directory that is still held here, and time after which that is an error.
-const LOCK_LOOK: Duration = Duration::from_millis(20);
-const LONGEST_LOCK: Duration = Duration::from_secs(30);
 
 /// Time for the compare-and-set of a clean stop; whoever takes over without it waits a few seconds.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -72,22 +70,25 @@ impl MemberError {
 
 /// A gateway of a cluster.
 pub(crate) struct ClusterMember {
-    config: Arc<Config>,
     engine: LedgerEngine,
     pub(crate) gateway: ClusterGateway,
     places: watch::Sender<Vec<HomePlace>>,
-    state: Arc<watch::Sender<NodeState>>,
-    /// The home was just given up: others go first.
-    stands_back: bool,
+    /// Until it runs.
+    node: Option<ClusterNode>,
+    state: watch::Receiver<NodeState>,
 }
 
 impl ClusterMember {
     /// Opens the ledger and the doors. In a Tokio runtime.
     pub(crate) fn start(config: Config) -> Result<Self, MemberError> {
         let engine = LedgerEngine::open(&config)?;
+        let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
+        let directories = HomeDirectories::open(&config.data_dir, verify)?;
+        let settings = node_settings(&config);
+        info!(cluster = settings.cluster, node = settings.name, "standing by");
+        let (node, state) = ClusterNode::new(Arc::clone(&engine.ledger), settings, directories);
         let (places, known) = watch::channel(Vec::new());
-        let state = Arc::new(watch::Sender::new(NodeState::default()));
-        let (shown, read) = (Arc::clone(&state), Arc::clone(&state));
+        let (shown, read) = (state.clone(), state.clone());
         let parts = ClusterParts {
             node: node_name(&config),
             places: known,
@@ -97,94 +98,84 @@ impl ClusterMember {
                 rows: Arc::new(move || standby_rows(&read.borrow())),
             },
         };
-        let gateway = ClusterGateway::start(config.clone(), parts)?;
-        Ok(Self { config: Arc::new(config), engine, gateway, places, state, stands_back: false })
+        let gateway = ClusterGateway::start(config, parts)?;
+        Ok(Self { engine, gateway, places, node: Some(node), state })
     }
 
-    /// Stands by and serves, in turns, until `ended`. Not cancel safe.
+    /// Stands by and serves homes, as they come and go, until `ended`. Once; not cancel safe.
     pub(crate) async fn run(&mut self, ended: impl Future<Output = ()>) -> Result<(), MemberError> {
         let mut ended = pin!(ended);
         let lacks = self.engine.handle().spawn(look_for_lacks(Arc::clone(&self.engine.ledger)));
         let mut lacks = pin!(lacks_fatally(lacks));
-        loop {
-            let home = tokio::select! {
-                () = &mut ended => {
-                    info!("stopped while standing by");
-                    return Ok(());
-                }
-                lacks = &mut lacks => return Err(MemberError::Lacks(lacks)),
-                home = self.stand_by() => home?,
-            };
-            let ledger = home_ledger(&home);
-            self.gateway.open_home(HOME, Some(ledger)).await?;
-            let end = tokio::select! {
-                () = &mut ended => None,
-                end = home.ends() => Some(end),
-            };
-            match end {
-                Some(HomeEnd::Lost) => {
-                    error!(
-                        "the home belongs to another gateway: its connections end, and this one stands by"
-                    );
-                    drop(home);
-                    self.gateway.give_up_home(HOME).await;
-                }
-                None => {
-                    self.gateway.begin_end();
-                    self.hand_over(home).await;
-                    return Ok(());
-                }
-                Some(HomeEnd::Ordered) => self.hand_over(home).await,
-            }
-            self.stands_back = end == Some(HomeEnd::Ordered);
-        }
-    }
-
-    /// Stands by until the home is this gateway's. Cancel safe.
-    async fn stand_by(&self) -> Result<OwnedHome, MemberError> {
-        let directory = reopen(&self.config).await?;
-        let cluster = &self.config.cluster;
-        let settings = NodeSettings {
-            cluster: cluster.name.clone(),
-            name: node_name(&self.config),
-            address: cluster.address.clone(),
-            link: if cluster.links.is_on() { cluster.links.told_address() } else { String::new() },
-            takes_over: cluster.standby,
-            stands_back: self.stands_back,
-            // Of each time as a standby: no home that was lost is taken for one that is not.
-            incarnation: RandomState::new().hash_one(std::process::id()),
-        };
-        info!(cluster = settings.cluster, node = settings.name, "standing by");
-        let (node, mut state) = StandbyNode::new(Arc::clone(&self.engine.ledger), settings, directory);
-        let mut running = AbortOnDrop(self.engine.handle().spawn(node.run()));
+        let (sender, mut homes) = mpsc::channel(1);
+        let node = self.node.take().ok_or(MemberError::Ended)?;
+        let mut running = AbortOnDrop(self.engine.handle().spawn(node.run(sender)));
+        let mut serving: BTreeMap<u16, Arc<OwnedHome>> = BTreeMap::new();
+        let (mut ends, mut state) = (JoinSet::new(), self.state.clone());
         loop {
             tokio::select! {
-                home = &mut running.0 => {
-                    self.tell(&state.borrow());
-                    return Ok(home.map_err(|_| MemberError::Ended)??);
+                () = &mut ended => break,
+                lacks = &mut lacks => return Err(MemberError::Lacks(lacks)),
+                node = &mut running.0 => {
+                    node.map_err(|_| MemberError::Ended)??;
+                    return Err(MemberError::Ended);
                 }
                 Ok(()) = state.changed() => {
                     let state = state.borrow_and_update().clone();
                     info!(state = state.line(), "cluster");
                     self.tell(&state);
                 }
+                Some(home) = homes.recv() => {
+                    self.tell(&state.borrow().clone());
+                    self.gateway.open_home(home.number(), Some(home_ledger(&home))).await?;
+                    let home = Arc::new(home);
+                    serving.insert(home.number(), Arc::clone(&home));
+                    ends.spawn(async move { (home.number(), home.ends().await) });
+                }
+                Some(Ok((number, end))) = ends.join_next() => {
+                    let Some(home) = serving.remove(&number).and_then(Arc::into_inner) else { continue };
+                    match end {
+                        HomeEnd::Lost => {
+                            error!(
+                                home = number,
+                                "the home belongs to another gateway: its connections end, and this one stands by"
+                            );
+                            drop(home);
+                            self.gateway.give_up_home(number).await;
+                        }
+                        HomeEnd::Ordered => self.hand_over(home).await,
+                    }
+                }
             }
         }
+        // Takes nothing back.
+        drop(running);
+        if serving.is_empty() {
+            info!("stopped while standing by");
+            return Ok(());
+        }
+        self.gateway.begin_end();
+        ends.shutdown().await;
+        for home in serving.into_values().filter_map(Arc::into_inner) {
+            self.hand_over(home).await;
+        }
+        Ok(())
     }
 
-    /// Tells the doors where the home is.
+    /// Tells the doors where the homes are, as they were seen last.
     fn tell(&self, state: &NodeState) {
-        let NodeState { active, address, link, .. } = state.clone();
-        // While the ledger does not answer, the gateway that served last goes on.
-        if state.phase != Phase::Unreachable || self.places.borrow().is_empty() {
-            self.places.send_replace(vec![HomePlace { node: active, address, link }]);
+        let place = |home: &cluster_node::HomePlace| {
+            let cluster_node::HomePlace { node, address, link, .. } = home.clone();
+            HomePlace { node, address, link }
+        };
+        if !state.homes.is_empty() {
+            self.places.send_replace(state.homes.iter().map(place).collect());
         }
-        self.state.send_replace(state.clone());
     }
 
     /// Lets the home go, and the next gateway take it at once.
     async fn hand_over(&mut self, home: OwnedHome) {
-        let released = self.gateway.release_home(HOME).await;
+        let released = self.gateway.release_home(home.number()).await;
         match timeout(HAND_OVER, home.hand_over()).await {
             Ok(Ok(())) => info!("the home is handed over"),
             Ok(Err(error)) => {
@@ -208,15 +199,16 @@ impl<T> Drop for AbortOnDrop<T> {
     }
 }
 
-/// Opens the data directory, which what is left of a home that was here may hold for a moment longer.
-async fn reopen(config: &Config) -> Result<Arc<DataDir>, StoreError> {
-    let verify = Verify { always: config.store.verify, limit: config.store.verify_limit.0 };
-    let begun = Instant::now();
-    loop {
-        match DataDir::open_with(&config.data_dir, verify) {
-            Err(StoreError::Unavailable(_)) if begun.elapsed() < LONGEST_LOCK => sleep(LOCK_LOOK).await,
-            opened => return opened,
-        }
+fn node_settings(config: &Config) -> NodeSettings {
+    let cluster = &config.cluster;
+    NodeSettings {
+        cluster: cluster.name.clone(),
+        name: node_name(config),
+        address: cluster.address.clone(),
+        link: if cluster.links.is_on() { cluster.links.told_address() } else { String::new() },
+        takes_over: cluster.standby,
+        incarnation: RandomState::new().hash_one(std::process::id()),
+        move_every: MOVE_EVERY,
     }
 }
 

@@ -1,6 +1,7 @@
 //! Facts that a node tells of itself with each beat.
 
 use bytes::Bytes;
+use cluster::NodeHomes;
 use ledger::Beat;
 use serde::{Deserialize, Serialize};
 
@@ -16,10 +17,13 @@ pub(crate) struct About {
     pub(crate) link: String,
     /// Its process.
     pub(crate) process: Option<ProcessId>,
-    /// Its copy of the home is near the end of the ledger.
+    /// Its copies of all homes are near the end of the ledger.
     pub(crate) warm: bool,
     /// Streams that it knows; 0 of a version that did not tell.
     pub(crate) streams: u8,
+    /// Facts about homes.
+    #[serde(flatten)]
+    pub(crate) homes: NodeHomes,
 }
 
 impl About {

@@ -6,10 +6,11 @@ use cluster::HomeCopy;
 use disk::{DirectoryCopy, ShippedStore};
 use ledger::Position;
 use store::{DataDir, StoreError};
+use tokio::task::block_in_place;
 
 use crate::STREAMS;
 
-/// A [`DirectoryCopy`] whose stores are streams.
+/// A [`DirectoryCopy`] whose stores are streams. Changes block, while the other tasks of a runtime with several threads go on.
 pub(crate) struct WarmCopy(DirectoryCopy);
 
 impl WarmCopy {
@@ -54,11 +55,11 @@ impl HomeCopy for WarmCopy {
 
     fn apply(&mut self, stream: u8, position: Position, changes: &[u8]) -> Result<(), String> {
         let store = store(stream).ok_or_else(unknown)?;
-        self.0.apply(store, position, changes).map_err(|error| error.to_string())
+        block_in_place(|| self.0.apply(store, position, changes)).map_err(|error| error.to_string())
     }
 
     fn clear(&mut self, stream: u8) -> Result<(), String> {
         let store = store(stream).ok_or_else(unknown)?;
-        self.0.clear(store).map_err(|error| error.to_string())
+        block_in_place(|| self.0.clear(store)).map_err(|error| error.to_string())
     }
 }

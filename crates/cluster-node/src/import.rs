@@ -2,14 +2,17 @@
 
 use std::{io, sync::Arc};
 
-use cluster::{Appended, Node, StreamWriter, View, ViewError, take};
+use cluster::{Appended, MOST_HOMES, Member, Node, StreamWriter, View, ViewError, take};
 use disk::ShippedStore;
 use ledger::{Ledger, Position};
 use store::{DataDir, StoreError};
 use thiserror::Error;
 use tokio::runtime::Handle;
 
-use crate::{HOME, STREAMS, clock::MachineClock, copy::WarmCopy};
+use crate::{STREAMS, clock::MachineClock, copy::WarmCopy};
+
+/// The home that a directory becomes.
+const HOME: u16 = 0;
 
 /// A cluster that was not made.
 #[derive(Debug, Error)]
@@ -20,24 +23,38 @@ pub enum ImportError {
     /// The directory cannot be read, or the ledger did not take it.
     #[error(transparent)]
     Directory(#[from] StoreError),
+    /// A cluster cannot have so many homes.
+    #[error("a cluster has 1 to {MOST_HOMES} homes, and not {0}")]
+    Homes(u16),
+    /// The homes of the directory's clients would be several.
+    #[error(
+        "a data directory that was used alone can only become the home of a cluster of one, and not of {0}: make it with one home, or begin with an empty data directory"
+    )]
+    SeveralHomes(u16),
     /// The home could not be taken for the import.
     #[error("{0}; the cluster is there and has a home that is not whole: drop its tables and begin anew")]
     Interrupted(String),
 }
 
-/// Makes a cluster, and puts the home in `directory` into its ledger, if there is one, with its latest values if the ledger
+/// Makes a cluster of so many homes, and puts the home in `directory` into its ledger, if there is one, with its latest values if the ledger
 /// `keeps_latest`. Returns the bytes that it put there. In the cluster's runtime; `cluster` and `incarnation` are drawn.
 ///
 /// # Errors
 /// [`ImportError`].
 pub async fn create(
     ledger: Arc<dyn Ledger>,
-    name: &str,
+    (name, homes): (&str, u16),
     cluster: u128,
     incarnation: u64,
     directory: Option<Arc<DataDir>>,
     keeps_latest: bool,
 ) -> Result<u64, ImportError> {
+    if !(1..=MOST_HOMES).contains(&usize::from(homes)) {
+        return Err(ImportError::Homes(homes));
+    }
+    if homes > 1 && directory.is_some() {
+        return Err(ImportError::SeveralHomes(homes));
+    }
     let clock = Arc::new(MachineClock) as Arc<dyn cluster::Clock>;
     let mut copy = match &directory {
         Some(directory) => Some(WarmCopy::open(directory)?),
@@ -45,17 +62,18 @@ pub async fn create(
     };
     // The name says what it is to who finds it.
     let name_while = if copy.is_some() { format!("{name} (import)") } else { name.to_owned() };
-    cluster::create(&*ledger, &*clock, cluster, &View::create(&name_while, 1, STREAMS)).await?;
+    cluster::create(&*ledger, &*clock, cluster, &View::create(&name_while, homes, STREAMS)).await?;
     let Some(copy) = &mut copy else { return Ok(()).map(|()| 0) };
-    let node = Arc::new(Node::new("cluster-create", incarnation));
+    let node = Node::new("cluster-create", incarnation);
+    let member = Arc::new(Member::new(Arc::clone(&ledger), Arc::clone(&clock), node));
     let mut empty = NoCopy;
     let interrupted = |error: &dyn std::fmt::Display| ImportError::Interrupted(error.to_string());
-    let tenure = take(&ledger, &clock, &node, HOME, Some(0), std::time::Duration::ZERO, &mut empty)
+    let tenure = take(&member, HOME, Some(0), std::time::Duration::ZERO, &mut empty)
         .await
         .map_err(|error| interrupted(&error))?;
     let running = tokio::spawn({
-        let tenure = tenure.clone();
-        async move { tenure.run().await }
+        let member = Arc::clone(&member);
+        async move { member.run().await }
     });
     let mut writers = tenure.writers();
     let mut bytes = 0;

@@ -10,7 +10,7 @@ use ledger::{
     twin::{Engine, Twin},
 };
 use store::{
-    LatestQuery, LatestStore as _, LatestValue,
+    DataDir, LatestQuery, LatestStore as _, LatestValue,
     suite::latest::{list_all, value},
 };
 
@@ -47,9 +47,10 @@ async fn shipped(store: &EmbeddedLatest) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn latest_values_come_along() {
     let ledger = Arc::new(Twin::reliable(Engine::Stored));
-    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
-    let ((_a, a), (_b, b)) = (directory(), directory());
-    let first = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+    create(Arc::clone(&ledger) as _, (NAME, 1), 1, 1, None, true).await.unwrap();
+    let (a, b) = (directory(), directory());
+    let mut one = start(&ledger, "a", 10, a.path(), true);
+    let first = one.home().await;
     let store = open_latest(&first);
     write(&store, (1..=300).map(|n| value("d", &format!("t/{}", n % 100), n))).await;
     shipped(&store).await;
@@ -59,11 +60,11 @@ async fn latest_values_come_along() {
     let expected = all(&store).await;
     assert_eq!(expected.len(), 100);
 
-    let mut other = start(&ledger, "b", 11, &b, false);
-    soon(other.state.wait_for(|state| state.warm && state.active == "a")).await.unwrap();
-    order_takeover(&(Arc::clone(&ledger) as _), "b").await.unwrap();
+    let mut other = start(&ledger, "b", 11, b.path(), false);
+    other.is(|state| state.warm && state.active == "a").await;
+    order_takeover(&(Arc::clone(&ledger) as _), 0, "b").await.unwrap();
     // The first does not hand over, as if it were paused.
-    let second = soon(other.running).await.unwrap().unwrap();
+    let second = other.home().await;
     let taken = open_latest(&second);
     assert_eq!(all(&taken).await, expected);
     write(&taken, [value("d", "t/1", 2_000)]).await;
@@ -71,9 +72,10 @@ async fn latest_values_come_along() {
     taken.end_shipping().await;
     let expected = all(&taken).await;
     drop(taken);
+    other.end().await;
     second.hand_over().await.unwrap();
-    let (_c, c) = directory();
-    let third = soon(start(&ledger, "c", 12, &c, true).running).await.unwrap().unwrap();
+    let c = directory();
+    let third = start(&ledger, "c", 12, c.path(), true).home().await;
     assert_eq!(all(&open_latest(&third)).await, expected);
     drop((store, first));
 }
@@ -86,12 +88,13 @@ async fn a_cluster_of_an_earlier_version_goes_on() {
     let view = View::create(NAME, 1, STREAMS - 1);
     cluster::create(&*ledger, &MachineClock, 1, &view).await.unwrap();
     let streams = async || read_view(&*ledger, &MachineClock).await.unwrap().1.streams;
-    let (_a, a) = directory();
+    let folder = directory();
     // Values of the time before.
+    let a = DataDir::open(folder.path()).unwrap();
     let before = EmbeddedLatest::open(&a, &EmbeddedOptions::default()).unwrap();
     write(&before, [value("d", "old", 1)]).await;
-    drop(before);
-    std::fs::write(a.path().join("incarnation"), "a 9\n").unwrap();
+    drop((before, a));
+    std::fs::write(folder.path().join("incarnation"), "a 9\n").unwrap();
 
     let earlier = Arc::new(parking_lot::Mutex::new(r#"{"address":"b.example:10000","warm":true}"#));
     let beating = {
@@ -106,7 +109,8 @@ async fn a_cluster_of_an_earlier_version_goes_on() {
         })
     };
     soon(async { while ledger.beats().await.unwrap().is_empty() {} }).await;
-    let first = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+    let mut one = start(&ledger, "a", 10, folder.path(), true);
+    let first = one.home().await;
     let (records, store) = (open(&first), open_latest(&first));
     put(&records, "key", "value").await;
     write(&store, [value("d", "new", 2)]).await;
@@ -120,10 +124,12 @@ async fn a_cluster_of_an_earlier_version_goes_on() {
     let (latest, kept) = (all(&store).await, contents(&records).await);
     assert_eq!(latest.len(), 2);
     drop((records, store));
+    one.end().await;
     first.hand_over().await.unwrap();
 
-    let (_b, b) = directory();
-    let second = soon(start(&ledger, "b", 11, &b, true).running).await.unwrap().unwrap();
+    let b = directory();
+    let mut other = start(&ledger, "b", 11, b.path(), true);
+    let second = other.home().await;
     assert_eq!(all(&open_latest(&second)).await, latest);
     assert_eq!(contents(&open(&second)).await, kept);
 }

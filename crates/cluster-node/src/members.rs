@@ -2,13 +2,12 @@
 
 use std::{sync::Arc, time::Duration};
 
+use cluster::Order;
 use ledger::Ledger;
 use tokio::{
     sync::Mutex,
     time::{Instant, timeout},
 };
-
-use crate::order;
 
 /// Names that were read are good for so long.
 const FRESH: Duration = Duration::from_secs(1);
@@ -34,7 +33,7 @@ impl NodeNames {
         let mut known = self.known.lock().await;
         let is_fresh = known.as_ref().is_some_and(|(read, _)| read.elapsed() < FRESH);
         if !is_fresh && let Ok(Ok(beats)) = timeout(ANSWER, self.ledger.beats()).await {
-            let nodes = beats.iter().filter(|beat| order::is_node(beat));
+            let nodes = beats.iter().filter(|beat| Order::is_node(beat));
             *known = Some((Instant::now(), nodes.map(|beat| Arc::clone(&beat.node)).collect()));
         }
         known.as_ref().is_some_and(|(_, names)| names.iter().any(|known| **known == *name))

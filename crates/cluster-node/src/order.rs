@@ -1,73 +1,48 @@
-//! An order that a home goes to another node, by an operator: a row among the signs of life, which every node reads.
+//! Orders of an operator that homes go to other nodes.
 
-use std::{sync::Arc, time::Duration};
+use std::sync::Arc;
 
-use bytes::Bytes;
-use cluster::{Clock, read_view};
+use cluster::{Clock, Move, Order, Watcher, moves, read_view};
 use ledger::{Beat, Ledger, Unknown};
 
-use crate::{HOME, NodeError, clock::MachineClock};
+use crate::{NodeError, about::About, clock::MachineClock, status::watch_beats};
 
-/// Its place among the nodes, which have no such name.
-const NAME: &str = "@takeover";
-
-/// Time between two looks of the node that serves.
-const LOOK: Duration = Duration::from_secs(1);
-
-/// An order of a certain epoch; with the next one it is carried out, or void.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Order {
-    /// Node that is to serve; empty is any other.
-    pub(crate) to: String,
-}
-
-impl Order {
-    /// The order among signs of life, if there is one of that epoch.
-    pub(crate) fn find(beats: &[Beat], epoch: u64) -> Option<Self> {
-        let beat = beats.iter().find(|beat| &*beat.node == NAME && beat.incarnation == epoch)?;
-        Some(Self { to: String::from_utf8_lossy(&beat.about).into_owned() })
-    }
-
-    /// Returns whether it names this node.
-    pub(crate) fn is_to(&self, node: &str) -> bool {
-        self.to == node
-    }
-}
-
-/// Returns whether a row is a node's.
-pub(crate) fn is_node(beat: &Beat) -> bool {
-    &*beat.node != NAME
-}
-
-/// Orders that the home goes from the node that has it now to `to`, or to any other if that is empty. The one that serves hands it
-/// over; if it does not, `to` takes it. Returns the epoch that ends.
+/// Orders that a home goes from the node that has it now to `to`, or to any other if that is empty. The one that serves hands it
+/// over; if it does not, `to` takes it. Returns the epoch that ends. If nodes have unequal numbers of homes then, they move by and by
+/// until they have not.
 ///
 /// # Errors
-/// The view cannot be used, or the ledger does not answer.
-pub async fn order_takeover(ledger: &Arc<dyn Ledger>, to: &str) -> Result<u64, NodeError> {
+/// The view cannot be used, the cluster has no such home, or the ledger does not answer.
+pub async fn order_takeover(ledger: &Arc<dyn Ledger>, home: u16, to: &str) -> Result<u64, NodeError> {
     let (_, view) = read_view(&**ledger, &MachineClock).await?;
-    let epoch = view.home(HOME)?.epoch;
-    let about = Bytes::copy_from_slice(to.as_bytes());
-    let order = Beat { node: NAME.into(), incarnation: epoch, number: 0, about };
-    let failed = |unknown: Unknown| NodeError::Unanswered(unknown.0);
-    ledger.beat(&order).await.map_err(failed)?;
+    let epoch = view.home(home)?.epoch;
+    write(ledger, Order { home, epoch, to: to.into() }).await?;
     Ok(epoch)
 }
 
-/// Waits for an order that takes the home of that epoch from `node`, and gives `seen` all beats, each second.
-pub(crate) async fn ordered_away(
-    ledger: &dyn Ledger,
-    clock: &dyn Clock,
-    node: &str,
-    epoch: u64,
-    mut seen: impl FnMut(&[Beat]),
-) {
-    loop {
-        clock.sleep(LOOK).await;
-        let Ok(beats) = ledger.beats().await else { continue };
-        seen(&beats);
-        if Order::find(&beats, epoch).is_some_and(|order| !order.is_to(node)) {
-            return;
-        }
+/// Orders all moves at once that make nodes with warm copies have equal numbers of homes, or nearly so, and returns them. Takes some
+/// seconds.
+///
+/// # Errors
+/// As [`order_takeover`].
+pub async fn rebalance(ledger: &Arc<dyn Ledger>) -> Result<Vec<Move>, NodeError> {
+    // No node has this name.
+    let mut watcher = Watcher::new(&"".into(), 0);
+    let beats = watch_beats(ledger, |beats| watcher.observe(beats, MachineClock.now())).await?;
+    let (_, view) = read_view(&**ledger, &MachineClock).await?;
+    let has_ended = |beat: &Beat| About::of(beat).process.is_some_and(|process| process.has_ended());
+    let now = MachineClock.now();
+    let look = watcher.look(Arc::new(view), &beats, has_ended, (now, now));
+    let moves = moves(&look);
+    for Move { home, to, .. } in &moves {
+        let epoch = look.view.home(*home)?.epoch;
+        write(ledger, Order { home: *home, epoch, to: Arc::clone(to) }).await?;
     }
+    Ok(moves)
+}
+
+async fn write(ledger: &Arc<dyn Ledger>, order: Order) -> Result<(), NodeError> {
+    let failed = |unknown: Unknown| NodeError::Unanswered(unknown.0);
+    ledger.beat(&order.beat()).await.map_err(failed)?;
+    Ok(())
 }

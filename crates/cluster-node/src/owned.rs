@@ -2,23 +2,21 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cluster::{Clock as _, Lease, SUSPECTED_AFTER, Suspicion, Tenure};
+use cluster::{Lease, Member, Tenure};
 use disk::{ShippedFiles, ShippedStore};
-use ledger::{Beat, Ledger, Shipping};
+use ledger::Shipping;
 use parking_lot::Mutex;
 use store::DataDir;
 use tokio::{
     runtime::Handle,
-    sync::watch,
-    task::{AbortHandle, JoinHandle},
+    sync::{oneshot, watch},
 };
 
 use crate::{
-    clock::MachineClock,
-    order::ordered_away,
+    node::{AbortOnDrop, Looks},
     redo::RedoMemory,
     shipping::{StreamShipping, StreamTasks},
-    status::{NodeStatus, nodes},
+    status::NodeStatus,
     widen::widen,
 };
 
@@ -48,7 +46,7 @@ pub struct LedgerFigures {
     pub node: Arc<str>,
     /// Epoch of the home.
     pub epoch: u64,
-    /// All nodes, this one too, as of the last look at their beats; 64 at most. None before [`OwnedHome::ends`] has waited for a second.
+    /// All nodes, this one too, as of the last look at their beats; 64 at most.
     pub nodes: Vec<NodeStatus>,
     /// Appends under way.
     pub under_way: usize,
@@ -58,7 +56,7 @@ pub struct LedgerFigures {
     pub records: u64,
     /// Bytes of their changes.
     pub bytes: u64,
-    /// Calls that were made again.
+    /// Calls that were made again, those for all homes of the process among them.
     pub repeats: u64,
     /// Bytes in memory of records that are on their way.
     pub redo: usize,
@@ -75,67 +73,86 @@ pub enum HomeEnd {
     Ordered,
 }
 
-struct AbortOnDrop(AbortHandle);
-
-impl Drop for AbortOnDrop {
-    fn drop(&mut self) {
-        self.0.abort();
-    }
+/// The end of a home in this process.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Ended {
+    /// The home was handed over, or could not be.
+    HandedOver,
 }
 
-/// A home in its time with this process as the owner, until it is lost or handed over.
+/// A home in its time with this process as the owner, until it is lost or handed over. One that is dropped is given up as if the process
+/// had died. Afterwards the [`crate::ClusterNode`] follows the home again, once all stores of the directory are closed.
 pub struct OwnedHome {
     directory: Arc<DataDir>,
-    ledger: Arc<dyn Ledger>,
     tenure: Tenure,
     streams: HomeStreams,
     tasks: Vec<StreamTasks>,
-    running: JoinHandle<()>,
-    /// Ends with it.
-    _widening: Option<AbortOnDrop>,
+    /// End with it.
+    _running: [Option<AbortOnDrop>; 2],
+    _beating: Arc<AbortOnDrop>,
     stop: watch::Sender<bool>,
     runtime: Handle,
-    /// As they were seen last.
+    looks: Looks,
     nodes: Arc<Mutex<Vec<NodeStatus>>>,
     silent_for: Option<Duration>,
+    /// Until it is handed over.
+    ended: Option<oneshot::Sender<Ended>>,
+}
+
+impl Drop for OwnedHome {
+    fn drop(&mut self) {
+        if self.ended.is_some() {
+            self.tenure.abandon();
+        }
+    }
 }
 
 impl OwnedHome {
-    /// Starts what a tenure needs. Called in the cluster's runtime.
+    /// Starts what a tenure needs; the other value tells how the home ended, and nothing if it was dropped. Called in the cluster's
+    /// runtime.
     pub(crate) fn start(
         directory: Arc<DataDir>,
-        ledger: Arc<dyn Ledger>,
+        member: &Arc<Member>,
         tenure: Tenure,
         silent_for: Option<Duration>,
-    ) -> Self {
+        (looks, nodes): (Looks, Arc<Mutex<Vec<NodeStatus>>>),
+        beating: Arc<AbortOnDrop>,
+    ) -> (Self, oneshot::Receiver<Ended>) {
         let (stop, stopped) = watch::channel(false);
         let redo = Arc::<RedoMemory>::default();
         let writers = tenure.writers().into_iter();
         let (streams, tasks): (Vec<_>, Vec<_>) =
             writers.map(|writer| StreamShipping::start(writer, &tenure, &redo, stopped.clone())).unzip();
         let run = tenure.clone();
-        let running = tokio::spawn(async move { run.run().await });
+        let running = AbortOnDrop(tokio::spawn(async move { run.run().await }).abort_handle());
         let widening = tenure.is_narrow().then(|| {
-            let (ledger, tenure) = (Arc::clone(&ledger), tenure.clone());
+            let (ledger, tenure) = (Arc::clone(member.ledger()), tenure.clone());
             AbortOnDrop(tokio::spawn(async move { widen(&*ledger, &tenure).await }).abort_handle())
         });
         let files = Arc::clone(&streams[ShippedStore::Files as usize]);
         directory.ship_files(Arc::new(ShippedFiles::open(directory.path(), files as _)));
         let streams = HomeStreams { streams, redo };
-        let (runtime, nodes) = (Handle::current(), Arc::default());
-        Self {
+        let (ended, told) = oneshot::channel();
+        let home = Self {
             directory,
-            ledger,
             tenure,
             streams,
             tasks,
-            running,
-            _widening: widening,
+            _running: [Some(running), widening],
+            _beating: beating,
             stop,
-            runtime,
+            runtime: Handle::current(),
+            looks,
             nodes,
             silent_for,
-        }
+            ended: Some(ended),
+        };
+        (home, told)
+    }
+
+    /// Its number.
+    pub fn number(&self) -> u16 {
+        self.tenure.owner().home
     }
 
     /// The directory, as of the end of the epoch before.
@@ -187,40 +204,50 @@ impl OwnedHome {
         &self.tenure
     }
 
-    /// Waits until an operator wants the home to be another node's, or it is lost: the first means that it is to be handed over. Cancel
-    /// safe.
+    /// Waits until the home is to be another node's, by an operator's order or since that has fewer, or until it is lost. The first
+    /// means that it is to be handed over. Cancel safe.
     pub async fn ends(&self) -> HomeEnd {
-        let (ledger, node) = (Arc::clone(&self.ledger), Arc::clone(&self.tenure.owner().node));
-        let epoch = self.tenure.owner().epoch;
-        let (shown, mut suspicion) = (Arc::clone(&self.nodes), Suspicion::default());
-        let seen = move |beats: &[Beat]| {
-            suspicion.observe(beats, MachineClock.now());
-            *shown.lock() = nodes(beats, &suspicion, SUSPECTED_AFTER);
-        };
-        let ordered = self
-            .runtime
-            .spawn(async move { ordered_away(&*ledger, &MachineClock, &node, epoch, seen).await });
-        let _ending = AbortOnDrop(ordered.abort_handle());
         tokio::select! {
             () = self.tenure.lost() => HomeEnd::Lost,
-            _ = ordered => HomeEnd::Ordered,
+            () = self.ordered_away() => HomeEnd::Ordered,
         }
     }
 
-    /// Hands the home over: its stores are closed, and write nothing any more. Whoever stands by takes it at once. Returns why not, if
-    /// the next owner has to take it as after a crash.
-    pub async fn hand_over(self) -> Result<(), String> {
-        let Self { tenure, tasks, running, stop, runtime, .. } = self;
-        let _ = stop.send(true);
-        let released = runtime.spawn(async move {
+    async fn ordered_away(&self) {
+        let (owner, mut looks) = (self.tenure.owner(), self.looks.clone());
+        loop {
+            let order =
+                looks.borrow_and_update().as_ref().and_then(|seen| seen.look.order(owner.home).cloned());
+            if order.is_some_and(|order| order.epoch == owner.epoch && order.to != owner.node) {
+                return;
+            }
+            if looks.changed().await.is_err() {
+                // The node takes no part any more, and nobody is told of orders.
+                return std::future::pending().await;
+            }
+        }
+    }
+
+    /// Hands the home over: its stores are closed, and write nothing any more. Whoever stands by takes it at once, this node only if
+    /// there is no other for a while. Returns why not, if the next owner has to take it as after a crash.
+    ///
+    /// Cancel safety: if dropped, the home is handed over nevertheless, as soon as the ledger answers.
+    pub async fn hand_over(mut self) -> Result<(), String> {
+        let _ = self.stop.send(true);
+        let (tenure, tasks, ended) =
+            (self.tenure.clone(), std::mem::take(&mut self.tasks), self.ended.take());
+        let beating = Arc::clone(&self._beating);
+        let released = self.runtime.spawn(async move {
             let mut writers = Vec::new();
             for tasks in tasks {
                 writers.extend(tasks.end().await);
             }
-            tenure.release(writers).await.map_err(|error| error.to_string())
+            let released = tenure.release(writers).await.map_err(|error| error.to_string());
+            drop(beating);
+            // The node may be gone.
+            let _ = ended.map(|ended| ended.send(Ended::HandedOver));
+            released
         });
-        let released = released.await.unwrap_or_else(|error| Err(error.to_string()));
-        running.abort();
-        released
+        released.await.unwrap_or_else(|error| Err(error.to_string()))
     }
 }

@@ -2,11 +2,14 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cluster::{Clock, EndedEpoch, HomeView, SEGMENT, Start, Suspicion, View, ViewError, change, read_view};
+use cluster::{
+    Clock, EndedEpoch, HomeView, NodeHomes, Order, SEGMENT, Start, Suspicion, View, ViewError, change,
+    read_view,
+};
 use disk::ShippedStore;
 use ledger::{Beat, Ledger, Segment, Stream, Unknown};
 
-use crate::{HOME, NodeError, about::About, clock::MachineClock, order};
+use crate::{NodeError, about::About, clock::MachineClock};
 
 /// Time for which the beats are looked at: whoever has not moved in it is silent.
 const LOOK: Duration = Duration::from_millis(2500);
@@ -26,11 +29,13 @@ pub struct NodeStatus {
     pub address: String,
     /// Time since its last sign of life, about; `None` if there was none lately.
     pub beaten: Option<Duration>,
-    /// The node has the home, or its copy is near the end of the ledger.
+    /// The node has each home, or its copy is near the end of the ledger.
     pub is_warm: bool,
+    /// Homes that it serves, as it says.
+    pub serves: Vec<u16>,
 }
 
-/// A store of the home in the ledger.
+/// A store of a home in the ledger.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct StreamStatus {
     /// The store.
@@ -48,7 +53,7 @@ impl StreamStatus {
     }
 }
 
-/// A cluster.
+/// A cluster, and one of its homes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ClusterStatus {
     /// Node that has the home; empty if none has.
@@ -57,49 +62,66 @@ pub struct ClusterStatus {
     pub epoch: u64,
     /// Epochs that have ended and are still needed.
     pub chain: Vec<EndedEpoch>,
+    /// Content of the home's ledger, by store.
+    pub streams: Vec<StreamStatus>,
+    /// Nodes that have the homes of the cluster, by number; empty if none has.
+    pub owners: Vec<String>,
     /// Nodes that were ever there, in the order of the ledger; 64 at most.
     pub nodes: Vec<NodeStatus>,
-    /// Content of the ledger, by store.
-    pub streams: Vec<StreamStatus>,
 }
 
 /// The nodes whose beats these are; whoever has been silent for `silent` has given no sign of life lately.
 pub(crate) fn nodes(beats: &[Beat], suspicion: &Suspicion, silent: Duration) -> Vec<NodeStatus> {
-    let nodes = beats.iter().filter(|beat| order::is_node(beat)).take(NODES);
+    let nodes = beats.iter().filter(|beat| Order::is_node(beat)).take(NODES);
     let status = |beat: &Beat| {
-        let About { address, warm, .. } = About::of(beat);
+        let About { address, warm, homes: NodeHomes { serves, .. }, .. } = About::of(beat);
         let beaten = suspicion.unchanged(&beat.node).filter(|age| *age < silent);
-        NodeStatus { name: beat.node.to_string(), address, beaten, is_warm: warm }
+        let serves = serves.into_iter().map(|(home, _)| home).collect();
+        NodeStatus { name: beat.node.to_string(), address, beaten, is_warm: warm, serves }
     };
     nodes.map(status).collect()
+}
+
+fn unanswered(unknown: Unknown) -> NodeError {
+    NodeError::Unanswered(unknown.0)
+}
+
+/// Looks at the beats for some seconds, gives `seen` all of them each time, and returns the last.
+pub(crate) async fn watch_beats(
+    ledger: &Arc<dyn Ledger>,
+    mut seen: impl FnMut(&[Beat]),
+) -> Result<Vec<Beat>, NodeError> {
+    let begun = MachineClock.now();
+    loop {
+        let beats = ledger.beats().await.map_err(unanswered)?;
+        seen(&beats);
+        if MachineClock.now() >= begun + LOOK {
+            return Ok(beats);
+        }
+        MachineClock.sleep(STEP).await;
+    }
 }
 
 /// Reads it. Takes some seconds.
 ///
 /// # Errors
-/// The view cannot be used, or the ledger does not answer.
-pub async fn status(ledger: &Arc<dyn Ledger>) -> Result<ClusterStatus, NodeError> {
-    let unanswered = |unknown: Unknown| NodeError::Unanswered(unknown.0);
-    let (mut suspicion, begun) = (Suspicion::default(), MachineClock.now());
-    let beats = loop {
-        let beats = ledger.beats().await.map_err(unanswered)?;
-        let now = MachineClock.now();
-        suspicion.observe(&beats, now);
-        if now >= begun + LOOK {
-            break beats;
-        }
-        MachineClock.sleep(STEP).await;
-    };
+/// The view cannot be used, the cluster has no such home, or the ledger does not answer.
+pub async fn status(ledger: &Arc<dyn Ledger>, home: u16) -> Result<ClusterStatus, NodeError> {
+    let mut suspicion = Suspicion::default();
+    let beats = watch_beats(ledger, |beats| suspicion.observe(beats, MachineClock.now())).await?;
     let (_, view) = read_view(&**ledger, &MachineClock).await?;
-    let of = view.home(HOME)?;
+    let of = view.home(home)?;
     let mut streams = Vec::new();
     for store in ShippedStore::ALL {
         let start = of.starts.get(store as usize).copied().unwrap_or_default();
-        let segments = segments(&**ledger, of, store as u8, start).await.map_err(unanswered)?;
+        let stream = Stream { home, number: store as u8 };
+        let segments = segments(&**ledger, of, stream, start).await.map_err(unanswered)?;
         streams.push(StreamStatus { store, start, segments });
     }
+    let owner = |of: &HomeView| of.owner.as_ref().map_or_else(String::new, |owner| owner.node.clone());
     Ok(ClusterStatus {
-        owner: of.owner.as_ref().map_or_else(String::new, |owner| owner.node.to_string()),
+        owner: owner(of),
+        owners: view.homes.iter().map(owner).collect(),
         epoch: of.epoch,
         chain: of.chain.clone(),
         nodes: nodes(&beats, &suspicion, LOOK),
@@ -108,15 +130,14 @@ pub async fn status(ledger: &Arc<dyn Ledger>) -> Result<ClusterStatus, NodeError
 }
 
 /// Number of a stream's segments from its start on.
-async fn segments(ledger: &dyn Ledger, of: &HomeView, number: u8, start: Start) -> Result<u64, Unknown> {
-    let stream = Stream { home: HOME, number };
+async fn segments(ledger: &dyn Ledger, of: &HomeView, stream: Stream, start: Start) -> Result<u64, Unknown> {
     let from = |epoch: u64| if epoch == start.epoch { start.segment } else { 0 };
     let mut count = 0;
     for ended in of.chain.iter().filter(|ended| ended.epoch >= start.epoch) {
         let first = from(ended.epoch);
         count += match &ended.sealed {
             Some(ends) => {
-                let last = ends.get(usize::from(number)).copied().flatten();
+                let last = ends.get(usize::from(stream.number)).copied().flatten();
                 last.map_or(0, |last| (last.segment + 1).saturating_sub(first))
             }
             None => count_from(ledger, stream, ended.epoch, first).await?,

@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeMap,
+    path::Path,
     sync::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering::SeqCst},
@@ -16,28 +17,63 @@ use ledger::{
     twin::{Engine, Twin},
 };
 use store::{
-    DataDir, RecordChange, RecordKind, RecordOutcome, RecordRange, RecordStore as _, RecordWrite, server_id,
+    DataDir, RecordChange, RecordKind, RecordOutcome, RecordRange, RecordStore as _, RecordWrite, Verify,
+    server_id,
 };
 use tempfile::TempDir;
-use tokio::{task::JoinHandle, time::timeout};
+use tokio::{
+    sync::{mpsc, watch},
+    task::JoinHandle,
+    time::timeout,
+};
 
 use crate::{
-    HomeEnd, ImportError, NodeError, NodeSettings, NodeState, OwnedHome, Phase, StandbyNode, create,
-    leave_cluster, order_takeover, status,
+    ClusterNode, HomeDirectories, HomeEnd, ImportError, NodeError, NodeSettings, NodeState, OwnedHome, Phase,
+    create, leave_cluster, order_takeover, status,
 };
 
 pub(crate) const NAME: &str = "plant";
 
+/// A node that runs, until it is dropped.
 pub(crate) struct Started {
-    pub(crate) state: tokio::sync::watch::Receiver<NodeState>,
-    pub(crate) running: JoinHandle<Result<OwnedHome, NodeError>>,
+    pub(crate) state: watch::Receiver<NodeState>,
+    pub(crate) homes: mpsc::Receiver<OwnedHome>,
+    pub(crate) running: JoinHandle<Result<(), NodeError>>,
 }
 
-pub(crate) fn start<L: Ledger + 'static>(
-    ledger: &Arc<L>,
+impl Started {
+    /// The next home that becomes the node's.
+    pub(crate) async fn home(&mut self) -> OwnedHome {
+        soon(self.homes.recv()).await.unwrap()
+    }
+
+    /// Waits for a state.
+    pub(crate) async fn is(&mut self, is_so: impl FnMut(&NodeState) -> bool) {
+        soon(self.state.wait_for(is_so)).await.unwrap();
+    }
+
+    pub(crate) async fn error(mut self) -> NodeError {
+        soon(&mut self.running).await.unwrap().unwrap_err()
+    }
+
+    /// Ends the process, whose homes are handed over already or go on by themselves. Its directory is free afterwards.
+    pub(crate) async fn end(mut self) {
+        self.running.abort();
+        let _ = (&mut self.running).await;
+    }
+}
+
+impl Drop for Started {
+    fn drop(&mut self) {
+        self.running.abort();
+    }
+}
+
+pub(crate) fn start(
+    ledger: &Arc<impl Ledger + 'static>,
     name: &str,
     incarnation: u64,
-    directory: &Arc<DataDir>,
+    directory: &Path,
     takes_over: bool,
 ) -> Started {
     let settings = NodeSettings {
@@ -46,12 +82,14 @@ pub(crate) fn start<L: Ledger + 'static>(
         address: format!("{name}.example:10000"),
         link: String::new(),
         takes_over,
-        stands_back: false,
         incarnation,
+        move_every: Duration::from_millis(100),
     };
     let ledger = Arc::clone(ledger) as Arc<dyn Ledger>;
-    let (node, state) = StandbyNode::new(ledger, settings, Arc::clone(directory));
-    Started { state, running: tokio::spawn(node.run()) }
+    let directories = HomeDirectories::open(directory, Verify::default()).unwrap();
+    let (node, state) = ClusterNode::new(ledger, settings, directories);
+    let (sender, homes) = mpsc::channel(1);
+    Started { state, homes, running: tokio::spawn(node.run(sender)) }
 }
 
 pub(crate) async fn soon<T>(future: impl Future<Output = T>) -> T {
@@ -82,10 +120,8 @@ pub(crate) async fn contents(store: &EmbeddedRecords) -> BTreeMap<Vec<u8>, Vec<u
     read.into_iter().map(|record| (record.key.to_vec(), record.value.unwrap().to_vec())).collect()
 }
 
-pub(crate) fn directory() -> (TempDir, Arc<DataDir>) {
-    let folder = tempfile::tempdir().unwrap();
-    let directory = DataDir::open(folder.path()).unwrap();
-    (folder, directory)
+pub(crate) fn directory() -> TempDir {
+    tempfile::tempdir().unwrap()
 }
 
 /// The failures: what was acknowledged is missing at the next owner; a process that was replaced acknowledges; a clean stop leaves
@@ -94,25 +130,26 @@ pub(crate) fn directory() -> (TempDir, Arc<DataDir>) {
 async fn a_home_goes_from_node_to_node_with_all_that_was_acknowledged() {
     for engine in [Engine::Stored, Engine::Owned] {
         let ledger = Arc::new(Twin::reliable(engine));
-        create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
-        let ((_a, a), (_b, b)) = (directory(), directory());
-        let first = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+        create(Arc::clone(&ledger) as _, (NAME, 1), 1, 1, None, true).await.unwrap();
+        let (a, b) = (directory(), directory());
+        let mut one = start(&ledger, "a", 10, a.path(), true);
+        let first = one.home().await;
         let id = server_id(first.directory()).unwrap();
         let store = open(&first);
         for n in 0..200 {
             put(&store, &format!("{}", n % 50), &format!("value {n}")).await;
         }
-        let mut other = start(&ledger, "b", 11, &b, false);
-        soon(other.state.wait_for(|state| state.warm && state.active == "a")).await.unwrap();
+        let mut other = start(&ledger, "b", 11, b.path(), false);
+        other.is(|state| state.warm && state.active == "a").await;
         assert_eq!(other.state.borrow().address, "a.example:10000");
         put(&store, "last", "value").await;
         let expected = contents(&store).await;
 
-        assert_eq!(order_takeover(&(Arc::clone(&ledger) as _), "b").await.unwrap(), 1);
+        assert_eq!(order_takeover(&(Arc::clone(&ledger) as _), 0, "b").await.unwrap(), 1);
         assert_eq!(soon(first.ends()).await, HomeEnd::Ordered);
         // The owner does not hand over, as if it were paused.
-        let second = soon(other.running).await.unwrap().unwrap();
-        soon(first.tenure().lost()).await;
+        let second = other.home().await;
+        assert_eq!(soon(first.ends()).await, HomeEnd::Lost);
         let late = RecordChange::put(RecordKind::Commands, "late".into(), "value".into());
         let late = store.write(RecordWrite { changes: vec![late], fence: None });
         assert!(timeout(Duration::from_millis(300), late).await.is_err(), "nobody is told anything");
@@ -122,30 +159,24 @@ async fn a_home_goes_from_node_to_node_with_all_that_was_acknowledged() {
         put(&taken, "of b", "value").await;
         let expected = contents(&taken).await;
 
-        // A clean stop; the next node has a directory of another time.
-        let third = start(&ledger, "a2", 12, &directory_of(&store, first, a), true);
-        tokio::time::sleep(Duration::from_millis(100)).await;
+        // The one that lost it stands by in the same process, and a clean stop gives it back.
+        drop((store, first));
+        one.is(|state| state.warm && state.active == "b").await;
         drop(taken);
         second.hand_over().await.unwrap();
-        let third = soon(third.running).await.unwrap().unwrap();
+        let third = one.home().await;
         let store = open(&third);
         assert_eq!(contents(&store).await, expected);
+        other.is(|state| state.phase == Phase::Standby && state.active == "a").await;
     }
-}
-
-/// The directory of a home that was lost, once its stores are closed.
-fn directory_of(_store: &EmbeddedRecords, home: OwnedHome, directory: Arc<DataDir>) -> Arc<DataDir> {
-    drop((home, directory));
-    // Its store is still open in this process: as good as a disk that is gone.
-    let folder = tempfile::tempdir().unwrap().keep();
-    DataDir::open(&folder).unwrap()
 }
 
 /// The failures: the cluster begins empty though the directory was not; a directory that is not of the cluster is emptied.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_directory_that_was_used_alone_becomes_the_home_of_a_cluster() {
     let ledger = Arc::new(Twin::reliable(Engine::Stored));
-    let (_a, a) = directory();
+    let folder = directory();
+    let a = DataDir::open(folder.path()).unwrap();
     let store = EmbeddedRecords::open(&a, &RecordOptions::default()).unwrap();
     for n in 0..100 {
         put(&store, &format!("{n}"), &"x".repeat(30_000)).await;
@@ -153,30 +184,34 @@ async fn a_directory_that_was_used_alone_becomes_the_home_of_a_cluster() {
     let expected = contents(&store).await;
     drop(store);
     let id = server_id(&a).unwrap();
-    let refused = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap();
-    assert!(matches!(refused, Err(NodeError::OwnContent(_))));
-    let bytes = create(Arc::clone(&ledger) as _, NAME, 1, 1, Some(Arc::clone(&a)), true).await.unwrap();
+    let many = create(Arc::clone(&ledger) as _, (NAME, 2), 1, 1, Some(Arc::clone(&a)), true).await;
+    assert!(matches!(many, Err(ImportError::SeveralHomes(2))));
+    let bytes = create(Arc::clone(&ledger) as _, (NAME, 1), 1, 1, Some(Arc::clone(&a)), true).await.unwrap();
     assert!(bytes > 3_000_000);
-    let again = create(Arc::clone(&ledger) as _, NAME, 2, 1, Some(Arc::clone(&a)), true).await;
+    let again = create(Arc::clone(&ledger) as _, (NAME, 1), 2, 1, Some(Arc::clone(&a)), true).await;
     assert!(matches!(again, Err(ImportError::View(_))));
-    let (_b, b) = directory();
-    for (name, directory) in [("b", b), ("a", a)] {
-        let home = soon(start(&ledger, name, 11, &directory, true).running).await.unwrap().unwrap();
+    drop(a);
+    let other = directory();
+    for (name, directory) in [("b", other.path()), ("a", folder.path())] {
+        let mut node = start(&ledger, name, 11, directory, true);
+        let home = node.home().await;
         let store = open(&home);
         assert_eq!(contents(&store).await, expected);
         assert_eq!(server_id(home.directory()).unwrap(), id);
         drop(store);
+        node.end().await;
         home.hand_over().await.unwrap();
         if name == "b" {
             continue;
         }
         // Alone again, it has everything, and does not come back by mistake.
-        leave_cluster(&directory).unwrap();
-        let store = EmbeddedRecords::open(&directory, &RecordOptions::default()).unwrap();
+        let alone = DataDir::open(directory).unwrap();
+        leave_cluster(&alone).unwrap();
+        let store = EmbeddedRecords::open(&alone, &RecordOptions::default()).unwrap();
         assert_eq!(contents(&store).await, expected);
-        drop(store);
-        let refused = soon(start(&ledger, name, 12, &directory, true).running).await.unwrap();
-        assert!(matches!(refused, Err(NodeError::OwnContent(_))));
+        drop((store, alone));
+        let refused = start(&ledger, name, 12, directory, true).error().await;
+        assert!(matches!(refused, NodeError::OwnContent(_)));
     }
 }
 
@@ -184,9 +219,10 @@ async fn a_directory_that_was_used_alone_becomes_the_home_of_a_cluster() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_ledger_stays_within_a_few_times_of_what_is_alive() {
     let ledger = Arc::new(Twin::reliable(Engine::Owned));
-    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
-    let (folder, a) = directory();
-    let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+    create(Arc::clone(&ledger) as _, (NAME, 1), 1, 1, None, true).await.unwrap();
+    let folder = directory();
+    let mut node = start(&ledger, "a", 10, folder.path(), true);
+    let home = node.home().await;
     let store = open(&home);
     for n in 0..4_000 {
         put(&store, &format!("{}", n % 40), &"x".repeat(20_000)).await;
@@ -195,14 +231,12 @@ async fn a_ledger_stays_within_a_few_times_of_what_is_alive() {
     let rows: usize = ledger.rows().iter().map(|row| row.data.len()).sum();
     // Two segments, and a little.
     assert!(rows < 38_000_000, "{rows} bytes of 80,000,000 are in the ledger");
-    let view = home.tenure().owner().epoch;
-    assert_eq!(view, 1);
+    assert_eq!(home.figures()().epoch, 1);
     drop(store);
+    node.end().await;
     home.hand_over().await.unwrap();
-    drop(a);
     empty_directory(folder.path()).unwrap();
-    let a = DataDir::open(folder.path()).unwrap();
-    let home = soon(start(&ledger, "a", 11, &a, true).running).await.unwrap().unwrap();
+    let home = start(&ledger, "a", 11, folder.path(), true).home().await;
     assert_eq!(contents(&open(&home)).await, expected);
 }
 
@@ -272,15 +306,16 @@ impl Ledger for SlowWay {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_slow_copy_does_not_hide_that_the_owner_is_gone() {
     let ledger = Arc::new(Twin::reliable(Engine::Stored));
-    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
-    let ((_a, a), (_b, b)) = (directory(), directory());
+    create(Arc::clone(&ledger) as _, (NAME, 1), 1, 1, None, true).await.unwrap();
+    let (a, b) = (directory(), directory());
     let way = SlowWay::to(&ledger, Duration::ZERO);
-    let first = soon(start(&way, "a", 10, &a, true).running).await.unwrap().unwrap();
+    let mut one = start(&way, "a", 10, a.path(), true);
+    let first = one.home().await;
     put(&open(&first), "key", "value").await;
-    let mut second = start(&SlowWay::to(&ledger, Duration::from_millis(400)), "b", 11, &b, true);
-    soon(second.state.wait_for(|state| state.active == "a")).await.unwrap();
+    let mut other = start(&SlowWay::to(&ledger, Duration::from_millis(400)), "b", 11, b.path(), true);
+    other.is(|state| state.active == "a").await;
     way.is_cut.store(true, SeqCst);
-    let second = soon(second.running).await.unwrap().unwrap();
+    let second = other.home().await;
     assert_eq!(contents(&open(&second)).await.len(), 1);
 }
 
@@ -310,9 +345,10 @@ impl Budget for Counted {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_record_is_on_the_account_while_it_is_on_its_way() {
     let ledger = Arc::new(Twin::reliable(Engine::Owned));
-    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
-    let (_a, a) = directory();
-    let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+    create(Arc::clone(&ledger) as _, (NAME, 1), 1, 1, None, true).await.unwrap();
+    let a = directory();
+    let mut node = start(&ledger, "a", 10, a.path(), true);
+    let home = node.home().await;
     let store = open(&home);
     let (redo, account) = (home.streams().redo(), Arc::new(Counted::default()));
     redo.charge_to(Arc::clone(&account) as _);
@@ -328,19 +364,20 @@ async fn a_record_is_on_the_account_while_it_is_on_its_way() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn nodes_and_segments_are_told_by_the_ledger_and_by_the_owner() {
     let ledger = Arc::new(Twin::reliable(Engine::Owned));
-    create(Arc::clone(&ledger) as _, NAME, 1, 1, None, true).await.unwrap();
-    let ((_a, a), (_b, b)) = (directory(), directory());
-    let home = soon(start(&ledger, "a", 10, &a, true).running).await.unwrap().unwrap();
+    create(Arc::clone(&ledger) as _, (NAME, 1), 1, 1, None, true).await.unwrap();
+    let (a, b) = (directory(), directory());
+    let mut node = start(&ledger, "a", 10, a.path(), true);
+    let home = node.home().await;
     let store = open(&home);
     for n in 0..90 {
         put(&store, &format!("{n}"), &"x".repeat(200_000)).await;
     }
     let dead = Beat { node: "dead".into(), incarnation: 1, number: 1, about: bytes::Bytes::new() };
     ledger.beat(&dead).await.unwrap();
-    let mut other = start(&ledger, "b", 11, &b, false);
-    soon(other.state.wait_for(|state| state.warm)).await.unwrap();
+    let mut other = start(&ledger, "b", 11, b.path(), false);
+    other.is(|state| state.warm).await;
 
-    let found = status(&(Arc::clone(&ledger) as _)).await.unwrap();
+    let found = status(&(Arc::clone(&ledger) as _), 0).await.unwrap();
     assert_eq!((&*found.owner, found.epoch), ("a", 1));
     let mut nodes: Vec<_> =
         found.nodes.iter().map(|node| (&*node.name, node.beaten.is_some(), node.is_warm)).collect();
@@ -350,17 +387,12 @@ async fn nodes_and_segments_are_told_by_the_ledger_and_by_the_owner() {
     assert_eq!((records.segments, records.most_bytes(), records.start.n), (2, 32 << 20, 0));
 
     let figures = home.figures();
-    assert!(figures().nodes.is_empty(), "nobody has looked");
-    let ends = home.ends();
-    let all = async {
+    soon(async {
         while figures().nodes.len() < 3 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
-    };
-    tokio::select! {
-        end = ends => panic!("{end:?}"),
-        () = soon(all) => {}
-    }
+    })
+    .await;
     let figures = figures();
     assert_eq!((&*figures.node, figures.epoch, figures.redo), ("a", 1, 0));
     let b = figures.nodes.iter().find(|node| node.name == "b").unwrap();

@@ -2,10 +2,10 @@
 
 use std::time::Duration;
 
-use cluster::{Clock, Suspicion, Tenure, ViewError};
+use cluster::{Clock, Order, Suspicion, Tenure, ViewError};
 use ledger::{Beat, Ledger};
 
-use crate::{STREAMS, about::About, clock::MachineClock, order};
+use crate::{STREAMS, about::About, clock::MachineClock};
 
 /// Time between two looks at the nodes.
 const LOOK: Duration = Duration::from_secs(1);
@@ -22,7 +22,7 @@ pub(crate) async fn widen(ledger: &dyn Ledger, tenure: &Tenure) {
                 About::of(beat).streams >= STREAMS
                     || suspicion.suspects(&beat.node, beat.incarnation, clock.now())
             };
-            if beats.iter().filter(|beat| order::is_node(beat)).all(knows) {
+            if beats.iter().filter(|beat| Order::is_node(beat)).all(knows) {
                 match tenure.widen().await {
                     Ok(()) => return tracing::info!("latest values go to the ledger from now on"),
                     Err(ViewError::NotOwner { .. }) => return,

@@ -4,9 +4,8 @@ use bytes::Bytes;
 use ledger::{Ledger, Misread, Position, Segment, Stream};
 
 use crate::{
-    Clock, HomeCopy, HomeView, TakeError,
+    Clock, HomeCopy, HomeView, Member, TakeError, View,
     chain::{Standing, Stretch, StretchEnd, standing, stretches},
-    change::read_view,
     reader::LedgerReader,
 };
 
@@ -27,8 +26,8 @@ pub struct FollowStep {
 #[derive(Debug)]
 pub struct Follower {
     home: u16,
-    /// The home as it was seen last, and how many streams it has.
-    seen: Option<(HomeView, u8)>,
+    /// The home as it was seen last.
+    seen: Option<HomeView>,
     /// Positions that were compared with the ledger, and their segments, by stream.
     checked: Vec<Option<(Position, u32)>>,
 }
@@ -42,43 +41,54 @@ struct Unapplied {
     is_first: bool,
 }
 
+/// Tells whether positions that were compared with the one count in the other.
+fn is_unchanged(one: &HomeView, other: &HomeView) -> bool {
+    (one.epoch, &one.owner, &one.chain, &one.starts)
+        == (other.epoch, &other.owner, &other.chain, &other.starts)
+}
+
 impl Follower {
     /// Follows a home.
     pub fn new(home: u16) -> Self {
         Self { home, seen: None, checked: Vec::new() }
     }
 
-    /// One step: reads on behind the copy's position, and applies whole records in order, provided that the epoch is still the same
-    /// afterwards. A copy that is not on the chain is emptied, stream by stream, and begins at the start.
+    /// One step: reads on behind the copy's position in `view`, a recent one, and applies whole records in order, provided that the
+    /// epoch is still the same afterwards. A copy that is not on the chain is emptied, stream by stream, and begins at the start.
     ///
-    /// Cancel safety: the copy has whole records.
+    /// Waits for [`Member::run`], which reads the view once more if there is anything to apply. Cancel safety: the copy has whole
+    /// records.
     ///
     /// # Errors
     /// As for [`crate::take`].
     pub async fn step(
         &mut self,
-        ledger: &dyn Ledger,
-        clock: &dyn Clock,
+        me: &Member,
+        view: &View,
         copy: &mut dyn HomeCopy,
     ) -> Result<FollowStep, TakeError> {
-        let (of, streams) = match self.seen.take() {
-            Some(seen) => seen,
-            None => self.look(ledger, clock).await?,
-        };
-        self.checked.resize(usize::from(streams), None);
-        let read = self.read(ledger, clock, &of, streams, copy).await;
-
-        // Records that were read before this, in an epoch that has not ended since, are before its seal.
-        let seen = self.look(ledger, clock).await?;
-        let is_same = seen.0.epoch == of.epoch && seen.0.owner == of.owner;
-        let is_unchanged = is_same && seen.0.chain == of.chain && seen.0.starts == of.starts;
-        if !is_unchanged {
+        let of = view.home(self.home)?;
+        if !self.seen.as_ref().is_some_and(|seen| is_unchanged(seen, of)) {
             self.checked.clear();
         }
-        self.seen = Some(seen);
+        self.checked.resize(view.count(), None);
+        self.seen = Some(of.clone());
+        let read = self.read(&*me.ledger, &*me.clock, of, view.streams, copy).await;
+        if let Ok((pending, more)) = &read
+            && pending.is_empty()
+        {
+            return Ok(FollowStep { applied: 0, more: *more });
+        }
+
+        // Records that were read before this, in an epoch that has not ended since, are before its seal.
+        let view = me.view().await?;
+        let now = view.home(self.home)?;
+        let is_same = now.epoch == of.epoch && now.owner == of.owner;
         let (pending, more) = match read {
             // Of a view that is old: its records may be deleted by now.
-            Err(TakeError::Damaged(_)) if !is_unchanged => return Ok(FollowStep { applied: 0, more: true }),
+            Err(TakeError::Damaged(_)) if !is_unchanged(now, of) => {
+                return Ok(FollowStep { applied: 0, more: true });
+            }
             _ if !is_same => return Ok(FollowStep { applied: 0, more: true }),
             read => read?,
         };
@@ -157,11 +167,6 @@ impl Follower {
             }
         }
         Ok((pending, more))
-    }
-
-    async fn look(&self, ledger: &dyn Ledger, clock: &dyn Clock) -> Result<(HomeView, u8), TakeError> {
-        let (_, view) = read_view(ledger, clock).await?;
-        Ok((view.home(self.home)?.clone(), view.streams))
     }
 
     /// Position of a stream's copy and its segment, if it counts; the copy is emptied otherwise.

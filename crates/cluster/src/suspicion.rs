@@ -11,14 +11,14 @@ pub const SUSPECTED_AFTER: Duration = Duration::from_secs(5);
 const LOOKS: Duration = Duration::from_secs(2);
 
 /// Beats as they were seen. One entry for each node in the ledger.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 pub struct Suspicion {
     seen: BTreeMap<Arc<str>, Seen>,
     began: Option<Duration>,
     looked: Duration,
 }
 
-#[derive(Debug, Clone)]
+#[derive(Debug)]
 struct Seen {
     beat: (u64, u64),
     since: Duration,
@@ -49,6 +49,18 @@ impl Suspicion {
     /// Time for which the beat of a node is known to have been the same; `None` of a node that has never beaten.
     pub fn unchanged(&self, node: &str) -> Option<Duration> {
         self.seen.get(node).map(|seen| self.looked.saturating_sub(seen.since))
+    }
+
+    /// Time for which the beats have been looked at without a pause.
+    pub fn watched(&self, now: Duration) -> Duration {
+        let is_looking = now.saturating_sub(self.looked) <= LOOKS;
+        self.began.filter(|_| is_looking).map_or(Duration::ZERO, |began| now.saturating_sub(began))
+    }
+
+    /// Tells whether a node in an incarnation was seen to beat, and is not suspected: a row alone may be of one that is long gone.
+    pub fn lives(&self, node: &str, incarnation: u64, now: Duration) -> bool {
+        let has_beaten = self.seen.get(node).is_some_and(|seen| Some(seen.since) > self.began);
+        has_beaten && !self.suspects(node, incarnation, now)
     }
 
     /// Tells whether a node in an incarnation is suspected at that time: its beat has not changed, or all beats of the node were another

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use ledger::{Inserted, Ledger, Misread, Owner, Position, Row, Stream, Swapped};
 
 use crate::{
-    Clock, HomeCopy, HomeView, Node, Sealed, Tenure, View, ViewError,
+    Clock, HomeCopy, HomeView, Member, Sealed, Tenure, View, ViewError,
     calls::until_answered,
     chain::{Standing, Stretch, StretchEnd, standing, stretches},
     change::{change, read_view, swap},
@@ -37,25 +37,26 @@ pub enum TakeError {
 /// Takes a home, restores what `copy` lacks, and returns the tenure of its new owner, which may serve at once.
 ///
 /// `from` is the epoch whose owner the caller has given up: if the home is in another meanwhile, it is left alone. `wait` is
-/// [`crate::LEASE_WAIT`], or less if the caller knows that the old process is dead; after a clean stop there is none in any case.
-/// Does not end while the ledger does not answer. `copy` is called in between, and blocks.
+/// [`crate::LEASE_WAIT`], or less if the caller knows that the old process has served in that epoch and is dead; after a clean stop
+/// there is none in any case. Does not end while the ledger does not answer. `copy` is called in between, and blocks.
 ///
-/// Cancel safety: if dropped, the home may be this node's without anybody running it; the next call takes it again.
+/// A home that is this process's in an epoch in which it has not served, since an earlier call was dropped or failed, stays in that
+/// epoch. One in which it has served gets a new epoch, tenure and lease, like anybody else's.
+///
+/// Cancel safety: if dropped, the home may be this node's without anybody running it; the next call goes on.
 ///
 /// # Errors
 /// [`TakeError`]. The home may have a new epoch, and no owner that serves.
 pub async fn take(
-    ledger: &Arc<dyn Ledger>,
-    clock: &Arc<dyn Clock>,
-    me: &Arc<Node>,
+    me: &Arc<Member>,
     home: u16,
     from: Option<u64>,
     wait: Duration,
     copy: &mut dyn HomeCopy,
 ) -> Result<Tenure, TakeError> {
-    let (engine, time) = (&**ledger, &**clock);
+    let (engine, time) = (&*me.ledger, &*me.clock);
     // (5) The view gets a new owner and epoch: from now on a validating read that begins does not show the old one.
-    let (owner, was_released) = begin_epoch(engine, time, me, home, from).await?;
+    let (owner, was_released) = begin_epoch(me, home, from).await?;
     let mut owned_since = None;
     let (view, restored) = loop {
         // (6) A serial read of the view. An owner of it that is somebody else has been faster.
@@ -122,39 +123,30 @@ pub async fn take(
     let mut ends: Vec<_> = restored.into_iter().map(|stream| (stream.last, stream.bytes)).collect();
     // Streams that the view does not have yet: they are written once it has them.
     ends.resize(ends.len().max(usize::from(copy.streams())), (None, 0));
-    Ok(Tenure::new(Arc::clone(ledger), Arc::clone(clock), Arc::clone(me), owner, &view, ends))
+    Ok(Tenure::new(me, owner, &view, ends))
 }
 
 /// Step (5). Returns the new owner, and whether the home had none.
-async fn begin_epoch(
-    ledger: &dyn Ledger,
-    clock: &dyn Clock,
-    me: &Node,
-    home: u16,
-    from: Option<u64>,
-) -> Result<(Owner, bool), TakeError> {
-    let mut taken: Option<Owner> = None;
+async fn begin_epoch(me: &Member, home: u16, from: Option<u64>) -> Result<(Owner, bool), TakeError> {
+    let mut taken: Option<u64> = None;
     let mut was_released = false;
-    let view = change(ledger, clock, |view: &View| -> Result<Option<View>, TakeError> {
+    let view = change(&*me.ledger, &*me.clock, |view: &View| -> Result<Option<View>, TakeError> {
         let of = view.home(home)?;
-        // An unknown compare-and-set of this call has applied.
-        let is_mine = |of: &HomeView, taken: &Owner| match weakened!(SameIncarnation) {
-            true => of.owner.as_ref().is_some_and(|owner| *owner.node == *taken.node),
-            false => of.is_of(taken),
-        };
-        if taken.as_ref().is_some_and(|taken| is_mine(of, taken)) {
+        let expected = taken.or(from).unwrap_or(of.epoch);
+        // A compare-and-set of this call or of an earlier one, unknown until now, has applied; `wait` is for the epoch before.
+        let is_mine = of.is_of(&me.node().owner(home, of.epoch)) && !me.has_served(home, of.epoch);
+        if is_mine && (expected..=expected + 1).contains(&of.epoch) {
             return Ok(None);
         }
-        let expected = taken.as_ref().map(|taken| taken.epoch - 1).or(from).unwrap_or(of.epoch);
         if of.epoch != expected {
             return Err(of.not_owner(home).into());
         }
         was_released = of.owner.is_none();
-        taken = Some(me.owner(home, of.epoch + 1));
-        Ok(Some(view.take(home, me)?))
+        taken = Some(of.epoch);
+        Ok(Some(view.take(home, me.node())?))
     })
     .await?;
-    Ok((me.owner(home, view.home(home)?.epoch), was_released))
+    Ok((me.node().owner(home, view.home(home)?.epoch), was_released))
 }
 
 /// A stream that was restored.

@@ -16,20 +16,18 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
-    Clock, LONG_CHAIN, Lease, Leftover, Node, Start, StreamWriter, View, ViewError,
-    calls::{both, first, until_answered},
+    Clock, LONG_CHAIN, Lease, Leftover, Member, Start, StreamWriter, View, ViewError,
+    calls::{first, until_answered},
     change::{change, read_view},
     reader::locate,
 };
 
-/// Time between beats.
-const BEAT: Duration = Duration::from_secs(1);
 /// Time between looks for segments that are still to be deleted.
 const TIDY: Duration = Duration::from_secs(60);
 
 /// A home that this process owns, until it is lost or released. Clones are of one tenure.
 ///
-/// Appends wait for [`Self::run`], which reads the owners for them: it must be polled all the time.
+/// Its lease is renewed, and its appends are validated, by [`Member::run`].
 #[derive(Clone)]
 pub struct Tenure {
     core: Arc<Core>,
@@ -46,7 +44,7 @@ pub struct Figures {
     pub records: u64,
     /// Bytes of their changes.
     pub bytes: u64,
-    /// Calls that were repeated since they had no answer in time.
+    /// Calls that were repeated since they had no answer in time, those for all homes of the process among them.
     pub repeats: u64,
     /// Bytes of all streams in the ledger since the places with which they may begin, about.
     pub ledger_bytes: u64,
@@ -68,10 +66,11 @@ pub(crate) struct Core {
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) owner: Owner,
-    node: Arc<Node>,
+    member: Arc<Member>,
+    /// The first read of the owners that can tell the loss of the home.
+    first_read: u64,
     lease: Arc<Lease>,
     lost: watch::Sender<bool>,
-    validation: Validation,
     tidying: watch::Sender<u64>,
     pub(crate) streams: Vec<StreamState>,
     pub(crate) repeats: AtomicU64,
@@ -97,21 +96,11 @@ pub(crate) struct StreamState {
     publication: Mutex<Option<(Start, u64)>>,
 }
 
-/// The validating reads of step (3), shared by all streams. An append draws a ticket after its insert was answered, and is valid when a
-/// read that began after that has shown this process as the owner.
-#[derive(Default)]
-struct Validation {
-    drawn: watch::Sender<u64>,
-    valid: watch::Sender<u64>,
-}
-
 impl Tenure {
     /// `ends` has, for each stream, its last record and about how many bytes of it are in the ledger; those that `view` does not have
     /// come last.
     pub(crate) fn new(
-        ledger: Arc<dyn Ledger>,
-        clock: Arc<dyn Clock>,
-        node: Arc<Node>,
+        member: &Arc<Member>,
         owner: Owner,
         view: &View,
         ends: Vec<(Option<Position>, u64)>,
@@ -123,13 +112,13 @@ impl Tenure {
         };
         let epochs = view.home(owner.home).map_or(0, |of| of.chain.len());
         let core = Arc::new(Core {
-            ledger,
-            clock,
+            ledger: Arc::clone(&member.ledger),
+            clock: Arc::clone(&member.clock),
+            first_read: member.begin(&owner),
             owner,
-            node,
+            member: Arc::clone(member),
             lease: Arc::default(),
             lost: watch::Sender::new(false),
-            validation: Validation::default(),
             tidying: watch::Sender::new(1),
             streams: ends.iter().map(state).collect(),
             repeats: AtomicU64::new(0),
@@ -141,6 +130,7 @@ impl Tenure {
             StreamWriter::new(Arc::clone(&core), number, last.map_or(0, |last| last.sum))
         };
         *core.writers.lock() = (0..).zip(ends).map(writer).collect();
+        member.watch(&core);
         Self { core }
     }
 
@@ -154,7 +144,7 @@ impl Tenure {
         std::mem::take(&mut self.core.writers.lock())
     }
 
-    /// Until when this process may acknowledge. It is not held before the first beat of [`Self::run`].
+    /// Until when this process may acknowledge. It is not held before the first beat that shows the home as this process's.
     pub fn lease(&self) -> &Arc<Lease> {
         &self.core.lease
     }
@@ -168,6 +158,12 @@ impl Tenure {
     /// Tells whether the home is lost to this process.
     pub fn is_lost(&self) -> bool {
         self.core.is_lost()
+    }
+
+    /// Gives the home up without a word to others: what is under way is neither acknowledged nor refused, and the lease has ended. The
+    /// view has this process as the owner until somebody takes the home.
+    pub fn abandon(&self) {
+        self.core.lose();
     }
 
     /// Tells whether so many epochs are in the chain that a round of cleaning begins at once.
@@ -206,7 +202,8 @@ impl Tenure {
     /// Its figures.
     pub fn figures(&self) -> Figures {
         let now = micros(self.core.clock.now());
-        let mut figures = Figures { repeats: self.core.repeats.load(Relaxed), ..Figures::default() };
+        let repeats = self.core.repeats.load(Relaxed) + self.core.member.repeats();
+        let mut figures = Figures { repeats, ..Figures::default() };
         for stream in &self.core.streams {
             figures.records += stream.records.load(Relaxed);
             figures.bytes += stream.bytes.load(Relaxed);
@@ -220,13 +217,11 @@ impl Tenure {
         figures
     }
 
-    /// Beats each second, reads the owners for appends, publishes starts and deletes what lies before them. Ends when the home is lost.
+    /// Publishes starts and deletes what lies before them. Ends when the home is lost.
     ///
-    /// Cancel safety: nothing is lost if it is dropped and called again; appends wait meanwhile, and the lease runs out.
+    /// Cancel safety: nothing is lost if it is dropped and called again.
     pub async fn run(&self) {
-        let core = &self.core;
-        let reads = both(core.beat(), core.validate());
-        first(core.lost(), both(reads, core.tidy())).await;
+        first(self.core.lost(), self.core.tidy()).await;
     }
 
     /// Lets a stream begin with a record, this or a later epoch's than at present; nothing before it is ever read again. Segments before
@@ -320,11 +315,12 @@ impl Core {
         self.epochs.load(Relaxed) >= LONG_CHAIN
     }
 
-    /// Owners were read by a call that began then.
-    pub(crate) fn shown(&self, begun: Duration, owners: &[Owner]) {
-        match owners.contains(&self.owner) {
-            true => self.lease.renew(begun),
-            false => self.lose(),
+    /// Owners were read by a call with that number that began then.
+    pub(crate) fn shown(&self, number: u64, begun: Duration, owners: &[Owner]) {
+        if owners.contains(&self.owner) {
+            self.lease.renew(begun);
+        } else if number >= self.first_read {
+            self.lose();
         }
     }
 
@@ -333,46 +329,12 @@ impl Core {
         self.lease.renew(begun);
     }
 
-    async fn beat(&self) {
-        loop {
-            let begun = self.clock.now();
-            let beat = || self.ledger.beat(&self.node.next_beat());
-            let (answered, owners) = until_answered(&*self.clock, &self.repeats, beat).await;
-            self.shown(answered, &owners);
-            self.clock.sleep((begun + BEAT).saturating_sub(self.clock.now())).await;
-        }
-    }
-
     /// Step (3) of an append whose rows are all answered: ends when a read of the owners that began after this call has shown this
     /// process. Does not end otherwise.
     pub(crate) async fn validated(&self) {
-        let mut ticket = 0;
-        self.validation.drawn.send_modify(|drawn| {
-            *drawn += 1;
-            ticket = *drawn;
-        });
-        // The sender is this.
-        let _ = self.validation.valid.subscribe().wait_for(|valid| *valid >= ticket).await;
-    }
-
-    /// Reads the owners as long as appends wait for it. Only tickets drawn before a read began are valid by it: one that joins a read
-    /// under way could be of rows that were stored after a taker had read.
-    async fn validate(&self) {
-        let mut drawn = self.validation.drawn.subscribe();
-        loop {
-            let valid = *self.validation.valid.borrow();
-            // The sender is this.
-            let _ = drawn.wait_for(|drawn| *drawn > valid).await;
-            let mut batch = *drawn.borrow();
-            let (begun, owners) = until_answered(&*self.clock, &self.repeats, || self.ledger.owners()).await;
-            self.shown(begun, &owners);
-            if self.is_lost() {
-                return;
-            }
-            if weakened!(JoinRead) {
-                batch = *drawn.borrow();
-            }
-            self.validation.valid.send_replace(batch);
+        self.member.validated().await;
+        if self.is_lost() {
+            std::future::pending().await
         }
     }
 

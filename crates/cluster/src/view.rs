@@ -20,6 +20,9 @@ pub const VIEW_FORMAT: u32 = 1;
 /// Epochs in a chain from which on it is cleaned at once.
 pub const LONG_CHAIN: usize = 16;
 
+/// Homes that a cluster may have: each costs threads and maps at its owner, and a copy at every other node.
+pub const MOST_HOMES: usize = 12;
+
 /// Ranges of segments to be deleted that a home may have before no more are added.
 const MOST_LEFTOVERS: usize = 256;
 
@@ -178,6 +181,9 @@ impl View {
             let mut vectors = home.chain.iter().filter_map(|ended| ended.sealed.as_ref());
             home.starts.len() == view.count() && vectors.all(|vector| vector.len() == view.count())
         };
+        if !(1..=MOST_HOMES).contains(&view.homes.len()) {
+            return Err(ViewError::Unreadable(format!("{} homes, not 1 to {MOST_HOMES}", view.homes.len())));
+        }
         match view.homes.iter().all(is_whole) {
             true => Ok(view),
             false => Err(ViewError::Unreadable("a home has other streams than the cluster".to_owned())),

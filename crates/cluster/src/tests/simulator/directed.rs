@@ -1,6 +1,6 @@
 //! Single cases, step by step, over a ledger without faults.
 
-use std::{collections::BTreeMap, sync::Arc, task::Waker, time::Duration};
+use std::{cell::Cell, collections::BTreeMap, sync::Arc, task::Waker, time::Duration};
 
 use bytes::Bytes;
 use ledger::{
@@ -79,13 +79,15 @@ struct Cluster {
     twin: Twin,
     clock: Arc<dyn Clock>,
     schedule: Schedule,
+    /// So many were begun.
+    processes: Cell<u64>,
 }
 
 impl Cluster {
     fn new(engine: Engine) -> Self {
         let (twin, schedule) = (Twin::reliable(engine), Schedule::default());
         let clock: Arc<dyn Clock> = Arc::new(VirtualClock::new(&schedule.time, &mut Chance::new(1)));
-        let mut cluster = Self { twin, clock, schedule };
+        let mut cluster = Self { twin, clock, schedule, processes: Cell::new(0) };
         let (twin, clock) = (cluster.twin.clone(), Arc::clone(&cluster.clock));
         let create = async move { create(&twin, &*clock, 7, &View::create("directed", 1, STREAMS)).await };
         cluster.run(create).unwrap();
@@ -109,22 +111,34 @@ impl Cluster {
         panic!("does not end");
     }
 
-    fn take(
-        &mut self,
-        ledger: Arc<dyn Ledger>,
-        name: &str,
-        directory: &Directory,
-    ) -> Result<Tenure, TakeError> {
-        let (clock, node) = (Arc::clone(&self.clock), Arc::new(Node::new(name, 1)));
-        let mut directory = directory.clone();
-        self.run(async move { take(&ledger, &clock, &node, 0, None, LEASE_WAIT, &mut directory).await })
+    /// A process at an engine, which is not run.
+    fn member(&self, ledger: Arc<dyn Ledger>, name: &str) -> Arc<Member> {
+        self.processes.set(self.processes.get() + 1);
+        let node = Node::new(name, self.processes.get());
+        Arc::new(Member::new(ledger, Arc::clone(&self.clock), node))
     }
 
-    /// Takes with an engine without faults, and runs the tenure.
+    fn take(&mut self, me: &Arc<Member>, directory: &Directory) -> Result<Tenure, TakeError> {
+        let (me, mut directory) = (Arc::clone(me), directory.clone());
+        self.run(async move { take(&me, 0, None, LEASE_WAIT, &mut directory).await })
+    }
+
+    /// Takes in a new process with an engine without faults.
+    fn take_anew(&mut self, name: &str, directory: &Directory) -> Result<Tenure, TakeError> {
+        let me = self.member(Arc::new(self.twin.clone()), name);
+        self.take(&me, directory)
+    }
+
+    /// Takes in a new process with an engine without faults, and runs it.
     fn serve(&mut self, name: &str, directory: &Directory) -> (Tenure, Vec<StreamWriter>) {
-        let tenure = self.take(Arc::new(self.twin.clone()), name, directory).unwrap();
-        let running = tenure.clone();
-        self.schedule.begin(|_| Box::pin(async move { running.run().await }));
+        let me = self.member(Arc::new(self.twin.clone()), name);
+        self.serve_in(&me, directory)
+    }
+
+    fn serve_in(&mut self, me: &Arc<Member>, directory: &Directory) -> (Tenure, Vec<StreamWriter>) {
+        let tenure = self.take(me, directory).unwrap();
+        let (running, me) = (tenure.clone(), Arc::clone(me));
+        self.schedule.begin(|_| Box::pin(async move { calls::both(running.run(), me.run()).await }));
         let writers = tenure.writers();
         (tenure, writers)
     }
@@ -152,16 +166,17 @@ fn append_while_a_read_is_under_way(weakening: Option<Weakening>) -> Option<Appe
     WEAKENING.set(weakening);
     let mut cluster = Cluster::new(Engine::Stored);
     let held = Arc::new(Held { twin: cluster.twin.clone(), are_free: watch::Sender::new(false) });
-    let tenure = cluster.take(held.clone(), "a", &Directory::new(STREAMS)).unwrap();
+    let me = cluster.member(held.clone(), "a");
+    let tenure = cluster.take(&me, &Directory::new(STREAMS)).unwrap();
     let mut writers = tenure.writers();
     let (mut second, mut first) = (writers.pop().unwrap(), writers.pop().unwrap());
-    let mut running = Box::pin(tenure.run());
+    let mut running = Box::pin(me.run());
     let mut context = std::task::Context::from_waker(Waker::noop());
     // A read begins, and sees `a`.
     let mut one = Box::pin(first.append(b"one 1\n"));
     assert!(one.as_mut().poll(&mut context).is_pending() && running.as_mut().poll(&mut context).is_pending());
     // `b` takes the home and reads all of it.
-    cluster.take(Arc::new(cluster.twin.clone()), "b", &Directory::new(STREAMS)).unwrap();
+    cluster.take_anew("b", &Directory::new(STREAMS)).unwrap();
     // Another record is stored, and its append waits for a read.
     let mut two = Box::pin(second.append(b"two 2\n"));
     assert!(two.as_mut().poll(&mut context).is_pending());
@@ -262,12 +277,9 @@ fn a_home_that_has_changed_hands_is_left_alone() {
     let mut cluster = Cluster::new(Engine::Stored);
     cluster.serve("a", &Directory::new(STREAMS));
     let take_from = |cluster: &mut Cluster, name: &'static str, from| {
-        let ledger: Arc<dyn Ledger> = Arc::new(cluster.twin.clone());
-        let (clock, node) = (Arc::clone(&cluster.clock), Arc::new(Node::new(name, 1)));
-        let mut directory = Directory::new(STREAMS);
-        cluster.run(async move {
-            take(&ledger, &clock, &node, 0, Some(from), Duration::ZERO, &mut directory).await.map(|_| ())
-        })
+        let (me, mut directory) =
+            (cluster.member(Arc::new(cluster.twin.clone()), name), Directory::new(STREAMS));
+        cluster.run(async move { take(&me, 0, Some(from), Duration::ZERO, &mut directory).await.map(|_| ()) })
     };
     assert_eq!(take_from(&mut cluster, "b", 1), Ok(()));
     let not_owner = ViewError::NotOwner { home: 0, epoch: 2, owner: "b".to_owned() };
@@ -295,7 +307,7 @@ fn a_call_is_made_again_when_all_its_attempts_are_dead() {
 #[test]
 fn an_append_that_is_dropped_ends_the_tenure() {
     let mut cluster = Cluster::new(Engine::Stored);
-    let tenure = cluster.take(Arc::new(cluster.twin.clone()), "a", &Directory::new(STREAMS)).unwrap();
+    let tenure = cluster.take_anew("a", &Directory::new(STREAMS)).unwrap();
     let mut writers = tenure.writers();
     let mut append = Box::pin(writers[0].append(b"one"));
     assert!(append.as_mut().poll(&mut std::task::Context::from_waker(Waker::noop())).is_pending());
@@ -351,7 +363,7 @@ fn a_takeover_stops_at_damage_and_goes_on_when_its_loss_is_accepted() {
         Some(row)
     });
     let ledger: Arc<dyn Ledger> = Arc::new(cluster.twin.clone());
-    let damaged = cluster.take(Arc::clone(&ledger), "b", &Directory::new(STREAMS)).map(|_| ()).unwrap_err();
+    let damaged = cluster.take_anew("b", &Directory::new(STREAMS)).map(|_| ()).unwrap_err();
     let damage = Damage::Misread(Misread::Damaged);
     assert_eq!(damaged, TakeError::Damaged(DamagedRecord { home: 0, stream: 0, epoch: 1, n: 3, damage }));
     assert_eq!(damaged.to_string(), "home 0, stream 0: record 3 of epoch 1 is damaged");
@@ -382,8 +394,7 @@ fn a_record_that_is_sealed_and_gone_stops_a_takeover() {
     }
     cluster.serve("b", &Directory::new(STREAMS));
     cluster.twin.damage(&mut |row| (row.n != 1).then(|| row.clone()));
-    let ledger: Arc<dyn Ledger> = Arc::new(cluster.twin.clone());
-    let missing = cluster.take(ledger, "c", &Directory::new(STREAMS)).map(|_| ()).unwrap_err();
+    let missing = cluster.take_anew("c", &Directory::new(STREAMS)).map(|_| ()).unwrap_err();
     assert_eq!(missing.to_string(), "home 0, stream 0: record 1 of epoch 1 is sealed and not there");
     // The directory that has it needs nothing of the ledger before it.
     cluster.serve("a", &directory);

@@ -15,7 +15,7 @@ mod schedule;
 use std::rc::Rc;
 
 use ledger::{
-    Cleaned, Ledger,
+    Cleaned, Ledger as _,
     twin::{Chance, Engine, Faults, Twin},
 };
 
@@ -294,17 +294,18 @@ fn caught(weakening: Weakening, seeds: u64) {
 /// The failure: the gateway cannot spawn what the protocol runs.
 #[test]
 fn futures_can_be_spawned() {
-    type Parts<'a> = (
-        &'a std::sync::Arc<dyn Ledger>,
-        &'a std::sync::Arc<dyn Clock>,
-        &'a std::sync::Arc<Node>,
-        &'a mut dyn HomeCopy,
-    );
-    fn of_take<'a>((ledger, clock, me, copy): Parts<'a>) -> impl Send + 'a {
-        take(ledger, clock, me, 0, None, LEASE_WAIT, copy)
+    fn of_take<'a>(me: &'a std::sync::Arc<Member>, copy: &'a mut dyn HomeCopy) -> impl Send + 'a {
+        take(me, 0, None, LEASE_WAIT, copy)
     }
-    fn of_step<'a>(follower: &'a mut Follower, (ledger, clock, _, copy): Parts<'a>) -> impl Send + 'a {
-        follower.step(&**ledger, &**clock, copy)
+    fn of_step<'a>(
+        follower: &'a mut Follower,
+        (me, view): (&'a Member, &'a View),
+        copy: &'a mut dyn HomeCopy,
+    ) -> impl Send + 'a {
+        follower.step(me, view, copy)
+    }
+    fn of_member(me: &Member) -> impl Send {
+        me.run()
     }
     fn of_tenure(tenure: &Tenure) -> impl Send {
         (tenure.run(), tenure.lost(), tenure.publish_start(0, 0, 0), tenure.release(Vec::new()))
@@ -312,5 +313,5 @@ fn futures_can_be_spawned() {
     fn of_writer(writer: &mut StreamWriter) -> impl Send {
         writer.append_cleaned(b"", Cleaned::default())
     }
-    let _ = (of_take, of_step, of_tenure, of_writer);
+    let _ = (of_take, of_step, of_member, of_tenure, of_writer);
 }

@@ -21,7 +21,8 @@ use super::{
     schedule::{Spawner, VirtualClock, pause},
 };
 use crate::{
-    Appended, Clock, Follower, LEASE_WAIT, Lease, Node, Pace, Sealed, StreamWriter, TakeError, View, take,
+    Appended, Clock, Follower, LEASE_WAIT, Lease, Member, Node, Pace, Sealed, StreamWriter, TakeError, View,
+    take,
     weakening::{WEAKENING, Weakening},
     writer::Probe,
 };
@@ -158,7 +159,9 @@ pub(super) async fn gateway(
     let clock: Arc<dyn Clock> = Arc::new(clock);
     let ledger: Arc<dyn Ledger> = Arc::new(truth.twin.clone());
     let incarnation = if is_weak(Weakening::SameIncarnation) { 1 } else { truth.chance.borrow_mut().draw() };
-    let node = Arc::new(Node::new(name, incarnation));
+    let me = Arc::new(Member::new(ledger, Arc::clone(&clock), Node::new(name, incarnation)));
+    let running = Arc::clone(&me);
+    spawner.spawn(async move { running.run().await });
 
     // A second process of a node, or a node without a disk, has an empty directory of its own.
     let is_free = truth.locked.borrow_mut().insert(name);
@@ -171,7 +174,8 @@ pub(super) async fn gateway(
     let mut follower = Follower::new(0);
     let steps = if truth.per_mille(400) { truth.below(6) } else { 0 };
     for _ in 0..steps {
-        match follower.step(&*ledger, &*clock, &mut directory).await {
+        let Ok(view) = me.view().await else { return };
+        match follower.step(&me, &view, &mut directory).await {
             Ok(followed) => truth.tally.borrow_mut().followed += followed.applied as usize,
             Err(error) => return truth.violated(format!("{name} follows: {error}")),
         }
@@ -179,7 +183,7 @@ pub(super) async fn gateway(
     }
 
     let had = (0..STREAMS).any(|stream| crate::HomeCopy::position(&directory, stream).is_some());
-    let tenure = match take(&ledger, &clock, &node, 0, None, LEASE_WAIT, &mut directory).await {
+    let tenure = match take(&me, 0, None, LEASE_WAIT, &mut directory).await {
         Ok(tenure) => tenure,
         Err(TakeError::View(_)) => return,
         Err(error) => return truth.violated(format!("{name} takes: {error}")),
