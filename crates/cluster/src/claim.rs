@@ -55,7 +55,7 @@ impl Claim {
     /// Looks at the home; returns how long to wait before serving, if it is to be taken now.
     pub fn decide(&mut self, me: &Member, takes_over: bool, look: &Look) -> Option<Duration> {
         let of = look.view.home(self.home).ok()?;
-        if look.begun < self.since {
+        if look.begun < self.since && !weakened!(OldLook) {
             // This process may be its owner still.
             return None;
         }
@@ -129,5 +129,140 @@ impl Claim {
             node.lives && takes && *node.name != *name
         });
         self.stands_back(look.at) && (look.watched < SETTLE || others.next().is_some())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use ledger::{
+        BoxFuture,
+        twin::{Engine, Twin},
+    };
+
+    use super::*;
+    use crate::{Clock, Incarnation, Node, NodeHomes, SeenNode, View};
+
+    struct NoClock;
+
+    impl Clock for NoClock {
+        fn now(&self) -> Duration {
+            Duration::ZERO
+        }
+
+        fn wall(&self) -> u64 {
+            0
+        }
+
+        fn sleep(&self, _: Duration) -> BoxFuture<'_, ()> {
+            Box::pin(std::future::pending())
+        }
+    }
+
+    /// Node `a`, incarnation 10.
+    fn member() -> Member {
+        Member::new(Arc::new(Twin::reliable(Engine::Owned)), Arc::new(NoClock), Node::new("a", 10))
+    }
+
+    /// A look at a second: nodes `a` and `b` live, and home 0 of so many is in epoch 3 and owned by an incarnation of a node.
+    fn look(second: u64, homes: u16, owner: Option<(&str, u64)>, lack: Option<Lack>) -> Look {
+        let mut view = View::create("c", homes, 1);
+        let incarnation =
+            |(node, incarnation): (&str, u64)| Incarnation { node: node.to_owned(), incarnation };
+        view.homes[0].owner = owner.map(incarnation);
+        view.homes[0].epoch = 3;
+        let mut lacks = vec![None; usize::from(homes)];
+        lacks[0] = lack;
+        for of in &mut view.homes[1..] {
+            of.owner = Some(incarnation(("a", 10)));
+        }
+        let node = |name: &str, incarnation| SeenNode {
+            name: name.into(),
+            incarnation,
+            homes: NodeHomes { takes_over: true, copies: vec![0], ..NodeHomes::default() },
+            lives: true,
+        };
+        let nodes = vec![node("a", 10), node("b", 20)];
+        let at = Duration::from_secs(second);
+        Look { begun: at, at, watched: at, view: Arc::new(view), nodes, orders: Vec::new(), lacks }
+    }
+
+    fn claim(former: Option<Former>) -> Claim {
+        Claim::new(0, former, Duration::ZERO, None)
+    }
+
+    const NOW: Option<Duration> = Some(Duration::ZERO);
+
+    /// The failure: a process that took the home and ended before it served is not waited for, while the owner before has its lease.
+    #[test]
+    fn the_wait_is_left_out_only_after_an_owner_that_has_served() {
+        let me = member();
+        let former = |served| Some(Former { incarnation: 9, served });
+        let ours = look(5, 1, Some(("a", 9)), None);
+        assert_eq!(claim(former(Some(3))).decide(&me, false, &ours), NOW);
+        assert_eq!(claim(former(Some(2))).decide(&me, false, &ours), Some(LEASE_WAIT));
+        assert_eq!(claim(former(None)).decide(&me, false, &ours), Some(LEASE_WAIT));
+        assert_eq!(claim(None).decide(&me, true, &ours), None, "a process that lives, for all that is known");
+        let own = look(5, 1, Some(("a", 10)), None);
+        assert_eq!(claim(None).decide(&me, true, &own), Some(LEASE_WAIT), "a takeover that failed");
+        me.begin(&me.node().owner(0, 3));
+        assert_eq!(claim(None).decide(&me, true, &own), NOW, "a tenure that ended");
+        for (lack, wait) in [
+            (Lack::Free, NOW),
+            (Lack::Silent, Some(LEASE_WAIT)),
+            (Lack::Ended { has_served: true }, NOW),
+            (Lack::Ended { has_served: false }, Some(LEASE_WAIT)),
+        ] {
+            let owner = (lack != Lack::Free).then_some(("b", 20));
+            let look = look(5, 1, owner, Some(lack));
+            assert_eq!(claim(None).decide(&me, true, &look), wait, "{lack:?}");
+            assert_eq!(claim(None).decide(&me, false, &look), None, "it takes nothing by itself");
+        }
+    }
+
+    /// The failures: everybody jumps at a home; nobody takes it, since the node that it is dealt to does not.
+    #[test]
+    fn a_home_is_left_to_the_node_it_is_dealt_to_for_a_while() {
+        let (me, mut claim) = (member(), claim(None));
+        let mut at = |second| claim.decide(&me, true, &look(second, 3, None, Some(Lack::Free)));
+        assert_eq!([at(1), at(2), at(3), at(4)], [None, None, None, NOW], "b has fewer");
+        let mut other = Claim::new(2, None, Duration::ZERO, None);
+        let mut look = look(1, 3, Some(("b", 20)), None);
+        Arc::make_mut(&mut look.view).homes[2].owner =
+            Some(Incarnation { node: "c".to_owned(), incarnation: 30 });
+        look.lacks[2] = Some(Lack::Silent);
+        assert_eq!(other.decide(&me, true, &look), None, "who else is there is not known yet");
+        look.watched = SETTLE;
+        assert_eq!(other.decide(&me, true, &look), Some(LEASE_WAIT));
+    }
+
+    /// The failures: an order is passed over; a home that was just handed over is taken back; a look of before shows the old owner.
+    #[test]
+    fn orders_and_courtesy_go_before_what_is_dealt() {
+        let me = member();
+        let ordered = |second, owner: Option<(&str, u64)>, to: &str, claim: &mut Claim| {
+            let lack = owner.is_none().then_some(Lack::Free);
+            let mut look = look(second, 1, owner, lack);
+            look.orders.push(Order { home: 0, epoch: 3, to: to.into() });
+            claim.decide(&me, true, &look)
+        };
+        let (mut to_us, mut away, b) = (claim(None), claim(None), Some(("b", 20)));
+        assert_eq!(ordered(1, b, "a", &mut to_us), None, "it is handed over first");
+        assert_eq!(ordered(6, b, "a", &mut to_us), None);
+        assert_eq!(ordered(7, b, "a", &mut to_us), Some(LEASE_WAIT));
+        assert_eq!(ordered(8, None, "a", &mut to_us), NOW);
+        assert_eq!(ordered(1, None, "b", &mut away), None);
+        assert_eq!(ordered(11, None, "b", &mut away), NOW, "b does not take it");
+
+        let at = Duration::from_secs(20);
+        let mut given_up = Claim::new(0, None, at, Some(at));
+        let free = |second| look(second, 1, None, Some(Lack::Free));
+        assert_eq!(given_up.decide(&me, true, &free(19)), None, "from before");
+        assert_eq!(given_up.decide(&me, true, &free(21)), None, "b goes first");
+        assert_eq!(given_up.decide(&me, true, &free(30)), NOW);
+        let mut alone = free(22);
+        alone.nodes.retain(|node| &*node.name == "a");
+        assert_eq!(given_up.decide(&me, true, &alone), NOW, "there is nobody else");
     }
 }

@@ -134,7 +134,8 @@ async fn begin_epoch(me: &Member, home: u16, from: Option<u64>) -> Result<(Owner
         let of = view.home(home)?;
         let expected = taken.or(from).unwrap_or(of.epoch);
         // A compare-and-set of this call or of an earlier one, unknown until now, has applied; `wait` is for the epoch before.
-        let is_mine = of.is_of(&me.node().owner(home, of.epoch)) && !me.has_served(home, of.epoch);
+        let has_served = me.has_served(home, of.epoch) && !weakened!(SameEpoch);
+        let is_mine = of.is_of(&me.node().owner(home, of.epoch)) && !has_served;
         if is_mine && (expected..=expected + 1).contains(&of.epoch) {
             return Ok(None);
         }

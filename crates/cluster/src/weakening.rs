@@ -46,6 +46,10 @@ pub(crate) enum Weakening {
     NoThen,
     /// Appends what depends on another stream's record after its step (2).
     ThenAtInsert,
+    /// Goes on in an epoch of its own in which it has served.
+    SameEpoch,
+    /// Decides by a look from before the end of its tenure.
+    OldLook,
 }
 
 #[cfg(test)]

@@ -9,6 +9,7 @@
 
 mod directed;
 mod directory;
+mod homes;
 mod process;
 mod schedule;
 

@@ -219,6 +219,11 @@ impl Schedule {
         self.tasks.retain(|task| self.processes.contains_key(&task.process));
     }
 
+    /// The time, on a clock that goes right.
+    pub(super) fn now(&self) -> Duration {
+        self.time.lock().now
+    }
+
     /// Lets time go on to what waits for it.
     pub(super) fn advance(&self) -> bool {
         self.time.lock().advance()
