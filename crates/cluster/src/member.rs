@@ -99,6 +99,12 @@ impl Member {
         self.repeats.load(SeqCst)
     }
 
+    /// Reads of the owners that have begun, those of beats among them.
+    #[cfg(test)]
+    pub(crate) fn reads(&self) -> u64 {
+        self.reads.load(SeqCst)
+    }
+
     /// A home is this process's. Returns the number of the first read of the owners that can tell its loss: one that began before may
     /// not show it yet.
     pub(crate) fn begin(&self, owner: &Owner) -> u64 {

@@ -85,11 +85,16 @@ struct Cluster {
 
 impl Cluster {
     fn new(engine: Engine) -> Self {
+        Self::with_homes(engine, 1)
+    }
+
+    fn with_homes(engine: Engine, homes: u16) -> Self {
         let (twin, schedule) = (Twin::reliable(engine), Schedule::default());
         let clock: Arc<dyn Clock> = Arc::new(VirtualClock::new(&schedule.time, &mut Chance::new(1)));
         let mut cluster = Self { twin, clock, schedule, processes: Cell::new(0) };
         let (twin, clock) = (cluster.twin.clone(), Arc::clone(&cluster.clock));
-        let create = async move { create(&twin, &*clock, 7, &View::create("directed", 1, STREAMS)).await };
+        let create =
+            async move { create(&twin, &*clock, 7, &View::create("directed", homes, STREAMS)).await };
         cluster.run(create).unwrap();
         cluster
     }
@@ -201,6 +206,45 @@ fn an_append_waits_for_a_read_that_begins_after_it() {
     assert_eq!(append_while_a_read_is_under_way(None), Some(Appended::Lost));
     let joined = append_while_a_read_is_under_way(Some(Weakening::JoinRead));
     assert!(matches!(joined, Some(Appended::Done(_))), "acknowledged, and {joined:?} is behind the seal");
+}
+
+/// The failure: each home of a node beats and reads the owners by itself.
+#[test]
+fn homes_of_a_node_share_beats_and_validating_reads() {
+    let mut cluster = Cluster::with_homes(Engine::Stored, 4);
+    let me = cluster.member(Arc::new(cluster.twin.clone()), "a");
+    let running = Arc::clone(&me);
+    cluster.schedule.begin(|_| Box::pin(async move { running.run().await }));
+    let mut writers = Vec::new();
+    let mut tenures = Vec::new();
+    for home in 0..4 {
+        let (me, mut directory) = (Arc::clone(&me), Directory::new(STREAMS));
+        let taken = async move { take(&me, home, None, LEASE_WAIT, &mut directory).await };
+        let tenure = cluster.run(taken).unwrap();
+        writers.push(tenure.writers().remove(0));
+        tenures.push(tenure);
+    }
+    let before = me.reads();
+    let appended = cluster.run(async move {
+        let mut appends: Vec<_> =
+            writers.iter_mut().map(|writer| Box::pin(writer.append(b"k 1\n"))).collect();
+        let mut appended = 0;
+        std::future::poll_fn(|context| {
+            appends.retain_mut(|append| {
+                let done = append.as_mut().poll(context);
+                appended += usize::from(matches!(done, std::task::Poll::Ready(Appended::Done(_))));
+                done.is_pending()
+            });
+            if appends.is_empty() { std::task::Poll::Ready(appended) } else { std::task::Poll::Pending }
+        })
+        .await
+    });
+    assert_eq!((appended, me.reads() - before), (4, 1));
+
+    let (before, clock) = (me.reads(), Arc::clone(&cluster.clock));
+    cluster.run(async move { clock.sleep(Duration::from_secs(20)).await });
+    assert!((19..=21).contains(&(me.reads() - before)), "{}", me.reads() - before);
+    assert!(tenures.iter().all(|tenure| tenure.lease().held(cluster.clock.now())));
 }
 
 #[test]
