@@ -3,8 +3,11 @@
 use std::{
     collections::BTreeMap,
     hash::{BuildHasher as _, RandomState},
+    io,
+    os::unix::process::CommandExt as _,
     pin::pin,
-    sync::Arc,
+    process::Command,
+    sync::{Arc, Weak},
     time::Duration,
 };
 
@@ -16,12 +19,12 @@ use cluster_node::{
 use config::Config;
 use disk::ShippedStore;
 use gateway_core::metrics::{MetricRow, figures};
-use store::{StoreError, Verify};
+use store::{DataDir, StoreError, Verify};
 use thiserror::Error;
 use tokio::{
     sync::{mpsc, watch},
     task::{JoinHandle, JoinSet},
-    time::{sleep, timeout},
+    time::{Instant, sleep, timeout},
 };
 use tracing::{error, info, warn};
 
@@ -33,6 +36,10 @@ const HAND_OVER: Duration = Duration::from_secs(5);
 
 /// Time between two questions for what the engine lacks, while it does not answer.
 const FINDINGS: Duration = Duration::from_secs(2);
+
+/// Time between two looks whether the directory of a home that has gone is free, and time after which the process begins anew.
+const HELD_LOOK: Duration = Duration::from_millis(10);
+const LONGEST_HELD: Duration = Duration::from_secs(3);
 
 /// Why a gateway of a cluster does not start.
 #[derive(Debug, Error)]
@@ -52,6 +59,9 @@ pub(crate) enum MemberError {
     /// The engine lacks what no promise can be kept without.
     #[error("cluster.ledger: {0}")]
     Lacks(String),
+    /// Something of a lost home cannot be got rid of, and the process cannot begin anew.
+    #[error("begin anew: {0}")]
+    BeginAnew(io::Error),
     /// A task has panicked.
     #[error("the cluster's task has ended")]
     Ended,
@@ -140,10 +150,22 @@ impl ClusterMember {
                                 home = number,
                                 "the home belongs to another gateway: its connections end, and this one stands by"
                             );
+                            let directory = Arc::downgrade(home.directory());
                             drop(home);
                             self.gateway.give_up_home(number).await;
+                            if !is_free(&directory).await {
+                                warn!(home = number, "something of the home is still here: the process begins anew");
+                                return Err(MemberError::BeginAnew(begin_anew()));
+                            }
                         }
-                        HomeEnd::Ordered => self.hand_over(home).await,
+                        HomeEnd::Ordered => {
+                            let directory = Arc::downgrade(home.directory());
+                            self.hand_over(home).await;
+                            if !is_free(&directory).await {
+                                warn!(home = number, "something of the home is still here: the process begins anew");
+                                return Err(MemberError::BeginAnew(begin_anew()));
+                            }
+                        }
                     }
                 }
             }
@@ -187,6 +209,26 @@ impl ClusterMember {
         if let Some(released) = released {
             released.end().await;
         }
+    }
+}
+
+/// Waits until nothing of a home is left in this process that holds its directory; false if something is, after a while.
+async fn is_free(directory: &Weak<DataDir>) -> bool {
+    let begun = Instant::now();
+    while directory.strong_count() > 0 {
+        if begun.elapsed() > LONGEST_HELD {
+            return false;
+        }
+        sleep(HELD_LOOK).await;
+    }
+    true
+}
+
+/// Begins anew with the same arguments: whatever is here ends, unanswered, as after a kill. Returns only if that cannot be, and why.
+fn begin_anew() -> io::Error {
+    match std::env::current_exe() {
+        Ok(program) => Command::new(program).args(std::env::args_os().skip(1)).exec(),
+        Err(error) => error,
     }
 }
 

@@ -198,6 +198,25 @@ impl Home {
         }
     }
 
+    /// Ends the writers of a home that is another gateway's: what waits for them may be in its ledger or not, and nobody hears of it.
+    pub(super) async fn give_up(&self) {
+        if let Some(groups) = self.groups.get() {
+            groups.give_up().await;
+        }
+        if let Some(registry) = self.registry.get() {
+            registry.give_up();
+        }
+        if let Some(stores) = &self.stores {
+            stores.give_up();
+        }
+        if let Some(records) = &self.records {
+            records.give_up();
+        }
+        if let Some(log) = &self.log {
+            log.log.give_up();
+        }
+    }
+
     /// Consumer groups, once they are restored.
     pub(super) fn groups(&self) -> Option<&ConsumerGroups> {
         self.groups.get().map(Arc::as_ref)

@@ -261,6 +261,10 @@ impl ServedHome {
         if timeout(LAST_CONNECTION, alone).await.is_err() {
             warn!("a connection of the home is still there, it ends later");
         }
+        self.home.give_up().await;
+        if let Some(latest) = &self.watch.latest {
+            latest.give_up();
+        }
         self.broker.release_sessions();
     }
 }

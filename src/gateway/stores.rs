@@ -92,6 +92,11 @@ impl OpenedStores {
         self.state.note_closed();
     }
 
+    /// See [`EmbeddedState::give_up`].
+    pub(super) fn give_up(&self) {
+        self.state.give_up();
+    }
+
     /// What `/metrics` shows of them.
     pub(super) fn figures(&self) -> [MetricRow; 3] {
         let queues = self.state.gauges();

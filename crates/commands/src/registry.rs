@@ -26,7 +26,7 @@ use parking_lot::Mutex;
 use store::{RecordChange, RecordKind, RecordStore, StoreError};
 use thiserror::Error;
 use tokio::{
-    sync::{Notify, broadcast, oneshot},
+    sync::{Notify, broadcast, oneshot, watch},
     task::AbortHandle,
 };
 
@@ -128,6 +128,8 @@ pub struct CommandRegistry {
     active: AtomicUsize,
     /// Something is to be done.
     pub(super) changed: Notify,
+    /// Nothing is followed any more.
+    pub(super) ended: watch::Sender<bool>,
 }
 
 fn key(number: u64) -> Bytes {
@@ -139,6 +141,11 @@ fn put(number: u64, record: &CommandRecord) -> RecordChange {
 }
 
 impl CommandRegistry {
+    /// Ends the registry of a home that is another gateway's: nothing is followed, and nothing written any more.
+    pub fn give_up(&self) {
+        self.ended.send_replace(true);
+    }
+
     /// Reads the commands that earlier processes left in `store`, whatever the limits are now. Blocks on the disk.
     pub fn open(
         options: CommandRegistryOptions,
@@ -176,6 +183,7 @@ impl CommandRegistry {
             store,
             active: AtomicUsize::new(active),
             changed: Notify::new(),
+            ended: watch::Sender::new(false),
         }))
     }
 

@@ -76,9 +76,12 @@ impl CommandService {
 
 /// Tells the registry how far an attempt comes, until nothing more is to be told.
 async fn follow(registry: Arc<CommandRegistry>, number: u64, attempt: u32, receipt: Arc<Receipt>) {
-    let mut seen = ReceiptState::default();
+    let (mut seen, mut ended) = (ReceiptState::default(), registry.ended.subscribe());
     loop {
-        seen = receipt.wait(|state| *state != seen).await;
+        seen = tokio::select! {
+            seen = receipt.wait(|state| *state != seen) => seen,
+            _ = ended.wait_for(|ended| *ended) => return,
+        };
         if registry.progress(number, attempt, &seen) {
             return;
         }

@@ -413,6 +413,11 @@ impl ConsumerGroups {
     /// acknowledged and not written come again.
     pub async fn stop(&self) {
         self.upkeep.write_places().await;
+        self.give_up().await;
+    }
+
+    /// Ends all groups of a home that is another gateway's, and writes nothing.
+    pub async fn give_up(&self) {
         for live in self.table.all() {
             live.end();
         }

@@ -104,6 +104,8 @@ struct Submitted<I> {
     /// Since when the inbox is not empty.
     since: Option<Instant>,
     closing: bool,
+    /// Of a home that is another gateway's nobody waits for anything any more.
+    given_up: bool,
 }
 
 impl<W: EnvironmentWriter> Committer<W> {
@@ -116,7 +118,7 @@ impl<W: EnvironmentWriter> Committer<W> {
         lazy: Lazy,
     ) -> Result<Self, StoreError> {
         let [inbox, spare] = inboxes;
-        let state = Submitted { inbox, urgent: false, since: None, closing: false };
+        let state = Submitted { inbox, urgent: false, since: None, closing: false, given_up: false };
         let shared = Arc::new(CommitterShared {
             state: Mutex::new(state),
             wake: Condvar::new(),
@@ -132,6 +134,7 @@ impl<W: EnvironmentWriter> Committer<W> {
             spare,
             pause: None,
             look: None,
+            given_up: false,
             name: name.to_owned(),
         };
         let thread = std::thread::Builder::new()
@@ -169,6 +172,13 @@ impl<W: EnvironmentWriter> Committer<W> {
         }
     }
 
+    /// Refuses what waits, and all that comes, once the home is lost: until then nobody is told anything, as what waits may be in the
+    /// ledger or not. Whoever could be told must be gone.
+    pub(super) fn give_up(&self) {
+        self.shared.state.lock().given_up = true;
+        self.shared.wake.notify_one();
+    }
+
     /// Returns whether a new operation should be submitted: commits succeed, or it is time to try again.
     pub(super) fn admits(&self) -> bool {
         match self.health() {
@@ -192,9 +202,10 @@ impl<W: EnvironmentWriter> Committer<W> {
 }
 
 impl<I> CommitterShared<I> {
-    fn wait_for_close(&self) {
+    /// Waits until nobody waits for anything any more.
+    fn wait_until_given_up(&self) {
         let mut state = self.state.lock();
-        while !state.closing {
+        while !state.closing && !state.given_up {
             self.wake.wait(&mut state);
         }
     }
@@ -224,6 +235,8 @@ struct CommitWriter<W: EnvironmentWriter> {
     pause: Option<(Duration, Instant)>,
     /// Time of the next look whether pages can be unmapped; `None` if nothing was committed since the last look.
     look: Option<Instant>,
+    /// The home is lost, and everything is refused.
+    given_up: bool,
     name: String,
 }
 
@@ -244,9 +257,10 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                 let added = self.work.adds();
                 // A full disk refuses what adds. What is left removes, and must not wait for the next that adds.
                 let written = self.commit();
-                if self.environment.is_lost() {
-                    // Nobody is told anything: what waits may be in the ledger or not. Who waits is gone before the store is.
-                    return self.shared.wait_for_close();
+                if self.environment.is_lost() && !self.given_up {
+                    self.shared.wait_until_given_up();
+                    self.given_up = true;
+                    self.work.failed();
                 }
                 if !written && added && self.environment.is_low() && self.work.plan(redo) {
                     self.commit();
@@ -314,10 +328,10 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                 self.work.committed();
                 true
             }
-            Err(_) if self.environment.is_lost() => false,
+            Err(_) if self.environment.is_lost() && !self.given_up => false,
             Err(error) => {
                 count(|c| c.store_commit_errors.add(1));
-                if !self.shared.failing.swap(true, Relaxed) {
+                if !self.shared.failing.swap(true, Relaxed) && !self.given_up {
                     gateway_core::error_limited!(store = self.name, %error, "store cannot write, it keeps trying");
                 }
                 let pause = self.pause.map_or(FIRST_PAUSE, |(pause, _)| (pause * 2).min(LONGEST_PAUSE));

@@ -91,6 +91,14 @@ pub(crate) fn go_on_after_others(cx: &mut Context<'_>) {
     debug_assert!(polled.is_pending(), "it would not be woken");
 }
 
+/// Lets go of receivers of homes that have gone.
+pub(crate) fn trim_turn() {
+    if let Some(mut local) = LOCAL.take() {
+        local.work.turn.trim();
+        local.put_back();
+    }
+}
+
 /// Flushes what this thread's turn collected.
 pub(crate) fn flush_turn() {
     if let Some(mut local) = LOCAL.take() {

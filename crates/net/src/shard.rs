@@ -20,7 +20,7 @@ use super::{
         serving::{Serving, ShardLoad},
     },
     connection::started,
-    local::flush_turn,
+    local::{flush_turn, trim_turn},
     timers::{self, TimerRuntime},
     wheel,
 };
@@ -148,6 +148,7 @@ async fn run(
                 if ticks.is_multiple_of(wheel::PER_SECOND) {
                     started::tick(shared.limits.packet_timeout.secs());
                     trim_buffers();
+                    trim_turn();
                 }
             }
         }

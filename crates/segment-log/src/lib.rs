@@ -85,6 +85,12 @@ pub struct EmbeddedLog {
 }
 
 impl EmbeddedLog {
+    /// The home is another gateway's, and whoever could be told of an answer is gone: what waits is refused, and so is all that comes.
+    pub fn give_up(&self) {
+        self.shared.inbox.lock().given_up = true;
+        self.shared.wake.notify_one();
+    }
+
     /// Opens the log in the folder `log` of the data directory. Blocks on the disk.
     ///
     /// # Errors

@@ -129,6 +129,8 @@ pub(super) struct LogInbox {
     /// Since when there are some.
     pub(super) since: Option<Instant>,
     pub(super) closing: bool,
+    /// Of a home that is another gateway's nobody waits for anything any more.
+    pub(super) given_up: bool,
 }
 
 pub(super) struct SubmittedRecord {

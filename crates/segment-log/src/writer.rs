@@ -119,8 +119,8 @@ impl LogWriter {
                 }
                 self.commit(&chunk);
                 if self.lost {
-                    // Nobody is told anything: what waits may be in the ledger or not. Who waits is gone before the log is.
-                    return self.wait_for_close();
+                    // Nobody is told anything before: what waits may be in the ledger or not.
+                    self.wait_until_given_up();
                 }
                 self.shared.ended.fetch_add(chunk.len() as u64, Release);
                 for written in &chunk {
@@ -137,9 +137,9 @@ impl LogWriter {
         }
     }
 
-    fn wait_for_close(&self) {
+    fn wait_until_given_up(&self) {
         let mut inbox = self.shared.inbox.lock();
-        while !inbox.closing {
+        while !inbox.closing && !inbox.given_up {
             self.shared.wake.wait(&mut inbox);
         }
     }
@@ -185,7 +185,10 @@ impl LogWriter {
                     tracing::info!("the log takes messages again");
                 }
             }
-            Err(WriteFailure::Lost) => self.lost = true,
+            Err(WriteFailure::Lost) => {
+                self.records.clear();
+                self.lost = true;
+            }
             Err(WriteFailure::Write(error) | WriteFailure::Sync(error)) => {
                 self.records.clear();
                 count(|c| {

@@ -48,6 +48,13 @@ impl SessionCleanup {
         self.steps.push_back(CleanupStep::Publish(Arc::clone(session), will, slot));
     }
 
+    /// Adds the wills that waited for a lease.
+    pub(crate) fn publish_held(&mut self) {
+        let held = std::mem::take(&mut *self.broker.inner.held_wills.lock());
+        let publish = |(session, will, slot)| CleanupStep::Publish(session, will, slot);
+        self.steps.extend(held.into_iter().map(publish));
+    }
+
     /// Adds the rest of a session's end, which needs no locks of the session: subscriptions, shared messages, slot,
     /// will. `commit` gets a part that is done when nothing of it is left on disk.
     pub(crate) fn clear(&mut self, ended: EndedSession, reason: &'static str, commit: Option<&Arc<Commit>>) {
@@ -134,6 +141,11 @@ impl SessionCleanup {
             }
             CleanupStep::Clear(clearing) => self.clear_some(clearing, turn),
             CleanupStep::Publish(session, will, slot) => {
+                // A gateway whose home may be another's publishes none: that one does. It stays in the session's record.
+                if !self.broker.inner.lease.is_open() {
+                    self.broker.inner.held_wills.lock().push((session, will, slot));
+                    return None;
+                }
                 let spread = self.publish_will(&session, &will, slot, turn)?;
                 Some(CleanupStep::HandOut(session, spread))
             }

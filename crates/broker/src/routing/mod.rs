@@ -16,7 +16,7 @@ mod turn;
 pub(crate) use self::{
     admission::{admit_to_store, refusal},
     delivery::{Deliverer, SpreadProgress, deliver_direct},
-    index::{Index, MatchCache, MatchList},
+    index::{Index, MatchCaches, MatchList},
     redelivery::Redelivery,
     subscribe::SubscriptionRules,
 };

@@ -7,7 +7,7 @@ use std::{
 
 use gateway_core::Effort;
 
-use super::MatchCache;
+use super::MatchCaches;
 use crate::Target;
 
 /// Everything that a thread collects between two waits.
@@ -15,13 +15,18 @@ use crate::Target;
 pub struct Turn {
     /// Targets with bytes to flush.
     pub dirty: Vec<Arc<dyn Target>>,
-    /// This thread's match cache.
-    pub(crate) matches: MatchCache,
+    /// This thread's match caches.
+    pub(crate) matches: MatchCaches,
     /// Effort that the running task may still make before it yields. Renewed at the beginning of each poll.
     pub effort: Effort,
 }
 
 impl Turn {
+    /// Lets go of receivers of brokers that have ended. Worth calling now and then on a thread that keeps its turn.
+    pub fn trim(&mut self) {
+        self.matches.trim();
+    }
+
     /// Flushes the targets that joined the list since it had `from` of them, so that a message need not wait for the
     /// rest of the turn. They stay on the list, and what further deliveries leave goes out at the turn's end: a turn
     /// writes to a target at most twice.

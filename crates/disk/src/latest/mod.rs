@@ -130,6 +130,11 @@ impl EmbeddedLatest {
         self.environment.note_closed();
     }
 
+    /// As [`EmbeddedState::give_up`](crate::EmbeddedState::give_up).
+    pub fn give_up(&self) {
+        self.committer.give_up();
+    }
+
     /// Transactions so far.
     #[cfg(any(test, feature = "test-util"))]
     pub fn commits(&self) -> usize {

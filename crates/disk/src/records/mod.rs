@@ -153,6 +153,11 @@ impl EmbeddedRecords {
     pub fn note_closed(&self) {
         self.environment.note_closed();
     }
+
+    /// The home is another gateway's, and whoever could be told of an answer is gone: what waits is refused, and so is all that comes.
+    pub fn give_up(&self) {
+        self.committer.give_up();
+    }
 }
 
 impl RecordStore for EmbeddedRecords {

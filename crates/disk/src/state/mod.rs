@@ -182,6 +182,11 @@ impl EmbeddedState {
         self.environment.note_closed();
     }
 
+    /// The home is another gateway's, and whoever could be told of an answer is gone: what waits is refused, and so is all that comes.
+    pub fn give_up(&self) {
+        self.committer.give_up();
+    }
+
     /// For the start, before [`StateStore::summaries`]: moves QoS 1 entries of shared groups' members to the end of the
     /// group's queue, in the order of their messages, and returns how many. Their connections have ended
     /// [MQTT-4.8.2-5]. Blocks on the disk.

@@ -4,7 +4,10 @@
 //! generation of the index has moved on. It may hold a receiver that has ended, which must treat further deliveries as
 //! dropped.
 
-use std::sync::{Arc, atomic::Ordering};
+use std::sync::{
+    Arc,
+    atomic::{AtomicBool, Ordering},
+};
 
 use gateway_core::{Effort, QoS};
 use hashbrown::HashTable;
@@ -30,10 +33,60 @@ const MAX_TOPIC_BYTES: usize = 1024;
 /// After this many receivers have ended, the cache starts over to release them.
 const MAX_ENDED: u64 = 256;
 
-/// Per-thread cache of topic -> targets, validated by the index's generations.
+/// Most indexes that a thread remembers topics of: a process has one for each of its homes.
+const MAX_INDEXES: usize = 16;
+
+/// A thread's caches, one for each index.
 #[derive(Default)]
-pub(crate) struct MatchCache {
+pub(crate) struct MatchCaches {
+    all: Vec<MatchCache>,
+    /// Place of the one that was used last.
+    last: usize,
+}
+
+impl MatchCaches {
+    /// The receivers of `topic` now. See [`MatchCache::find`].
+    pub(crate) fn find(
+        &mut self,
+        index: &Index,
+        slots: &Slots,
+        topic: &str,
+        effort: &mut Effort,
+    ) -> &Arc<MatchList> {
+        if self.all.get(self.last).is_none_or(|cache| cache.index != index.id) {
+            self.last = self.place_of(index);
+        }
+        self.all[self.last].find(index, slots, topic, effort)
+    }
+
+    fn place_of(&mut self, index: &Index) -> usize {
+        if let Some(place) = self.all.iter().position(|cache| cache.index == index.id) {
+            return place;
+        }
+        if self.all.len() >= MAX_INDEXES {
+            self.all.clear();
+        }
+        let gone = Arc::clone(&index.gone);
+        self.all.push(MatchCache { index: index.id, gone, ..MatchCache::default() });
+        self.all.len() - 1
+    }
+
+    #[cfg(test)]
+    pub(super) fn len(&self) -> usize {
+        self.all.iter().map(|cache| cache.topics.len()).sum()
+    }
+
+    /// Forgets indexes that nothing is routed by any more.
+    pub(crate) fn trim(&mut self) {
+        self.all.retain(|cache| !cache.gone.load(Ordering::Relaxed));
+    }
+}
+
+/// Cache of topic -> targets, validated by the index's generations.
+#[derive(Default)]
+struct MatchCache {
     index: u64,
+    gone: Arc<AtomicBool>,
     ended: u64,
     places: HashTable<u32>,
     topics: Vec<Cached>,
@@ -135,17 +188,7 @@ impl MatchList {
 impl MatchCache {
     /// The receivers of `topic` now. A lookup that was not remembered costs effort by the tables, nodes and subscribers
     /// it visited.
-    pub(crate) fn find(
-        &mut self,
-        index: &Index,
-        slots: &Slots,
-        topic: &str,
-        effort: &mut Effort,
-    ) -> &Arc<MatchList> {
-        if self.index != index.id {
-            self.clear();
-            self.index = index.id;
-        }
+    fn find(&mut self, index: &Index, slots: &Slots, topic: &str, effort: &mut Effort) -> &Arc<MatchList> {
         let hash = index.hasher.hash_one(topic);
         // Read before resolving: a change in between makes the list stale at once, never wrongly fresh.
         let global = index.generations.global.load(Ordering::Acquire);
@@ -195,18 +238,12 @@ impl MatchCache {
         start_over || !full
     }
 
-    /// Forgets everything, and with it references to receivers. Worth calling on a thread that goes idle.
-    pub(crate) fn clear(&mut self) {
+    fn clear(&mut self) {
         self.places.clear();
         self.topics.clear();
         self.targets = 0;
         self.misses = 0;
         self.spare = Arc::default();
-    }
-
-    #[cfg(test)]
-    pub(super) fn len(&self) -> usize {
-        self.topics.len()
     }
 }
 

@@ -17,7 +17,7 @@ mod wildcard;
 
 use std::sync::{
     Arc,
-    atomic::{AtomicU32, AtomicU64, Ordering},
+    atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering},
 };
 
 use ahash::RandomState;
@@ -31,7 +31,7 @@ use crate::{
     subscriber::{GROUP, Options, Subscriber},
 };
 
-pub(crate) use cache::MatchCache;
+pub(crate) use cache::MatchCaches;
 pub(crate) use cache::{MatchList, Matched};
 use exact::FilterTable;
 use wildcard::Wildcards;
@@ -61,6 +61,8 @@ pub(crate) struct Index {
     hasher: RandomState,
     generations: Generations,
     tables: RwLock<IndexTables>,
+    /// Nothing is routed by it any more.
+    gone: Arc<AtomicBool>,
 }
 
 struct IndexTables {
@@ -98,7 +100,13 @@ impl Index {
                 groups: SharedGroups::default(),
                 subscriptions: 0,
             }),
+            gone: Arc::default(),
         }
+    }
+
+    /// Nothing is routed by it any more: threads forget what they remember of it.
+    pub(crate) fn end(&self) {
+        self.gone.store(true, Ordering::Relaxed);
     }
 
     /// Adds or replaces the subscription of `entry.slot` to a valid filter. `None` if it would be new and `may_add` is

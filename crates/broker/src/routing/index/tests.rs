@@ -64,7 +64,7 @@ fn entry(slot: u32, id: u32) -> Subscriber {
 }
 
 /// Leaves no room for another topic.
-fn fill(cache: &mut MatchCache, index: &Index, slots: &Slots) {
+fn fill(cache: &mut MatchCaches, index: &Index, slots: &Slots) {
     for number in 0..4096 {
         cache.find(index, slots, &format!("filled/{number}"), &mut Effort::default());
     }
@@ -79,7 +79,7 @@ fn agrees_with_the_rule(seed: u64, depth: usize, steps: usize, max_subscriptions
         let slot = slots.reserve();
         slots.set(slot, Arc::new(Nobody));
     }
-    let mut cache = MatchCache::default();
+    let mut cache = MatchCaches::default();
     if seed % 2 == 1 {
         fill(&mut cache, &index, &slots);
     }
@@ -152,7 +152,7 @@ fn filters_with_very_many_levels_match() {
     let plus = ["+"; 100].join("/");
     let below = format!("{}/#", ["a"; 64].join("/"));
     let deep = format!("{}/#", ["a"; 99].join("/"));
-    let mut cache = MatchCache::default();
+    let mut cache = MatchCaches::default();
     for filter in [plus.as_str(), &below, &deep, "a/#", "#"] {
         index.subscribe(filter, entry(slot, 0), true);
         assert_eq!(cache.find(&index, &slots, &topic, &mut Effort::default()).targets.len(), 1, "{filter}");
@@ -167,9 +167,9 @@ fn a_change_makes_only_concerned_cache_entries_stale() {
     let slots = Slots::default();
     let slot = slots.reserve();
     slots.set(slot, Arc::new(Nobody));
-    let mut cache = MatchCache::default();
+    let mut cache = MatchCaches::default();
     let global = || index.generations.global.load(Ordering::Relaxed);
-    let targets = |cache: &mut MatchCache, topic| {
+    let targets = |cache: &mut MatchCaches, topic| {
         cache.find(&index, &slots, topic, &mut Effort::default()).targets.len()
     };
     assert_eq!(targets(&mut cache, "a"), 0);
@@ -190,7 +190,7 @@ fn a_change_makes_only_concerned_cache_entries_stale() {
 fn a_full_cache_is_bounded_keeps_what_it_has_and_starts_over_in_the_end() {
     let index = Index::new(RandomState::new());
     let slots = Slots::default();
-    let mut cache = MatchCache::default();
+    let mut cache = MatchCaches::default();
     let long = "x".repeat(2000);
     cache.find(&index, &slots, &long, &mut Effort::default());
     assert_eq!(cache.len(), 0);
@@ -214,7 +214,7 @@ fn a_full_cache_is_bounded_keeps_what_it_has_and_starts_over_in_the_end() {
 fn the_cache_lets_go_of_ended_receivers() {
     let index = Index::new(RandomState::new());
     let slots = Slots::default();
-    let mut cache = MatchCache::default();
+    let mut cache = MatchCaches::default();
     let target = Arc::new(Nobody);
     for number in 0..400 {
         let slot = slots.reserve();
