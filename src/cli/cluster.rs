@@ -63,9 +63,10 @@ fn make(config: &Config, engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Erro
     let drawn = || RandomState::new().hash_one(std::process::id());
     let cluster = u128::from(drawn()) << 64 | u128::from(drawn());
     let (ledger, name) = (Arc::clone(&engine.ledger), config.cluster.name.clone());
+    let homes = config.cluster.homes;
     let is_import = directory.is_some();
     let keeps_latest = config.latest_in_ledger();
-    let made = async move { create(ledger, (&name, 1), cluster, drawn(), directory, keeps_latest).await };
+    let made = async move { create(ledger, (&name, homes), cluster, drawn(), directory, keeps_latest).await };
     let made = engine.handle().block_on(engine.handle().spawn(made))?;
     let bytes = made?;
     let mut out = stdout();

@@ -175,7 +175,7 @@ impl ClusterGateway {
             self.closing = watch::Sender::new(false);
             self.doors.accept(devices, &self.closing.subscribe());
         }
-        let (shared, api) = (Arc::clone(&home.shared), api.local());
+        let (shared, api) = (Arc::clone(&home.shared), api.without_listener());
         let (gone, is_gone) = watch::channel(false);
         let (rows, ready) = (home.rows(), home.ready());
         self.homes.set(number, Some(HomeHere { shared, api, rows, ready, gone: is_gone }));

@@ -16,6 +16,9 @@ const CASSANDRA_PORT: u16 = 9042;
 /// Longest name of a cluster or node.
 const MAX_NAME: usize = 64;
 
+/// Most homes of a cluster: each has threads and files of its own.
+const MAX_HOMES: u16 = 12;
+
 /// Form of `cluster.ledger`.
 const LEDGER_FORM: &str = "write postgres://USER@HOST[:PORT][,HOST...]/DATABASE or cassandra://[USER@]HOST[:PORT][,HOST...]/KEYSPACE";
 
@@ -37,7 +40,8 @@ pub struct ClusterSettings {
     pub password_file: Option<PathBuf>,
     /// Datacenter of Cassandra whose nodes are asked; empty asks all.
     pub datacenter: String,
-    /// Homes of the cluster. This version has one: one gateway serves, the others stand by.
+    /// Homes of the cluster, from 1 to 12, fixed when it is created. With one, a gateway serves and the others stand by; with more, the
+    /// devices are spread over gateways that all serve, which needs `cluster.links`, `non_broker` and no consumer groups in this version.
     pub homes: u16,
     /// Take over when the gateway that serves is gone; without it only by command.
     pub standby: bool,
@@ -233,14 +237,7 @@ impl Config {
         if let Err(problem) = &parsed {
             check.fail("cluster.ledger", format!("\"{}\"", cluster.ledger), *problem, LEDGER_FORM);
         }
-        if cluster.homes != 1 {
-            check.fail(
-                "cluster.homes",
-                cluster.homes,
-                "this version has one home in a cluster",
-                "remove it, or write 1",
-            );
-        }
+        self.check_homes(check);
         if !self.store.enabled {
             check.fail(
                 "cluster.name",
@@ -271,6 +268,41 @@ impl Config {
             check.fail("cluster.tls.cert", "...", "certificate and key belong together", "set both or none");
         }
         self.check_links(check);
+    }
+
+    fn check_homes(&self, check: &mut Check) {
+        let homes = self.cluster.homes;
+        if homes == 1 {
+            return;
+        }
+        let mut fail = |problem: &str, fix: &str| check.fail("cluster.homes", homes, problem, fix);
+        if homes == 0 || homes > MAX_HOMES {
+            fail("not a number of homes", "write a number from 1 to 12");
+        }
+        if !self.cluster.links.is_on() {
+            fail(
+                "devices and calls come to gateways that do not have their home",
+                "set cluster.links, or write 1",
+            );
+        }
+        if !self.non_broker {
+            fail(
+                "messages between devices of different homes are not routed in this version",
+                "set non_broker = true, or write 1",
+            );
+        }
+        if self.groups.enabled {
+            fail(
+                "consumer groups would get messages of the first home alone in this version",
+                "set groups.enabled = false, or write 1",
+            );
+        }
+        if !self.bridges.is_empty() {
+            fail(
+                "bridges would get messages of the first home alone in this version",
+                "remove [[bridges]], or write 1",
+            );
+        }
     }
 
     fn check_links(&self, check: &mut Check) {
