@@ -126,18 +126,24 @@ fn write_lacks(findings: Result<Vec<Finding>, Unknown>, out: &mut impl Write) ->
 
 fn show(engine: &LedgerEngine) -> Result<ExitCode, Box<dyn Error>> {
     let ledger = Arc::clone(&engine.ledger);
-    let ClusterStatus { owner, epoch, chain, nodes, streams, .. } =
+    let ClusterStatus { owner, owners, epoch, chain, nodes, streams } =
         engine.handle().block_on(async move { status(&ledger, 0).await })?;
     let mut out = stdout();
     let serves = if owner.is_empty() { "nobody" } else { &owner };
     writeln!(out, "{serves} serves, in epoch {epoch}; {} earlier epochs are needed still", chain.len())?;
+    if owners.len() > 1 {
+        writeln!(out, "that is home 0 of {}", owners.len())?;
+    }
     for node in nodes {
-        let does = match () {
-            () if node.name == owner => "serves",
-            () if node.is_warm => "stands by, warm",
-            () => "stands by, its copy is being made",
+        let served: Vec<_> = (0..owners.len()).filter(|home| owners[*home] == node.name).collect();
+        let copies = if node.is_warm { "warm" } else { "copying" };
+        let does = match (owners.len(), node.name == owner) {
+            (0 | 1, true) => "serves".to_owned(),
+            (0 | 1, false) if node.is_warm => "stands by, warm".to_owned(),
+            (0 | 1, false) => "stands by, its copy is being made".to_owned(),
+            _ => format!("serves {served:?}, {copies}"),
         };
-        let does = if node.beaten.is_some() { does } else { "gives no sign of life" };
+        let does = if node.beaten.is_some() { &does } else { "gives no sign of life" };
         let beaten =
             node.beaten.map_or_else(|| "-".to_owned(), |age| format!("{:.1} s ago", age.as_secs_f64()));
         writeln!(out, "{:<20} {does:<34} {beaten:<12} {}", node.name, node.address)?;

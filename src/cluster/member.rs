@@ -151,6 +151,10 @@ impl ClusterMember {
                                 "the home belongs to another gateway: its connections end, and this one stands by"
                             );
                             let directory = Arc::downgrade(home.directory());
+                            if self.places.borrow().len() == 1 {
+                                // Nothing else is here: the shortest way for clients to learn of it.
+                                return Err(MemberError::BeginAnew(begin_anew()));
+                            }
                             drop(home);
                             self.gateway.give_up_home(number).await;
                             if !is_free(&directory).await {

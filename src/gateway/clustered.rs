@@ -156,7 +156,7 @@ impl ClusterGateway {
         })
     }
 
-    /// Opens a home, and serves it from now on. With `None` the home is in the data directory of the configuration, and has no ledger.
+    /// Opens a home, and serves it from now on. With `None` the home is in the data directory of the configuration, below `homes` if there are several, and has no ledger.
     ///
     /// # Errors
     /// See [`StartError`].
@@ -321,6 +321,9 @@ fn home_config(config: &Config, number: u16, count: u16) -> Config {
     config.limits.memory_budget = ByteSize((budget - budget / OF_DOORS) / usize::from(count.max(1)));
     if number > 0 {
         config.bridges.clear();
+    }
+    if count > 1 {
+        config.data_dir = config.data_dir.join("homes").join(number.to_string());
     }
     config
 }

@@ -1,6 +1,7 @@
 //! A gateway that stands by, and takes devices and calls for the one that serves: both in this process, with a link over loopback.
 
 use std::{
+    collections::BTreeSet,
     fs,
     future::{Future, ready},
     io::{Read as _, Write as _},
@@ -83,6 +84,11 @@ struct Through {
 
 impl Through {
     async fn new() -> Self {
+        Self::of_homes(&["a"], |_| {}).await
+    }
+
+    /// Gateways `a` and `b`, and the one of them that serves each home.
+    async fn of_homes(nodes: &[&str], change: impl Fn(&mut Config)) -> Self {
         let folder = tempfile::tempdir().unwrap();
         gateway_certificates(folder.path(), &["a", "b"]);
         let tokens = folder.path().join("tokens");
@@ -139,15 +145,16 @@ impl Through {
             config.authorization.rules = Some(rules.clone());
             config.tls.open_key_files = true;
             config.cluster.links = settings(folder.path(), name, at(first + 2));
+            change(&mut config);
             config
         };
-        let place = |node: &str| HomePlace {
-            node: node.to_owned(),
+        let place = |node: &&str| HomePlace {
+            node: (*node).to_owned(),
             address: "elsewhere:1".to_owned(),
-            link: at(2).to_string(),
+            link: at(if *node == "a" { 2 } else { 9 }).to_string(),
         };
         let gateway = |name: &str, first: u16| {
-            let (places, known) = watch::channel(vec![place("a")]);
+            let (places, known) = watch::channel(nodes.iter().map(place).collect());
             let parts = ClusterParts {
                 node: name.to_owned(),
                 places: known,
@@ -157,8 +164,11 @@ impl Through {
             (ClusterGateway::start(config(name, first), parts).unwrap(), places)
         };
         let (mut serving, _) = gateway("a", 0);
-        serving.open_home(0, None).await.unwrap();
-        let (standby, places) = gateway("b", 7);
+        let (mut standby, places) = gateway("b", 7);
+        for (home, node) in (0..).zip(nodes) {
+            let gateway = if *node == "a" { &mut serving } else { &mut standby };
+            gateway.open_home(home, None).await.unwrap();
+        }
         let channel = Channel::from_shared(format!("http://{}", at(7))).unwrap().connect().await.unwrap();
         Self {
             serving,
@@ -331,6 +341,83 @@ async fn a_relay_ends_with_either_side() {
     assert_eq!(watcher.next(), Got::Publish("open/will".to_owned(), b"stays".to_vec()));
     let ended = async { while let Ok(Some(_)) = stream.message().await {} };
     soon("the end of the stream", ended).await;
+}
+
+/// The failures: a device's home is not the same at every gateway; a backend sees the devices of some homes only, or reaches only those.
+#[tokio::test(flavor = "multi_thread")]
+async fn homes_at_two_gateways_are_one_gateway() {
+    const DEVICES: usize = 12;
+    let nodes = ["a", "b", "a", "b"];
+    let through = Through::of_homes(&nodes, |config| {
+        config.non_broker = true;
+        config.groups.enabled = false;
+        config.authorization.rules = None;
+    })
+    .await;
+    let near = Channel::from_shared(format!("http://127.0.0.1:{}", through.near - 3)).unwrap();
+    let near = through.as_caller(&near.connect().await.unwrap(), &through.admin);
+    let callers = [near, through.admin()];
+    let subscribe =
+        v1::SubscribeRequest { topic_filters: vec!["devices/#".to_owned()], ..Default::default() };
+    let mut streams = Vec::new();
+    for caller in &callers {
+        let opened = SubscriberClient::new(caller.clone()).subscribe(subscribe.clone()).await;
+        streams.push(opened.unwrap().into_inner());
+    }
+    let id = |number: usize| format!("d{number}");
+    let mut devices: Vec<_> = (0..DEVICES)
+        .map(|number| {
+            let port = [through.near, through.mqtt][number % 2];
+            let mut device = Client::connect(port, Protocol::V5, &id(number));
+            let filter = format!("devices/{}/#", id(number));
+            assert_eq!(device.subscribe_with(&filter, QoS::AtLeastOnce, None), 1);
+            device.publish_acked(&format!("devices/{}/up", id(number)), b"up", false);
+            device
+        })
+        .collect();
+    let served = [&through.serving, through.standby.as_ref().unwrap()].map(|gateway| {
+        gateway.serves().into_iter().map(|home| gateway.broker(home).unwrap().gauges().online)
+    });
+    let online: Vec<usize> = served.into_iter().flatten().collect();
+    assert_eq!(online.len(), nodes.len());
+    assert_eq!(online.iter().sum::<usize>(), DEVICES);
+    assert!(online.iter().all(|online| *online > 0), "some homes have none: {online:?}");
+    for stream in &mut streams {
+        let mut seen = BTreeSet::new();
+        while seen.len() < DEVICES {
+            for item in soon("a message", stream.message()).await.unwrap().unwrap().items {
+                if let Some(v1::subscribe_item::Item::Message(message)) = item.item {
+                    assert!(seen.insert(message.device_id.clone()), "{} comes twice", message.device_id);
+                }
+            }
+        }
+    }
+    for caller in callers {
+        let mut publisher = PublisherClient::new(caller.clone());
+        for (number, device) in devices.iter_mut().enumerate() {
+            let topic = format!("devices/{}/do", id(number));
+            let request = v1::PublishRequest { device_id: Some(id(number)), ..to(&topic, "do") };
+            publisher.publish(request).await.unwrap();
+            assert_eq!(device.next(), Got::Publish(topic, b"do".to_vec()));
+        }
+        let list = v1::ListDevicesRequest { page_size: 5, ..Default::default() };
+        let (mut listed, mut token) = (BTreeSet::new(), String::new());
+        loop {
+            let request = v1::ListDevicesRequest { page_token: token, ..list.clone() };
+            let page = DevicesClient::new(caller.clone()).list_devices(request).await.unwrap().into_inner();
+            listed.extend(page.devices.into_iter().map(|device| device.device_id));
+            token = page.next_page_token;
+            if token.is_empty() {
+                break;
+            }
+        }
+        assert_eq!(listed, (0..DEVICES).map(id).collect());
+    }
+    // One session for each client id, wherever its client comes.
+    let mut taker = Client::open(through.near, Protocol::V5);
+    taker.send(&Packet::Connect(Box::new(hello(Protocol::V5, "d1"))));
+    assert_eq!(taker.next(), Got::ConnAck(0));
+    assert_eq!((devices[1].next(), devices[1].next()), (Got::Disconnect(0x8E), Got::Closed));
 }
 
 /// The failures: something of a home outlives it, so that this process cannot have it again; a will is published, or a session ended,

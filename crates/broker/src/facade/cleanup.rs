@@ -6,7 +6,7 @@ use std::{collections::VecDeque, sync::Arc};
 
 use gateway_core::{Commit, Effort, Timestamp};
 
-use super::{Broker, Routing, Spread, parts::HeldWill};
+use super::{Broker, Routing, Spread};
 use crate::{EventKind, Session, Turn, Will, counters::count, sessions::EndedSession};
 
 /// Work left to do after such an end. All of it is done in any case: on drop, the rest is done at once.
@@ -23,8 +23,6 @@ enum CleanupStep {
     Clear(Clearing),
     /// A will and the slot of its session, 0 once the session is over.
     Publish(Arc<dyn Session>, Will, u32),
-    /// Wills that may be published now.
-    InOrder(VecDeque<HeldWill>),
     /// The will of a session that some of its receivers do not have yet.
     HandOut(Arc<dyn Session>, Box<Spread>),
 }
@@ -48,12 +46,6 @@ impl SessionCleanup {
     pub(crate) fn publish(&mut self, session: &Arc<dyn Session>, will: Will) {
         let slot = session.core().slot();
         self.steps.push_back(CleanupStep::Publish(Arc::clone(session), will, slot));
-    }
-
-    /// Adds the wills that waited for a lease.
-    pub(crate) fn publish_held(&mut self) {
-        let held = std::mem::take(&mut *self.broker.inner.held_wills.lock());
-        self.steps.extend((!held.is_empty()).then(|| CleanupStep::InOrder(held.into())));
     }
 
     /// Adds the rest of a session's end, which needs no locks of the session: subscriptions, shared messages, slot,
@@ -142,28 +134,8 @@ impl SessionCleanup {
             }
             CleanupStep::Clear(clearing) => self.clear_some(clearing, turn),
             CleanupStep::Publish(session, will, slot) => {
-                // A gateway whose home may be another's publishes none: that one does. It stays in the session's record.
-                if self.broker.inner.lease.is_set() {
-                    let mut held = self.broker.inner.held_wills.lock();
-                    held.push((session, will, slot));
-                    if self.broker.inner.lease.is_open() {
-                        // In the order in which they came.
-                        let all = std::mem::take(&mut *held);
-                        drop(held);
-                        return Some(CleanupStep::InOrder(all.into()));
-                    }
-                    return None;
-                }
                 let spread = self.publish_will(&session, &will, slot, turn)?;
                 Some(CleanupStep::HandOut(session, spread))
-            }
-            CleanupStep::InOrder(mut wills) => {
-                let (session, will, slot) = wills.pop_front()?;
-                let spread = self.publish_will(&session, &will, slot, turn);
-                if !wills.is_empty() {
-                    self.steps.push_front(CleanupStep::InOrder(wills));
-                }
-                spread.map(|spread| CleanupStep::HandOut(session, spread))
             }
             CleanupStep::HandOut(session, mut spread) => {
                 if spread.go_on(turn).is_none() {

@@ -513,9 +513,6 @@ impl Broker {
     /// what sessions waited for, if that is too much for one turn.
     pub fn tick(&self, now: Timestamp, turn: &mut Turn) -> Option<Box<SessionCleanup>> {
         let mut cleanup = SessionCleanup::new(self, now);
-        if self.inner.lease.is_open() {
-            cleanup.publish_held();
-        }
         cleanup.due(now, TIMERS_PER_TICK);
         let left = cleanup.begin(turn);
         self.inner.retained.sweep(now);
@@ -557,7 +554,6 @@ impl Broker {
     /// their directory. For the very end, when nothing more is routed and the stores are flushed.
     pub fn release_sessions(&self) {
         self.inner.sessions.timers.clear();
-        self.inner.held_wills.lock().clear();
         for group in self.inner.index.groups() {
             group.release_members();
         }

@@ -6,14 +6,12 @@ use std::sync::{
 };
 
 use ahash::RandomState;
-use parking_lot::Mutex;
-
 use gateway_core::{LeaseGate, Message, NoRoom, ReservedTopics, Timestamp, limits::Limits};
 use store::Recorder;
 
 use super::reserved::ReservedParts;
 use crate::{
-    Account, BrokerConfig, DurabilityRules, QuotaHolders, Session, Turn, Will, WillAuthorizer,
+    Account, BrokerConfig, DurabilityRules, QuotaHolders, Turn, WillAuthorizer,
     durable::{Durable, Storage},
     events::Events,
     log::{GroupSurroundings, LogTarget},
@@ -22,9 +20,6 @@ use crate::{
     routing::{Deliverer, Index, Redelivery, SubscriptionRules, admit_to_store},
     sessions::{Sessions, Slots},
 };
-
-/// A will that was taken out of its session.
-pub(crate) type HeldWill = (Arc<dyn Session>, Will, u32);
 
 /// All parts of the broker.
 pub(crate) struct BrokerInner {
@@ -49,8 +44,6 @@ pub(crate) struct BrokerInner {
     pub(crate) events: Events,
     pub(crate) sessions: Sessions,
     pub(crate) streams: AtomicUsize,
-    /// Wills that wait for a lease, with the slots of their sessions, which hold them on the account: at most one for each.
-    pub(crate) held_wills: Mutex<Vec<HeldWill>>,
     /// Sessions and all else are another gateway's now.
     pub(crate) given_up: AtomicBool,
 }
@@ -110,7 +103,6 @@ impl BrokerInner {
             lease: LeaseGate::default(),
             quota_holders,
             streams: AtomicUsize::new(0),
-            held_wills: Mutex::default(),
             given_up: AtomicBool::new(false),
             limits,
         })

@@ -235,27 +235,3 @@ fn a_shutdown_does_not_overtake_the_will_of_a_connection_that_just_ended() {
     assert_eq!(told.try_recv(), Ok((0, false)));
     assert!(bench.broker.is_quiet());
 }
-
-/// The failure: a gateway that stood still finds its clients gone, and publishes wills that the gateway which has the home by now has
-/// published already, or that were followed by later ones.
-#[test]
-fn no_will_is_published_without_a_lease() {
-    use std::sync::atomic::AtomicBool;
-
-    let disk = Disk::prompt();
-    let mut bench = bench(&disk);
-    let held = Arc::new(AtomicBool::new(true));
-    let shown = Arc::clone(&held);
-    let account = KindBudget::new(bench.broker.account(), MemoryKind::Ledger);
-    bench.broker.lease().set(move || shown.load(SeqCst), account);
-    let watcher = watcher(&mut bench);
-    let first = bench.connect("d", connect(100, false, "first", 0));
-    held.store(false, SeqCst);
-    bench.close(&first);
-    let later = bench.now.plus_secs(1);
-    assert!(bench.broker.tick(later, &mut bench.turn).is_none());
-    assert_eq!((watcher.payloads(), disk.wills()), (Vec::<String>::new(), vec!["first".to_owned()]));
-    held.store(true, SeqCst);
-    assert!(bench.broker.tick(later.plus_secs(1), &mut bench.turn).is_none());
-    assert_eq!(watcher.payloads(), ["first"]);
-}
