@@ -191,19 +191,19 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     }
     let running = match config.cluster.is_on() {
         false => match Gateway::builder(config).start().await {
-            Ok(gateway) => Running::Alone(gateway),
+            Ok(gateway) => RunningGateway::Alone(gateway),
             Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => return fail(2, &error),
             Err(error) => return fail(1, &error),
         },
         true => match ClusterMember::start(config) {
-            Ok(member) => Running::InCluster(Box::new(member)),
+            Ok(member) => RunningGateway::InCluster(Box::new(member)),
             Err(error) => return fail(error.code(), &error),
         },
     };
     for (listener, address) in running.addresses() {
         info!(listener, %address, "listening");
     }
-    if let (true, Running::Alone(gateway)) = (dev, &running) {
+    if let (true, RunningGateway::Alone(gateway)) = (dev, &running) {
         let _ = say(&welcome(gateway, plain));
     }
     if let Some(audit) = telemetry.audit() {
@@ -222,12 +222,12 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     };
     let begun;
     match running {
-        Running::Alone(gateway) => {
+        RunningGateway::Alone(gateway) => {
             asked.await;
             begun = Instant::now();
             gateway.shutdown().await;
         }
-        Running::InCluster(mut member) => {
+        RunningGateway::InCluster(mut member) => {
             if let Err(error) = member.run(asked).await {
                 return fail(error.code(), &error);
             }
@@ -240,12 +240,12 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
 }
 
 /// A gateway that has started.
-enum Running {
+enum RunningGateway {
     Alone(Gateway),
     InCluster(Box<ClusterMember>),
 }
 
-impl Running {
+impl RunningGateway {
     fn addresses(&self) -> &[(String, Address)] {
         match self {
             Self::Alone(gateway) => gateway.addresses(),

@@ -29,7 +29,7 @@ use tokio::{
 use tracing::{error, info, warn};
 
 use super::{EngineError, LedgerEngine, links};
-use crate::gateway::{ClusterGateway, ClusterPages, ClusterParts, HomeLedger, HomePlace, StartError};
+use crate::gateway::{ClusterGateway, ClusterPages, ClusterParts, HomeAddress, HomeLedger, StartError};
 
 /// Time for the compare-and-set of a clean stop; whoever takes over without it waits a few seconds.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -82,7 +82,7 @@ impl MemberError {
 pub(crate) struct ClusterMember {
     engine: LedgerEngine,
     pub(crate) gateway: ClusterGateway,
-    places: watch::Sender<Vec<HomePlace>>,
+    places: watch::Sender<Vec<HomeAddress>>,
     /// Until it runs.
     node: Option<ClusterNode>,
     state: watch::Receiver<NodeState>,
@@ -119,7 +119,7 @@ impl ClusterMember {
         let mut lacks = pin!(lacks_fatally(lacks));
         let (sender, mut homes) = mpsc::channel(1);
         let node = self.node.take().ok_or(MemberError::Ended)?;
-        let mut running = AbortOnDrop(self.engine.handle().spawn(node.run(sender)));
+        let mut running = EndWithOwner(self.engine.handle().spawn(node.run(sender)));
         let mut serving: BTreeMap<u16, Arc<OwnedHome>> = BTreeMap::new();
         let (mut ends, mut state) = (JoinSet::new(), self.state.clone());
         loop {
@@ -192,7 +192,7 @@ impl ClusterMember {
     fn tell(&self, state: &NodeState) {
         let place = |home: &cluster_node::HomePlace| {
             let cluster_node::HomePlace { node, address, link, .. } = home.clone();
-            HomePlace { node, address, link }
+            HomeAddress { node, address, link }
         };
         if !state.homes.is_empty() {
             self.places.send_replace(state.homes.iter().map(place).collect());
@@ -237,9 +237,9 @@ fn begin_anew() -> io::Error {
 }
 
 /// Ends a task with its owner.
-struct AbortOnDrop<T>(JoinHandle<T>);
+struct EndWithOwner<T>(JoinHandle<T>);
 
-impl<T> Drop for AbortOnDrop<T> {
+impl<T> Drop for EndWithOwner<T> {
     fn drop(&mut self) {
         self.0.abort();
     }

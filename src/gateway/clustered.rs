@@ -27,7 +27,7 @@ use super::{
     HomeLedger, StartError, api,
     common::Common,
     doors::Doors,
-    homes::{HomeHere, HomePlace, Homes},
+    homes::{HomeAddress, HomeHere, Homes},
     http::HttpPages,
     links,
     listeners::PreparedListeners,
@@ -40,7 +40,7 @@ pub struct ClusterParts {
     /// Name of this node.
     pub node: String,
     /// Places of all homes, now and later; none as long as the ledger has not told.
-    pub places: watch::Receiver<Vec<HomePlace>>,
+    pub places: watch::Receiver<Vec<HomeAddress>>,
     /// Knows the nodes that may bring devices and calls.
     pub members: Arc<dyn Members>,
     /// See there.

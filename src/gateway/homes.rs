@@ -1,19 +1,12 @@
 //! Ways to the homes of a cluster: those that are served here, and links to the gateways that serve the others.
 
-use std::{
-    collections::BTreeMap,
-    pin::Pin,
-    sync::Arc,
-    task::{Context, Poll},
-};
+use std::{collections::BTreeMap, pin::Pin, sync::Arc};
 
-use ::links::{BodyError, GatewayLink, LinkAnswer, LinkBody, LinkRequest, LinkTarget, PassedCaller};
-use bytes::Bytes;
+use ::links::{GatewayLink, LinkAnswer, LinkRequest, LinkTarget, PassedCaller, until_gone};
 use config::{Config, DatabaseTls};
 use gateway_core::metrics::MetricRow;
 use grpc::{Homes as _, LocalService, NotServed};
 use grpc_messages::status::Error;
-use hyper::body::{Body, Frame, SizeHint};
 use net::{DeviceHomes, HomeWay, NetShared};
 use parking_lot::{Mutex, RwLock};
 use telemetry::ReadRows;
@@ -23,7 +16,7 @@ use super::{http::ReadReady, metrics::add};
 
 /// Place of a home, as the ledger has it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct HomePlace {
+pub struct HomeAddress {
     /// Node that serves it; empty if none does.
     pub node: String,
     /// Address under which backends reach that node; empty if it has not said.
@@ -58,46 +51,8 @@ impl HomeHere {
                 _ = gone.wait_for(|gone| *gone) => return None,
                 answer = answer => answer,
             };
-            Some(answer.map(|body| LinkBody::new(UntilGone::new(body, gone))))
+            Some(answer.map(|body| until_gone(body, gone)))
         })
-    }
-}
-
-/// A body that breaks off when its home goes.
-struct UntilGone {
-    body: LinkBody,
-    gone: Pin<Box<dyn Future<Output = ()> + Send>>,
-}
-
-impl UntilGone {
-    fn new(body: LinkBody, mut gone: watch::Receiver<bool>) -> Self {
-        let gone = Box::pin(async move {
-            let _ = gone.wait_for(|gone| *gone).await;
-        });
-        Self { body, gone }
-    }
-}
-
-impl Body for UntilGone {
-    type Data = Bytes;
-    type Error = BodyError;
-
-    fn poll_frame(
-        mut self: Pin<&mut Self>,
-        cx: &mut Context<'_>,
-    ) -> Poll<Option<Result<Frame<Bytes>, BodyError>>> {
-        if self.gone.as_mut().poll(cx).is_ready() {
-            return Poll::Ready(Some(Err("the home is another gateway's".into())));
-        }
-        Pin::new(&mut self.body).poll_frame(cx)
-    }
-
-    fn is_end_stream(&self) -> bool {
-        self.body.is_end_stream()
-    }
-
-    fn size_hint(&self) -> SizeHint {
-        self.body.size_hint()
     }
 }
 
@@ -106,7 +61,7 @@ pub(super) struct Homes {
     /// Name of this node.
     node: String,
     here: RwLock<BTreeMap<u16, Arc<HomeHere>>>,
-    places: watch::Receiver<Vec<HomePlace>>,
+    places: watch::Receiver<Vec<HomeAddress>>,
     /// By the names of the nodes.
     links: Mutex<BTreeMap<String, NodeLink>>,
     /// `None` without links.
@@ -123,7 +78,7 @@ struct NodeLink {
 
 impl Homes {
     /// Homes at `places`, now and later, of which none is served here yet. In the runtime in which links are to run.
-    pub(super) fn new(config: &Config, node: String, places: watch::Receiver<Vec<HomePlace>>) -> Arc<Self> {
+    pub(super) fn new(config: &Config, node: String, places: watch::Receiver<Vec<HomeAddress>>) -> Arc<Self> {
         let links = &config.cluster.links;
         Arc::new(Self {
             node,
@@ -166,7 +121,7 @@ impl Homes {
         let files = self.files.as_ref()?;
         let target = {
             let places = self.places.borrow();
-            let HomePlace { node, link, .. } = places.get(usize::from(home))?;
+            let HomeAddress { node, link, .. } = places.get(usize::from(home))?;
             if node.is_empty() || link.is_empty() || *node == self.node {
                 return None;
             }

@@ -69,7 +69,7 @@ use served::{OpenedHome, ServedHome};
 
 pub use clustered::{ClusterGateway, ClusterPages, ClusterParts};
 pub use home::HomeLedger;
-pub use homes::HomePlace;
+pub use homes::HomeAddress;
 
 use auth::{Authenticator, Authorizer, abuse::BansError};
 use grpc::GrpcError;

@@ -57,7 +57,7 @@ pub(super) struct OpenedHome {
     mark: String,
     bans: Arc<BanRegistry>,
     home: Arc<Home>,
-    kept: Kept,
+    kept: KeptValues,
     events: Option<(EventSender, Arc<dyn Reload>)>,
 }
 
@@ -95,7 +95,8 @@ impl OpenedHome {
         // Before anybody is let in.
         let bans = Arc::new(BanRegistry::open(&config.bans, directory.clone())?);
         let home = Arc::new(Home::open(&config, directory.as_ref(), ledger.as_ref())?);
-        let kept = Kept::open(common, &config, directory.as_ref(), ledger.as_ref(), &planned, &home, &bans)?;
+        let kept =
+            KeptValues::open(common, &config, directory.as_ref(), ledger.as_ref(), &planned, &home, &bans)?;
         Ok(Self { config, planned, directory, ledger, mark, bans, home, kept, events })
     }
 
@@ -109,7 +110,7 @@ impl OpenedHome {
         stop: &watch::Receiver<bool>,
     ) -> Result<(ServedHome, GrpcApi), StartError> {
         let Self { config, planned, directory: _directory, ledger, mark, bans, home, kept, events } = self;
-        let Kept { latest, history, shadows, watch } = kept;
+        let KeptValues { latest, history, shadows, watch } = kept;
         let admission = &common.admission;
         let dispatcher = commands::dispatcher(&config);
         let reserved = dispatcher.iter().map(::commands::reserved);
@@ -331,7 +332,7 @@ impl Finishing {
 }
 
 /// Values and shadows, and the watch over all stores.
-struct Kept {
+struct KeptValues {
     latest: Option<Arc<LatestCache>>,
     history: Option<Arc<History>>,
     /// Or the key of the configuration that switches them off.
@@ -339,7 +340,7 @@ struct Kept {
     watch: Arc<StoreWatch>,
 }
 
-impl Kept {
+impl KeptValues {
     fn open(
         common: &Common,
         config: &Config,

@@ -22,7 +22,7 @@ use gateway_core::{Protocol, QoS};
 use links::Members;
 use mqtt_server::{
     config::{Address, Config, LinkSettings, Listener, ListenerKind},
-    gateway::{ClusterGateway, ClusterPages, ClusterParts, HomePlace},
+    gateway::{ClusterGateway, ClusterPages, ClusterParts, HomeAddress},
     proto::gateway::v1::{
         self, devices_client::DevicesClient, publisher_client::PublisherClient,
         security_client::SecurityClient, subscriber_client::SubscriberClient,
@@ -69,7 +69,7 @@ struct Through {
     serving: ClusterGateway,
     standby: Option<ClusterGateway>,
     /// Place of the home, as the one that stands by knows it.
-    places: watch::Sender<Vec<HomePlace>>,
+    places: watch::Sender<Vec<HomeAddress>>,
     /// First port for devices of the one that serves.
     near: u16,
     /// Ports of the one that stands by: of HTTP, and the first for devices, one for each way in the order of [`Way::ALL`].
@@ -148,7 +148,7 @@ impl Through {
             change(&mut config);
             config
         };
-        let place = |node: &&str| HomePlace {
+        let place = |node: &&str| HomeAddress {
             node: (*node).to_owned(),
             address: "elsewhere:1".to_owned(),
             link: at(if *node == "a" { 2 } else { 9 }).to_string(),

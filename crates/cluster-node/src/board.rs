@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use cluster::{Member, NodeHomes};
+use cluster::{MemberNode, NodeHomes};
 use parking_lot::Mutex;
 use tokio::sync::watch;
 
@@ -87,7 +87,7 @@ impl NodeState {
 
 /// A home in this process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) enum Part {
+pub(crate) enum NodePart {
     /// A copy is kept.
     #[default]
     Follows,
@@ -97,10 +97,10 @@ pub(crate) enum Part {
     Serves(u64),
 }
 
-/// Facts about a home in this process.
+/// NodeFacts about a home in this process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HomeFacts {
-    pub(crate) part: Part,
+    pub(crate) part: NodePart,
     /// The copy has reached the end of the ledger.
     pub(crate) warm: bool,
     /// The home was given up, and is left to others.
@@ -108,9 +108,9 @@ pub(crate) struct HomeFacts {
     pub(crate) trouble: String,
 }
 
-/// Facts about this process.
+/// NodeFacts about this process.
 #[derive(Default)]
-pub(crate) struct Facts {
+pub(crate) struct NodeFacts {
     /// The ledger answers.
     pub(crate) answers: bool,
     pub(crate) trouble: String,
@@ -121,15 +121,15 @@ pub(crate) struct Facts {
 
 /// Keeps the facts, shows them, and tells them with each beat.
 pub(crate) struct Board {
-    member: Arc<Member>,
+    member: Arc<MemberNode>,
     settings: NodeSettings,
     process: Option<ProcessId>,
-    facts: Mutex<Facts>,
+    facts: Mutex<NodeFacts>,
     state: watch::Sender<NodeState>,
 }
 
 impl Board {
-    pub(crate) fn new(member: Arc<Member>, settings: NodeSettings) -> (Self, watch::Receiver<NodeState>) {
+    pub(crate) fn new(member: Arc<MemberNode>, settings: NodeSettings) -> (Self, watch::Receiver<NodeState>) {
         let (state, shown) = watch::channel(NodeState::default());
         let process = ProcessId::current();
         let board = Self { member, settings, process, facts: Mutex::default(), state };
@@ -138,7 +138,7 @@ impl Board {
     }
 
     /// Changes the facts.
-    pub(crate) fn update(&self, change: impl FnOnce(&mut Facts)) {
+    pub(crate) fn update(&self, change: impl FnOnce(&mut NodeFacts)) {
         let mut facts = self.facts.lock();
         change(&mut facts);
         self.member.node().set_about(self.about(&facts).encode());
@@ -161,16 +161,16 @@ impl Board {
 
     /// Tells whether homes that are this node's in the view are served.
     pub(crate) fn is_settled(&self) -> bool {
-        self.facts.lock().homes.iter().all(|home| home.part != Part::Takes)
+        self.facts.lock().homes.iter().all(|home| home.part != NodePart::Takes)
     }
 
-    fn about(&self, facts: &Facts) -> About {
+    fn about(&self, facts: &NodeFacts) -> About {
         let homes = || (0..).zip(&facts.homes);
         let numbers = |has: fn(&HomeFacts) -> bool| {
             homes().filter(|(_, home)| has(home)).map(|(number, _)| number).collect::<Vec<u16>>()
         };
         let serves = homes().filter_map(|(number, home)| match home.part {
-            Part::Serves(epoch) => Some((number, epoch)),
+            NodePart::Serves(epoch) => Some((number, epoch)),
             _ => None,
         });
         About {
@@ -188,11 +188,11 @@ impl Board {
         }
     }
 
-    fn state_of(&self, facts: &Facts) -> NodeState {
-        let has = |wanted: fn(&Part) -> bool| facts.homes.iter().any(|home| wanted(&home.part));
+    fn state_of(&self, facts: &NodeFacts) -> NodeState {
+        let has = |wanted: fn(&NodePart) -> bool| facts.homes.iter().any(|home| wanted(&home.part));
         let phase = match () {
-            () if has(|part| matches!(part, Part::Serves(_))) => Phase::Active,
-            () if has(|part| *part == Part::Takes) => Phase::Taking,
+            () if has(|part| matches!(part, NodePart::Serves(_))) => Phase::Active,
+            () if has(|part| *part == NodePart::Takes) => Phase::Taking,
             () if facts.answers => Phase::Standby,
             () => Phase::Unreachable,
         };
@@ -205,8 +205,8 @@ impl Board {
         NodeState { phase, active: node, address, link, warm: is_warm(facts), epoch, homes, trouble }
     }
 
-    fn place(&self, facts: &Facts, number: u16, home: &HomeFacts) -> HomePlace {
-        if let Part::Serves(epoch) = home.part {
+    fn place(&self, facts: &NodeFacts, number: u16, home: &HomeFacts) -> HomePlace {
+        if let NodePart::Serves(epoch) = home.part {
             let NodeSettings { name, address, link, .. } = &self.settings;
             let (node, address, link) = (name.clone(), address.clone(), link.clone());
             return HomePlace { epoch, node, address, link, own: true };
@@ -220,6 +220,6 @@ impl Board {
     }
 }
 
-fn is_warm(facts: &Facts) -> bool {
+fn is_warm(facts: &NodeFacts) -> bool {
     !facts.homes.is_empty() && facts.homes.iter().all(|home| home.warm)
 }

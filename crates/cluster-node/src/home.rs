@@ -2,19 +2,19 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cluster::{Claim, Clock, FollowStep, Follower, HomeView, TakeError, Tenure, ViewError, take};
+use cluster::{Clock, FollowStep, Follower, HomeClaim, HomeView, TakeError, Tenure, ViewError, take};
 use ledger::Beat;
 use store::{DataDir, StoreError};
 use tokio::{sync::mpsc, task::block_in_place, time::sleep};
 
 use crate::{
     NodeError, OwnedHome, STREAMS,
-    board::Part,
+    board::NodePart,
     clock::MachineClock,
     copy::WarmCopy,
     directories::{OpenedCopy, given_back, note_served},
     node::{AbortOnDrop, Looks, NodeLook, NodeParts},
-    owned::Ended,
+    owned::HomeEnded,
 };
 
 /// Time between two steps of the copy, if it has reached the end.
@@ -88,7 +88,7 @@ impl HomeTask {
             let (owned, ended) =
                 OwnedHome::start(directory, member, tenure.clone(), silent_for, shown, beating);
             self.parts.board.update_home(self.home, |home| {
-                home.part = Part::Serves(epoch);
+                home.part = NodePart::Serves(epoch);
                 (home.warm, home.stands_back, home.trouble) = (true, false, String::new());
             });
             if let Err(mpsc::error::SendError(owned)) = homes.send(owned).await {
@@ -98,11 +98,11 @@ impl HomeTask {
             tenure.lost().await;
             let follows = |stands_back: bool| {
                 self.parts.board.update_home(self.home, |home| {
-                    (home.part, home.warm, home.stands_back) = (Part::Follows, false, stands_back);
+                    (home.part, home.warm, home.stands_back) = (NodePart::Follows, false, stands_back);
                 });
             };
             follows(false);
-            let is_handed_over = ended.await == Ok(Ended::HandedOver);
+            let is_handed_over = ended.await == Ok(HomeEnded::HandedOver);
             follows(is_handed_over);
             let now = MachineClock.now();
             given_up = is_handed_over.then_some(now);
@@ -118,7 +118,7 @@ impl HomeTask {
         let (member, board) = (&parts.member, &parts.board);
         let opened = block_in_place(|| parts.directories.copy(self.home, self.homes, member.node()));
         let OpenedCopy { directory, mut copy, former } = opened?;
-        let mut claim = Claim::new(self.home, former, MachineClock.now(), given_up);
+        let mut claim = HomeClaim::new(self.home, former, MachineClock.now(), given_up);
         let (mut follower, looks) = (Follower::new(self.home), self.looks.clone());
         loop {
             let decided = tokio::select! {
@@ -129,11 +129,11 @@ impl HomeTask {
                     continue;
                 }
             };
-            let Decision { seen, wait } = decided;
+            let HomeDecision { seen, wait } = decided;
             let of = seen.look.view.home(self.home)?;
             let before = of.owner.as_ref().map_or("nobody", |owner| &owner.node);
             tracing::info!(home = self.home, before, epoch = of.epoch, ?wait, "taking over");
-            board.update_home(self.home, |home| home.part = Part::Takes);
+            board.update_home(self.home, |home| home.part = NodePart::Takes);
             match take(member, self.home, Some(of.epoch), wait, &mut copy).await {
                 Ok(tenure) => {
                     block_in_place(|| copy.sync()).map_err(StoreError::Unavailable)?;
@@ -160,12 +160,12 @@ impl HomeTask {
                     sleep(AGAIN).await;
                 }
             }
-            board.update_home(self.home, |home| home.part = Part::Follows);
+            board.update_home(self.home, |home| home.part = NodePart::Follows);
         }
     }
 
     /// Waits until the home is to be taken. Cancel safe.
-    async fn decided(&mut self, claim: &mut Claim) -> Decision {
+    async fn decided(&mut self, claim: &mut HomeClaim) -> HomeDecision {
         loop {
             if self.looks.changed().await.is_err() {
                 // The node is about to be dropped.
@@ -182,14 +182,14 @@ impl HomeTask {
                 continue;
             }
             if let Some(wait) = claim.decide(&self.parts.member, self.parts.settings.takes_over, look) {
-                return Decision { seen: Arc::clone(&seen), wait };
+                return HomeDecision { seen: Arc::clone(&seen), wait };
             }
         }
     }
 }
 
 /// The home is to be taken.
-struct Decision {
+struct HomeDecision {
     seen: Arc<NodeLook>,
     /// Time before it may be served.
     wait: Duration,

@@ -2,7 +2,7 @@
 
 use std::{io, sync::Arc};
 
-use cluster::{Appended, MOST_HOMES, Member, Node, StreamWriter, View, ViewError, take};
+use cluster::{Appended, MOST_HOMES, MemberNode, Node, StreamWriter, View, ViewError, take};
 use disk::ShippedStore;
 use ledger::{Ledger, Position};
 use store::{DataDir, StoreError};
@@ -65,7 +65,7 @@ pub async fn create(
     cluster::create(&*ledger, &*clock, cluster, &View::create(&name_while, homes, STREAMS)).await?;
     let Some(copy) = &mut copy else { return Ok(()).map(|()| 0) };
     let node = Node::new("cluster-create", incarnation);
-    let member = Arc::new(Member::new(Arc::clone(&ledger), Arc::clone(&clock), node));
+    let member = Arc::new(MemberNode::new(Arc::clone(&ledger), Arc::clone(&clock), node));
     let mut empty = NoCopy;
     let interrupted = |error: &dyn std::fmt::Display| ImportError::Interrupted(error.to_string());
     let tenure = take(&member, HOME, Some(0), std::time::Duration::ZERO, &mut empty)

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cluster::{Clock, Look, Member, Node, Order, SUSPECTED_AFTER, ViewError, Watcher, next_move};
+use cluster::{Clock, ClusterLook, MemberNode, Node, Order, SUSPECTED_AFTER, ViewError, Watcher, next_move};
 use ledger::{Beat, Ledger};
 use parking_lot::Mutex;
 use tokio::{
@@ -31,7 +31,7 @@ const COPIES_AT_A_TIME: usize = 2;
 
 /// View and beats, as they were seen at one time.
 pub(crate) struct NodeLook {
-    pub(crate) look: Look,
+    pub(crate) look: ClusterLook,
     pub(crate) beats: Vec<Beat>,
 }
 
@@ -49,7 +49,7 @@ impl Drop for AbortOnDrop {
 
 /// Parts that the homes of a node share.
 pub(crate) struct NodeParts {
-    pub(crate) member: Arc<Member>,
+    pub(crate) member: Arc<MemberNode>,
     pub(crate) settings: NodeSettings,
     pub(crate) directories: HomeDirectories,
     pub(crate) board: Board,
@@ -73,7 +73,7 @@ impl ClusterNode {
         directories: HomeDirectories,
     ) -> (Self, watch::Receiver<NodeState>) {
         let node = Node::new(&settings.name, settings.incarnation);
-        let member = Arc::new(Member::new(ledger, Arc::new(MachineClock), node));
+        let member = Arc::new(MemberNode::new(ledger, Arc::new(MachineClock), node));
         let (board, shown) = Board::new(Arc::clone(&member), settings.clone());
         let (nodes, reading) = (Arc::default(), Semaphore::new(COPIES_AT_A_TIME));
         (Self { parts: Arc::new(NodeParts { member, settings, directories, board, nodes, reading }) }, shown)
@@ -169,7 +169,7 @@ impl NodeParts {
     }
 
     /// Orders that a home moves from this node to one that has fewer. Returns whether one does.
-    async fn move_one(&self, look: &Look) -> bool {
+    async fn move_one(&self, look: &ClusterLook) -> bool {
         let Some(next) = next_move(look).filter(|next| *next.from == *self.settings.name) else {
             return false;
         };

@@ -2,7 +2,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use cluster::{Lease, Member, Tenure};
+use cluster::{Lease, MemberNode, Tenure};
 use disk::{ShippedFiles, ShippedStore};
 use ledger::Shipping;
 use parking_lot::Mutex;
@@ -75,7 +75,7 @@ pub enum HomeEnd {
 
 /// The end of a home in this process.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Ended {
+pub(crate) enum HomeEnded {
     /// The home was handed over, or could not be.
     HandedOver,
 }
@@ -96,7 +96,7 @@ pub struct OwnedHome {
     nodes: Arc<Mutex<Vec<NodeStatus>>>,
     silent_for: Option<Duration>,
     /// Until it is handed over.
-    ended: Option<oneshot::Sender<Ended>>,
+    ended: Option<oneshot::Sender<HomeEnded>>,
 }
 
 impl Drop for OwnedHome {
@@ -112,12 +112,12 @@ impl OwnedHome {
     /// runtime.
     pub(crate) fn start(
         directory: Arc<DataDir>,
-        member: &Arc<Member>,
+        member: &Arc<MemberNode>,
         tenure: Tenure,
         silent_for: Option<Duration>,
         (looks, nodes): (Looks, Arc<Mutex<Vec<NodeStatus>>>),
         beating: Arc<AbortOnDrop>,
-    ) -> (Self, oneshot::Receiver<Ended>) {
+    ) -> (Self, oneshot::Receiver<HomeEnded>) {
         let (stop, stopped) = watch::channel(false);
         let redo = Arc::<RedoMemory>::default();
         let writers = tenure.writers().into_iter();
@@ -245,7 +245,7 @@ impl OwnedHome {
             let released = tenure.release(writers).await.map_err(|error| error.to_string());
             drop(beating);
             // The node may be gone.
-            let _ = ended.map(|ended| ended.send(Ended::HandedOver));
+            let _ = ended.map(|ended| ended.send(HomeEnded::HandedOver));
             released
         });
         released.await.unwrap_or_else(|error| Err(error.to_string()))

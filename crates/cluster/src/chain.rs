@@ -9,7 +9,7 @@ use crate::{
 
 /// A part of a stream that is read in one go: an epoch, from a record on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Stretch {
+pub(crate) struct ChainStretch {
     /// Epoch, and the segment of the first record.
     pub(crate) from: Segment,
     /// Number of the first record.
@@ -33,7 +33,11 @@ pub(crate) enum StretchEnd {
 
 /// Stretches of a stream in its home's chain, one for each epoch that is not before the start or `position`, from the record behind it on.
 /// `position` has its segment.
-pub(crate) fn stretches(of: &HomeView, stream: Stream, position: Option<(Position, u32)>) -> Vec<Stretch> {
+pub(crate) fn stretches(
+    of: &HomeView,
+    stream: Stream,
+    position: Option<(Position, u32)>,
+) -> Vec<ChainStretch> {
     let start = of.starts.get(usize::from(stream.number)).copied().unwrap_or_default();
     let begin = position.map_or(start.epoch, |(position, _)| position.epoch);
     let mut is_open = false;
@@ -53,7 +57,7 @@ pub(crate) fn stretches(of: &HomeView, stream: Stream, position: Option<(Positio
         };
         is_open |= ended.sealed.is_none();
         let from = Segment { stream, epoch: ended.epoch, number };
-        found.push(Stretch { from, n, end, is_cut: ended.cut.contains_key(&stream.number) });
+        found.push(ChainStretch { from, n, end, is_cut: ended.cut.contains_key(&stream.number) });
     }
     found
 }
@@ -144,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_stream_is_read_from_its_start_over_all_epochs() {
-        let stretch = |from, n, end| Stretch { from, n, end, is_cut: false };
+        let stretch = |from, n, end| ChainStretch { from, n, end, is_cut: false };
         let sealed = |n, segment| StretchEnd::Sealed(Sealed { n, segment });
         let found = stretches(&home(), segment(0, 0, 0).stream, None);
         let rest = [

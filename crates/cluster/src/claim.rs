@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::{LEASE_WAIT, Lack, Look, Member, Order, deal};
+use crate::{ClusterLook, LEASE_WAIT, Lack, MemberNode, Order, deal};
 
 /// The owner has so long to hand a home over after an order; then it is taken.
 const HAND_OVER: Duration = Duration::from_secs(5);
@@ -27,7 +27,7 @@ pub struct Former {
 
 /// See the module. One for each home and each time that this process has no tenure of it.
 #[derive(Debug)]
-pub struct Claim {
+pub struct HomeClaim {
     home: u16,
     former: Option<Former>,
     /// Time from which on this process has no tenure of the home, by [`crate::Clock::now`].
@@ -40,7 +40,7 @@ pub struct Claim {
     lacking: Option<(u64, Duration)>,
 }
 
-impl Claim {
+impl HomeClaim {
     /// A claim to a home of which this process has no tenure, from that time of [`crate::Clock::now`] on. `given_up` is the time at
     /// which it gave one up.
     pub fn new(home: u16, former: Option<Former>, since: Duration, given_up: Option<Duration>) -> Self {
@@ -53,7 +53,7 @@ impl Claim {
     }
 
     /// Looks at the home; returns how long to wait before serving, if it is to be taken now.
-    pub fn decide(&mut self, me: &Member, takes_over: bool, look: &Look) -> Option<Duration> {
+    pub fn decide(&mut self, me: &MemberNode, takes_over: bool, look: &ClusterLook) -> Option<Duration> {
         let of = look.view.home(self.home).ok()?;
         if look.begun < self.since && !weakened!(OldLook) {
             // This process may be its owner still.
@@ -108,7 +108,7 @@ impl Claim {
 
     /// The home belongs to a process that has no use for it any more: this one, which has no tenure, or the one before it in the same
     /// directory.
-    fn is_ours(&self, me: &Member, look: &Look) -> Option<Duration> {
+    fn is_ours(&self, me: &MemberNode, look: &ClusterLook) -> Option<Duration> {
         let of = look.view.home(self.home).ok()?;
         let owner = of.owner.as_ref().filter(|owner| *owner.node == **me.node().name())?;
         let has_served = match self.former {
@@ -123,7 +123,7 @@ impl Claim {
     }
 
     /// Others go first with what this process has just given up.
-    fn is_left_to_others(&self, name: &str, is_one: bool, look: &Look) -> bool {
+    fn is_left_to_others(&self, name: &str, is_one: bool, look: &ClusterLook) -> bool {
         let mut others = look.nodes.iter().filter(|node| {
             let takes = (node.homes.takes_over || is_one) && !node.homes.leaves.contains(&self.home);
             node.lives && takes && *node.name != *name
@@ -161,12 +161,12 @@ mod tests {
     }
 
     /// Node `a`, incarnation 10.
-    fn member() -> Member {
-        Member::new(Arc::new(Twin::reliable(Engine::Owned)), Arc::new(NoClock), Node::new("a", 10))
+    fn member() -> MemberNode {
+        MemberNode::new(Arc::new(Twin::reliable(Engine::Owned)), Arc::new(NoClock), Node::new("a", 10))
     }
 
     /// A look at a second: nodes `a` and `b` live, and home 0 of so many is in epoch 3 and owned by an incarnation of a node.
-    fn look(second: u64, homes: u16, owner: Option<(&str, u64)>, lack: Option<Lack>) -> Look {
+    fn look(second: u64, homes: u16, owner: Option<(&str, u64)>, lack: Option<Lack>) -> ClusterLook {
         let mut view = View::create("c", homes, 1);
         let incarnation =
             |(node, incarnation): (&str, u64)| Incarnation { node: node.to_owned(), incarnation };
@@ -185,11 +185,11 @@ mod tests {
         };
         let nodes = vec![node("a", 10), node("b", 20)];
         let at = Duration::from_secs(second);
-        Look { begun: at, at, watched: at, view: Arc::new(view), nodes, orders: Vec::new(), lacks }
+        ClusterLook { begun: at, at, watched: at, view: Arc::new(view), nodes, orders: Vec::new(), lacks }
     }
 
-    fn claim(former: Option<Former>) -> Claim {
-        Claim::new(0, former, Duration::ZERO, None)
+    fn claim(former: Option<Former>) -> HomeClaim {
+        HomeClaim::new(0, former, Duration::ZERO, None)
     }
 
     const NOW: Option<Duration> = Some(Duration::ZERO);
@@ -227,7 +227,7 @@ mod tests {
         let (me, mut claim) = (member(), claim(None));
         let mut at = |second| claim.decide(&me, true, &look(second, 3, None, Some(Lack::Free)));
         assert_eq!([at(1), at(2), at(3), at(4)], [None, None, None, NOW], "b has fewer");
-        let mut other = Claim::new(2, None, Duration::ZERO, None);
+        let mut other = HomeClaim::new(2, None, Duration::ZERO, None);
         let mut look = look(1, 3, Some(("b", 20)), None);
         Arc::make_mut(&mut look.view).homes[2].owner =
             Some(Incarnation { node: "c".to_owned(), incarnation: 30 });
@@ -241,7 +241,7 @@ mod tests {
     #[test]
     fn orders_and_courtesy_go_before_what_is_dealt() {
         let me = member();
-        let ordered = |second, owner: Option<(&str, u64)>, to: &str, claim: &mut Claim| {
+        let ordered = |second, owner: Option<(&str, u64)>, to: &str, claim: &mut HomeClaim| {
             let lack = owner.is_none().then_some(Lack::Free);
             let mut look = look(second, 1, owner, lack);
             look.orders.push(Order { home: 0, epoch: 3, to: to.into() });
@@ -256,7 +256,7 @@ mod tests {
         assert_eq!(ordered(11, None, "b", &mut away), NOW, "b does not take it");
 
         let at = Duration::from_secs(20);
-        let mut given_up = Claim::new(0, None, at, Some(at));
+        let mut given_up = HomeClaim::new(0, None, at, Some(at));
         let free = |second| look(second, 1, None, Some(Lack::Free));
         assert_eq!(given_up.decide(&me, true, &free(19)), None, "from before");
         assert_eq!(given_up.decide(&me, true, &free(21)), None, "b goes first");

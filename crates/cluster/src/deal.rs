@@ -1,13 +1,13 @@
 //! Homes without an owner are dealt to nodes, and homes move to nodes that have fewer.
 //!
-//! Functions of a [`Look`], the same at every node that sees the same: nobody is asked, and not everybody jumps.
+//! Functions of a [`ClusterLook`], the same at every node that sees the same: nobody is asked, and not everybody jumps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
 };
 
-use crate::{Look, NodeHomes, SeenNode};
+use crate::{ClusterLook, NodeHomes, SeenNode};
 
 /// A node that has so many homes more than another gives one away.
 const UNEVEN: usize = 2;
@@ -24,12 +24,12 @@ pub struct Move {
 }
 
 /// Nodes that take homes and have been seen to beat.
-fn candidates(look: &Look) -> impl Iterator<Item = &SeenNode> {
+fn candidates(look: &ClusterLook) -> impl Iterator<Item = &SeenNode> {
     look.nodes.iter().filter(|node| node.lives && node.homes.takes_over)
 }
 
 /// Owners that live, by home.
-fn owners(look: &Look) -> BTreeMap<u16, Arc<str>> {
+fn owners(look: &ClusterLook) -> BTreeMap<u16, Arc<str>> {
     let homes = (0..).zip(&look.view.homes).filter(|(home, _)| look.lack(*home).is_none());
     homes.filter_map(|(home, of)| Some((home, of.owner.as_ref()?.node.as_str().into()))).collect()
 }
@@ -40,7 +40,7 @@ fn load(owners: &BTreeMap<u16, Arc<str>>, node: &str) -> usize {
 
 /// Deals all homes that need an owner, each to the node that has least; ties go by name. A node without a warm copy, or one that has
 /// just given the home up, gets it only if there is no other.
-pub fn deal(look: &Look) -> BTreeMap<u16, Arc<str>> {
+pub fn deal(look: &ClusterLook) -> BTreeMap<u16, Arc<str>> {
     let mut owners = owners(look);
     let mut dealt = BTreeMap::new();
     for (home, of) in (0..).zip(&look.view.homes).filter(|(home, _)| look.lack(*home).is_some()) {
@@ -61,13 +61,13 @@ pub fn deal(look: &Look) -> BTreeMap<u16, Arc<str>> {
 
 /// The move that makes a cluster more even: from the node that has most to one that has at least two fewer, and a warm copy. `None` if
 /// there is none, a home needs an owner, or a move is under way already.
-pub fn next_move(look: &Look) -> Option<Move> {
+pub fn next_move(look: &ClusterLook) -> Option<Move> {
     let is_settled = look.lacks.iter().all(Option::is_none) && look.orders.is_empty();
     is_settled.then(|| more_even(look, &owners(look), &BTreeSet::new())).flatten()
 }
 
 /// All moves that make a cluster even, homes under way left out.
-pub fn moves(look: &Look) -> Vec<Move> {
+pub fn moves(look: &ClusterLook) -> Vec<Move> {
     let mut owners = owners(look);
     let mut moved: BTreeSet<u16> = look.orders.iter().map(|order| order.home).collect();
     let mut moves = Vec::new();
@@ -80,7 +80,7 @@ pub fn moves(look: &Look) -> Vec<Move> {
 }
 
 /// `moved` are homes that stay where they are.
-fn more_even(look: &Look, owners: &BTreeMap<u16, Arc<str>>, moved: &BTreeSet<u16>) -> Option<Move> {
+fn more_even(look: &ClusterLook, owners: &BTreeMap<u16, Arc<str>>, moved: &BTreeSet<u16>) -> Option<Move> {
     let most = |name: &&Arc<str>| (load(owners, name), std::cmp::Reverse(Arc::clone(name)));
     let from = owners.values().max_by_key(most)?;
     let load_of_from = load(owners, from);
@@ -107,7 +107,7 @@ mod tests {
     use crate::{Incarnation, Lack, Order, View};
 
     /// Nodes `a`, `b`, ... with all copies, and homes of the owners that are named.
-    fn look(nodes: usize, owners: &str) -> Look {
+    fn look(nodes: usize, owners: &str) -> ClusterLook {
         let mut view = View::create("c", owners.len() as u16, 1);
         let mut lacks = Vec::new();
         for (of, owner) in view.homes.iter_mut().zip(owners.chars()) {
@@ -124,14 +124,14 @@ mod tests {
         };
         let nodes = ('a'..).take(nodes).map(node).collect();
         let (begun, at, watched) = (Duration::from_secs(9), Duration::from_secs(10), Duration::from_secs(10));
-        Look { begun, at, watched, view: Arc::new(view), nodes, orders: Vec::new(), lacks }
+        ClusterLook { begun, at, watched, view: Arc::new(view), nodes, orders: Vec::new(), lacks }
     }
 
-    fn dealt(look: &Look) -> String {
+    fn dealt(look: &ClusterLook) -> String {
         deal(look).values().map(|node| node.to_string()).collect()
     }
 
-    fn moved(look: &Look) -> Vec<String> {
+    fn moved(look: &ClusterLook) -> Vec<String> {
         moves(look).iter().map(|Move { home, from, to }| format!("{home}{from}{to}")).collect()
     }
 

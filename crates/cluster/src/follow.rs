@@ -4,8 +4,8 @@ use bytes::Bytes;
 use ledger::{Ledger, Misread, Position, Segment, Stream};
 
 use crate::{
-    Clock, HomeCopy, HomeView, Member, TakeError, View,
-    chain::{Standing, Stretch, StretchEnd, standing, stretches},
+    Clock, HomeCopy, HomeView, MemberNode, TakeError, View,
+    chain::{ChainStretch, Standing, StretchEnd, standing, stretches},
     reader::LedgerReader,
 };
 
@@ -56,14 +56,14 @@ impl Follower {
     /// One step: reads on behind the copy's position in `view`, a recent one, and applies whole records in order, provided that the
     /// epoch is still the same afterwards. A copy that is not on the chain is emptied, stream by stream, and begins at the start.
     ///
-    /// Waits for [`Member::run`], which reads the view once more if there is anything to apply. Cancel safety: the copy has whole
+    /// Waits for [`MemberNode::run`], which reads the view once more if there is anything to apply. Cancel safety: the copy has whole
     /// records.
     ///
     /// # Errors
     /// As for [`crate::take`].
     pub async fn step(
         &mut self,
-        me: &Member,
+        me: &MemberNode,
         view: &View,
         copy: &mut dyn HomeCopy,
     ) -> Result<FollowStep, TakeError> {
@@ -121,7 +121,7 @@ impl Follower {
             let position = self.position(ledger, clock, of, stream, copy).await?;
             let mut reached = position;
             let mut predecessor = position.map(|(position, _)| position.sum);
-            for Stretch { from, n, end, is_cut } in self.stretches(of, stream, position) {
+            for ChainStretch { from, n, end, is_cut } in self.stretches(of, stream, position) {
                 let until = match end {
                     StretchEnd::Empty => continue,
                     StretchEnd::Sealed(last) => last.n + 1,
@@ -197,7 +197,12 @@ impl Follower {
     }
 
     /// Stretches of the chain, and the epoch under way.
-    fn stretches(&self, of: &HomeView, stream: Stream, position: Option<(Position, u32)>) -> Vec<Stretch> {
+    fn stretches(
+        &self,
+        of: &HomeView,
+        stream: Stream,
+        position: Option<(Position, u32)>,
+    ) -> Vec<ChainStretch> {
         let mut found = stretches(of, stream, position);
         let start = of.starts.get(usize::from(stream.number)).copied().unwrap_or_default();
         let (number, n) = match position {
@@ -206,7 +211,7 @@ impl Follower {
             _ => (0, 0),
         };
         let from = Segment { stream, epoch: of.epoch, number };
-        found.push(Stretch { from, n, end: StretchEnd::Open(u64::MAX), is_cut: false });
+        found.push(ChainStretch { from, n, end: StretchEnd::Open(u64::MAX), is_cut: false });
         found
     }
 }

@@ -50,14 +50,14 @@ mod writer;
 mod tests;
 
 pub use change::{change, create, read_view};
-pub use claim::{Claim, Former};
+pub use claim::{Former, HomeClaim};
 pub use clock::Clock;
 pub use copy::HomeCopy;
 pub use deal::{Move, deal, moves, next_move};
 pub use follow::{FollowStep, Follower};
 pub use lease::{LEASE, LEASE_WAIT, Lease};
-pub use look::{Lack, Look, NodeHomes, Order, SeenNode, Watcher};
-pub use member::Member;
+pub use look::{ClusterLook, Lack, NodeHomes, Order, SeenNode, Watcher};
+pub use member::MemberNode;
 pub use node::Node;
 pub use reader::{Damage, DamagedRecord};
 pub use suspicion::{SUSPECTED_AFTER, Suspicion};

@@ -98,7 +98,7 @@ pub enum Lack {
 
 /// See the module.
 #[derive(Debug, Clone)]
-pub struct Look {
+pub struct ClusterLook {
     /// Time of [`crate::Clock::now`] at which its reads began.
     pub begun: Duration,
     /// Time at which they had ended.
@@ -115,7 +115,7 @@ pub struct Look {
     pub lacks: Vec<Option<Lack>>,
 }
 
-impl Look {
+impl ClusterLook {
     /// The order about a home, if there is one of its epoch.
     pub fn order(&self, home: u16) -> Option<&Order> {
         self.orders.iter().find(|order| order.home == home)
@@ -166,7 +166,7 @@ impl Watcher {
         beats: &[Beat],
         has_ended: impl Fn(&Beat) -> bool,
         (begun, now): (Duration, Duration),
-    ) -> Look {
+    ) -> ClusterLook {
         let mut nodes = Vec::new();
         for beat in beats.iter().filter(|beat| Order::is_node(beat)) {
             let is_me = beat.node == self.me.0 && beat.incarnation == self.me.1;
@@ -180,7 +180,7 @@ impl Watcher {
         let orders = beats.iter().filter_map(Order::of);
         let of_epoch = |order: &Order| view.home(order.home).is_ok_and(|of| of.epoch == order.epoch);
         let orders = orders.filter(of_epoch).collect();
-        Look { begun, at: now, watched: self.suspicion.watched(now), view, nodes, orders, lacks }
+        ClusterLook { begun, at: now, watched: self.suspicion.watched(now), view, nodes, orders, lacks }
     }
 
     fn lack(

@@ -26,7 +26,7 @@ const BEAT: Duration = Duration::from_secs(1);
 /// A process of a cluster, whatever homes it owns or follows.
 ///
 /// Appends and followers wait for [`Self::run`], which makes their calls: it must be polled all the time.
-pub struct Member {
+pub struct MemberNode {
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) clock: Arc<dyn Clock>,
     node: Node,
@@ -42,7 +42,7 @@ pub struct Member {
     repeats: AtomicU64,
 }
 
-impl Member {
+impl MemberNode {
     /// A process at its ledger. Does nothing before [`Self::run`].
     pub fn new(ledger: Arc<dyn Ledger>, clock: Arc<dyn Clock>, node: Node) -> Self {
         Self {

@@ -6,9 +6,9 @@ use bytes::Bytes;
 use ledger::{Inserted, Ledger, Misread, Owner, Position, Row, Stream, Swapped};
 
 use crate::{
-    Clock, HomeCopy, HomeView, Member, Sealed, Tenure, View, ViewError,
+    Clock, HomeCopy, HomeView, MemberNode, Sealed, Tenure, View, ViewError,
     calls::until_answered,
-    chain::{Standing, Stretch, StretchEnd, standing, stretches},
+    chain::{ChainStretch, Standing, StretchEnd, standing, stretches},
     change::{change, read_view, swap},
     reader::{Damage, DamagedRecord, LedgerReader, damaged},
 };
@@ -48,7 +48,7 @@ pub enum TakeError {
 /// # Errors
 /// [`TakeError`]. The home may have a new epoch, and no owner that serves.
 pub async fn take(
-    me: &Arc<Member>,
+    me: &Arc<MemberNode>,
     home: u16,
     from: Option<u64>,
     wait: Duration,
@@ -127,7 +127,7 @@ pub async fn take(
 }
 
 /// Step (5). Returns the new owner, and whether the home had none.
-async fn begin_epoch(me: &Member, home: u16, from: Option<u64>) -> Result<(Owner, bool), TakeError> {
+async fn begin_epoch(me: &MemberNode, home: u16, from: Option<u64>) -> Result<(Owner, bool), TakeError> {
     let mut taken: Option<u64> = None;
     let mut was_released = false;
     let view = change(&*me.ledger, &*me.clock, |view: &View| -> Result<Option<View>, TakeError> {
@@ -215,7 +215,7 @@ async fn restore(
         );
     }
     for (index, stretch) in stretches.iter().enumerate() {
-        let Stretch { from, n, end, is_cut } = *stretch;
+        let ChainStretch { from, n, end, is_cut } = *stretch;
         // The position itself, if this is its epoch.
         let mut last = position.filter(|(position, _)| position.epoch == from.epoch);
         let mut last = last.take().map(|(position, segment)| Sealed { n: position.n, segment });

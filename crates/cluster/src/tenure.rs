@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use tokio::sync::watch;
 
 use crate::{
-    Clock, LONG_CHAIN, Lease, Leftover, Member, Start, StreamWriter, View, ViewError,
+    Clock, LONG_CHAIN, Lease, Leftover, MemberNode, Start, StreamWriter, View, ViewError,
     calls::{first, until_answered},
     change::{change, read_view},
     reader::locate,
@@ -27,7 +27,7 @@ const TIDY: Duration = Duration::from_secs(60);
 
 /// A home that this process owns, until it is lost or released. Clones are of one tenure.
 ///
-/// Its lease is renewed, and its appends are validated, by [`Member::run`].
+/// Its lease is renewed, and its appends are validated, by [`MemberNode::run`].
 #[derive(Clone)]
 pub struct Tenure {
     core: Arc<Core>,
@@ -66,7 +66,7 @@ pub(crate) struct Core {
     pub(crate) ledger: Arc<dyn Ledger>,
     pub(crate) clock: Arc<dyn Clock>,
     pub(crate) owner: Owner,
-    member: Arc<Member>,
+    member: Arc<MemberNode>,
     /// The first read of the owners that can tell the loss of the home.
     first_read: u64,
     lease: Arc<Lease>,
@@ -100,7 +100,7 @@ impl Tenure {
     /// `ends` has, for each stream, its last record and about how many bytes of it are in the ledger; those that `view` does not have
     /// come last.
     pub(crate) fn new(
-        member: &Arc<Member>,
+        member: &Arc<MemberNode>,
         owner: Owner,
         view: &View,
         ends: Vec<(Option<Position>, u64)>,

@@ -10,6 +10,7 @@
 //! stream    bytes of a relayed device, both ways
 //! device    facts about a relayed device
 //! caller    facts about the caller of a call that is passed on
+//! gone      answers of a home that goes
 //! tls       settings, and the names in a certificate
 //! ```
 
@@ -18,6 +19,7 @@ pub mod counters;
 mod device;
 #[cfg(any(test, feature = "fuzz"))]
 mod fuzz;
+mod gone;
 mod link;
 mod listener;
 mod stream;
@@ -32,6 +34,7 @@ pub use caller::PassedCaller;
 pub use device::RelayedDevice;
 #[cfg(any(test, feature = "fuzz"))]
 pub use fuzz::fuzz_links;
+pub use gone::until_gone;
 pub use link::{GatewayLink, LinkError, LinkTarget};
 pub use listener::{LinkHandler, LinkListener, Members, not_here};
 pub use stream::RelayStream;

@@ -537,8 +537,7 @@ impl Broker {
         self.inner.sessions.is_quiet()
     }
 
-    /// The home is another gateway's: every connection ends without a word, and without a will, an event or a change of what is stored.
-    /// Goes in steps. Nobody may connect any more.
+    /// The home is another gateway's: connections end, in steps, without a word, a will, an event or a change of what is stored.
     pub async fn give_up(&self) {
         self.inner.given_up.store(true, Relaxed);
         let mut next = Some(1);
@@ -550,8 +549,7 @@ impl Broker {
         }
     }
 
-    /// Lets go of all sessions, in memory only. They hold the broker as it holds them, and with it stores and the lock on
-    /// their directory. For the very end, when nothing more is routed and the stores are flushed.
+    /// Lets go of all sessions in memory, which hold the broker and its stores: for the very end, when nothing is routed any more.
     pub fn release_sessions(&self) {
         self.inner.sessions.timers.clear();
         for group in self.inner.index.groups() {

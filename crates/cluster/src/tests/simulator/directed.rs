@@ -117,13 +117,13 @@ impl Cluster {
     }
 
     /// A process at an engine, which is not run.
-    fn member(&self, ledger: Arc<dyn Ledger>, name: &str) -> Arc<Member> {
+    fn member(&self, ledger: Arc<dyn Ledger>, name: &str) -> Arc<MemberNode> {
         self.processes.set(self.processes.get() + 1);
         let node = Node::new(name, self.processes.get());
-        Arc::new(Member::new(ledger, Arc::clone(&self.clock), node))
+        Arc::new(MemberNode::new(ledger, Arc::clone(&self.clock), node))
     }
 
-    fn take(&mut self, me: &Arc<Member>, directory: &Directory) -> Result<Tenure, TakeError> {
+    fn take(&mut self, me: &Arc<MemberNode>, directory: &Directory) -> Result<Tenure, TakeError> {
         let (me, mut directory) = (Arc::clone(me), directory.clone());
         self.run(async move { take(&me, 0, None, LEASE_WAIT, &mut directory).await })
     }
@@ -140,7 +140,7 @@ impl Cluster {
         self.serve_in(&me, directory)
     }
 
-    fn serve_in(&mut self, me: &Arc<Member>, directory: &Directory) -> (Tenure, Vec<StreamWriter>) {
+    fn serve_in(&mut self, me: &Arc<MemberNode>, directory: &Directory) -> (Tenure, Vec<StreamWriter>) {
         let tenure = self.take(me, directory).unwrap();
         let (running, me) = (tenure.clone(), Arc::clone(me));
         self.schedule.begin(|_| Box::pin(async move { calls::both(running.run(), me.run()).await }));

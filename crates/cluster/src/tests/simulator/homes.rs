@@ -214,9 +214,9 @@ impl Truth {
 /// A node, as its tasks share it.
 struct SimulatedNode {
     truth: Rc<Truth>,
-    me: Arc<Member>,
+    me: Arc<MemberNode>,
     name: &'static str,
-    looks: watch::Receiver<Option<Arc<Look>>>,
+    looks: watch::Receiver<Option<Arc<ClusterLook>>>,
     told: RefCell<NodeHomes>,
 }
 
@@ -247,7 +247,7 @@ async fn run_node(
     let clock: Arc<dyn Clock> = Arc::new(clock);
     let ledger = Arc::new(NodeLedger { twin: truth.twin.clone(), way });
     let incarnation = truth.chance.borrow_mut().draw();
-    let me = Arc::new(Member::new(ledger, Arc::clone(&clock), Node::new(name, incarnation)));
+    let me = Arc::new(MemberNode::new(ledger, Arc::clone(&clock), Node::new(name, incarnation)));
     let (seen, looks) = watch::channel(None);
     let told = RefCell::new(NodeHomes { takes_over: true, ..NodeHomes::default() });
     let node = Rc::new(SimulatedNode { truth: Rc::clone(&truth), me: Arc::clone(&me), name, looks, told });
@@ -299,7 +299,7 @@ async fn run_home(node: Rc<SimulatedNode>, spawner: Spawner, home: u16) {
             disk.former = Some(Former { incarnation: me.node().incarnation(), served });
             (disk.directory.get_or_insert_with(|| Directory::new(1)).clone(), former)
         };
-        let claim = Claim::new(home, former, clock.now(), given_up);
+        let claim = HomeClaim::new(home, former, clock.now(), given_up);
         let Some(tenure) = stand_by(&node, home, claim, &mut directory).await else { return };
         let epoch = tenure.owner().epoch;
         if truth.is_rough(20) {
@@ -332,7 +332,7 @@ async fn run_home(node: Rc<SimulatedNode>, spawner: Spawner, home: u16) {
 async fn stand_by(
     node: &SimulatedNode,
     home: u16,
-    mut claim: Claim,
+    mut claim: HomeClaim,
     directory: &mut Directory,
 ) -> Option<Tenure> {
     let SimulatedNode { truth, me, .. } = node;

@@ -295,17 +295,17 @@ fn caught(weakening: Weakening, seeds: u64) {
 /// The failure: the gateway cannot spawn what the protocol runs.
 #[test]
 fn futures_can_be_spawned() {
-    fn of_take<'a>(me: &'a std::sync::Arc<Member>, copy: &'a mut dyn HomeCopy) -> impl Send + 'a {
+    fn of_take<'a>(me: &'a std::sync::Arc<MemberNode>, copy: &'a mut dyn HomeCopy) -> impl Send + 'a {
         take(me, 0, None, LEASE_WAIT, copy)
     }
     fn of_step<'a>(
         follower: &'a mut Follower,
-        (me, view): (&'a Member, &'a View),
+        (me, view): (&'a MemberNode, &'a View),
         copy: &'a mut dyn HomeCopy,
     ) -> impl Send + 'a {
         follower.step(me, view, copy)
     }
-    fn of_member(me: &Member) -> impl Send {
+    fn of_member(me: &MemberNode) -> impl Send {
         me.run()
     }
     fn of_tenure(tenure: &Tenure) -> impl Send {

@@ -21,8 +21,8 @@ use super::{
     schedule::{Spawner, VirtualClock, pause},
 };
 use crate::{
-    Appended, Clock, Follower, LEASE_WAIT, Lease, Member, Node, Pace, Sealed, StreamWriter, TakeError, View,
-    take,
+    Appended, Clock, Follower, LEASE_WAIT, Lease, MemberNode, Node, Pace, Sealed, StreamWriter, TakeError,
+    View, take,
     weakening::{WEAKENING, Weakening},
     writer::Probe,
 };
@@ -159,7 +159,7 @@ pub(super) async fn gateway(
     let clock: Arc<dyn Clock> = Arc::new(clock);
     let ledger: Arc<dyn Ledger> = Arc::new(truth.twin.clone());
     let incarnation = if is_weak(Weakening::SameIncarnation) { 1 } else { truth.chance.borrow_mut().draw() };
-    let me = Arc::new(Member::new(ledger, Arc::clone(&clock), Node::new(name, incarnation)));
+    let me = Arc::new(MemberNode::new(ledger, Arc::clone(&clock), Node::new(name, incarnation)));
     let running = Arc::clone(&me);
     spawner.spawn(async move { running.run().await });
 
