@@ -48,13 +48,13 @@ pub(super) struct KeptDefinition {
 fn told_or_listed<'de, D: Deserializer<'de>>(value: D) -> Result<bool, D::Error> {
     #[derive(Deserialize)]
     #[serde(untagged)]
-    enum Kept {
+    enum KeptGroup {
         Told(bool),
         Listed(Vec<IgnoredAny>),
     }
-    Ok(match Kept::deserialize(value)? {
-        Kept::Told(had) => had,
-        Kept::Listed(former) => !former.is_empty(),
+    Ok(match KeptGroup::deserialize(value)? {
+        KeptGroup::Told(had) => had,
+        KeptGroup::Listed(former) => !former.is_empty(),
     })
 }
 

@@ -542,9 +542,7 @@ impl Broker {
         self.inner.given_up.store(true, Relaxed);
         let mut next = Some(1);
         while let Some(from) = next {
-            next = self.online_step(from, |session, epoch| {
-                session.close(epoch, CloseReason::GivenUp);
-            });
+            next = self.online_step(from, |session, epoch| _ = session.close(epoch, CloseReason::GivenUp));
             tokio::task::yield_now().await;
         }
     }
