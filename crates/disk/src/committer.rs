@@ -202,12 +202,13 @@ impl<W: EnvironmentWriter> Committer<W> {
 }
 
 impl<I> CommitterShared<I> {
-    /// Waits until nobody waits for anything any more.
-    fn wait_until_given_up(&self) {
+    /// Waits until nobody waits for anything any more; false if the store is closed before.
+    fn wait_until_given_up(&self) -> bool {
         let mut state = self.state.lock();
         while !state.closing && !state.given_up {
             self.wake.wait(&mut state);
         }
+        state.given_up
     }
 }
 
@@ -258,7 +259,11 @@ impl<W: EnvironmentWriter> CommitWriter<W> {
                 // A full disk refuses what adds. What is left removes, and must not wait for the next that adds.
                 let written = self.commit();
                 if self.environment.is_lost() && !self.given_up {
-                    self.shared.wait_until_given_up();
+                    if !self.shared.wait_until_given_up() {
+                        // Nobody is told anything: what waits may be in the ledger or not.
+                        std::mem::forget(self.work);
+                        return;
+                    }
                     self.given_up = true;
                     self.work.failed();
                 }

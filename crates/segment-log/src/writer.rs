@@ -119,8 +119,11 @@ impl LogWriter {
                 }
                 self.commit(&chunk);
                 if self.lost {
-                    // Nobody is told anything before: what waits may be in the ledger or not.
-                    self.wait_until_given_up();
+                    if !self.wait_until_given_up() {
+                        // Nobody is told anything: what waits may be in the ledger or not.
+                        std::mem::forget((chunk, taken));
+                        return;
+                    }
                 }
                 self.shared.ended.fetch_add(chunk.len() as u64, Release);
                 for written in &chunk {
@@ -137,11 +140,13 @@ impl LogWriter {
         }
     }
 
-    fn wait_until_given_up(&self) {
+    /// Waits until nobody waits for anything any more; false if the log is closed before.
+    fn wait_until_given_up(&self) -> bool {
         let mut inbox = self.shared.inbox.lock();
         while !inbox.closing && !inbox.given_up {
             self.shared.wake.wait(&mut inbox);
         }
+        inbox.given_up
     }
 
     /// Waits for something to do and takes it. True when the log is being closed.
