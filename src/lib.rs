@@ -16,6 +16,7 @@
 //! crates/net           sockets, TLS, WebSocket, QUIC, connection task
 //! crates/device        the receiver: outbound half, link and lock of a session, and the write to its socket
 //! crates/grpc          the API for backends: tonic services over the broker
+//! crates/grpc-homes    calls in a cluster of several homes: each to its home, or to all with the answers merged
 //! crates/grpc-messages its messages and the gateway's types, and the errors of calls with their statuses
 //! crates/http          the HTTP listener: metrics and health, the API as JSON, the web page
 //! crates/bridges       messages to and from other systems

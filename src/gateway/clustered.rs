@@ -14,7 +14,8 @@ use auth::abuse::{AbuseGuard, BanRegistry};
 use broker::{Broker, BrokerConfig};
 use config::{Address, ByteSize, Config};
 use edge::reload::Reloads;
-use grpc::{GrpcApi, Homes as _, over_homes, topic_spread};
+use grpc::GrpcApi;
+use grpc_homes::{HomeWays as _, over_homes, topic_spread};
 use net::{DeviceHomes, NetShared};
 use telemetry::ReadRows;
 use tokio::{

@@ -5,7 +5,8 @@ use std::{collections::BTreeMap, pin::Pin, sync::Arc};
 use ::links::{GatewayLink, LinkAnswer, LinkRequest, LinkTarget, PassedCaller, until_gone};
 use config::{Config, DatabaseTls};
 use gateway_core::metrics::MetricRow;
-use grpc::{Homes as _, LocalService, NotServed};
+use grpc::LocalService;
+use grpc_homes::{HomeWays, NotServed};
 use grpc_messages::status::Error;
 use net::{DeviceHomes, HomeWay, NetShared};
 use parking_lot::{Mutex, RwLock};
@@ -167,7 +168,7 @@ impl Homes {
     }
 }
 
-impl grpc::Homes for Homes {
+impl HomeWays for Homes {
     fn count(&self) -> u16 {
         u16::try_from(self.places.borrow().len()).unwrap_or(u16::MAX)
     }

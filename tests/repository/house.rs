@@ -146,6 +146,7 @@ const ORDERED: &[&str] = &[
     "edge",
     "groups",
     "grpc",
+    "grpc-homes",
     "grpc-messages",
     "http",
     "import",

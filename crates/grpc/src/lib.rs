@@ -1,7 +1,6 @@
 //! The backends' side: tonic services over the broker.
 //!
 //! ```text
-//! homes       calls in a cluster of several homes, in place of services
 //! services    gateway.v1 and the precedent
 //! context     what the services share, and need of the rest of the process
 //! publishing  what the Publisher does for a message
@@ -13,8 +12,7 @@
 //!
 //! Each module uses only those below it.
 //!
-//! Knows the broker, config and how to read latest values; must not know codec, session or net. Only this module knows
-//! tonic. Invariants: a call flushes its `Turn` before it awaits anything; every stream, request and page is bounded;
+//! Knows the broker, config and how to read latest values; must not know codec, session or net. Invariants: a call flushes its `Turn` before it awaits anything; every stream, request and page is bounded;
 //! only `status` makes a gRPC status; a stream never slows a publisher.
 
 mod bounds;
@@ -22,7 +20,6 @@ mod context;
 pub mod counters;
 mod error;
 use crate::counters::count;
-mod homes;
 pub mod proto;
 mod publishing;
 mod server;
@@ -82,13 +79,16 @@ use self::{
 pub use bounds::GrpcConfig;
 pub use context::{Hooks, LatestValues, Operated, StoresAnswer};
 pub use error::GrpcError;
-pub use homes::{Homes, NotServed, over_homes, topic_spread};
 pub use publishing::{PublisherMemory, schedule::TopicSpread};
 pub use server::{
     accept::GrpcTls,
+    caller_memory::{CallerMemory, MemoryReservation},
     elsewhere::{AnswerElsewhere, CheckedCall},
     local::LocalService,
+    methods,
+    request_size::answer_in_kind,
 };
+pub use stream::RawMessage;
 
 /// The answer to a call that is refused for `error`.
 pub fn refused(error: grpc_messages::status::Error) -> tonic::codegen::http::Response<tonic::body::Body> {

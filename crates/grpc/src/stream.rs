@@ -37,7 +37,7 @@ use crate::counters::count;
 
 /// A response that is encoded already, or is not to be decoded; takes the place of the generated type.
 #[derive(Debug, Clone, Default)]
-pub(super) struct RawMessage(pub(super) Bytes);
+pub struct RawMessage(pub Bytes);
 
 impl prost::Message for RawMessage {
     fn encode_raw(&self, buf: &mut impl BufMut) {

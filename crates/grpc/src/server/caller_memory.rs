@@ -13,7 +13,7 @@ use super::unauthenticated::{UnauthenticatedMemory, UnauthenticatedPart};
 
 /// The holdings of a connection, or of the streams of a caller.
 #[derive(Debug)]
-pub(crate) struct CallerMemory {
+pub struct CallerMemory {
     account: Arc<Account>,
     kind: MemoryKind,
     held: AtomicUsize,
@@ -23,7 +23,7 @@ pub(crate) struct CallerMemory {
 
 impl CallerMemory {
     /// For calls whose caller is known.
-    pub(crate) fn new(account: Arc<Account>) -> Arc<Self> {
+    pub fn new(account: Arc<Account>) -> Arc<Self> {
         Arc::new(Self::empty(account, MemoryKind::GrpcMessages))
     }
 
@@ -49,7 +49,7 @@ impl CallerMemory {
     }
 
     /// Nothing so far.
-    pub(crate) fn open(self: &Arc<Self>) -> MemoryReservation {
+    pub fn open(self: &Arc<Self>) -> MemoryReservation {
         MemoryReservation { caller_memory: Arc::clone(self), bytes: 0 }
     }
 
@@ -113,7 +113,7 @@ impl CallerMemory {
 
 /// A part of what a connection holds; given back on drop.
 #[derive(Debug)]
-pub(crate) struct MemoryReservation {
+pub struct MemoryReservation {
     caller_memory: Arc<CallerMemory>,
     bytes: usize,
 }
@@ -125,7 +125,7 @@ impl MemoryReservation {
     }
 
     /// Makes it `bytes`; false, and changes nothing, if it must grow and may not.
-    pub(crate) fn set(&mut self, bytes: usize) -> bool {
+    pub fn set(&mut self, bytes: usize) -> bool {
         if bytes > self.bytes {
             if !self.caller_memory.charge(bytes - self.bytes) {
                 self.caller_memory.count_refusal();

@@ -17,16 +17,16 @@ pub(crate) enum AllowedCallers {
 
 /// A field of text in a request.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct TextField {
+pub struct TextField {
     /// Its name, from the request on, as `spec.device_id`.
-    pub(crate) name: &'static str,
+    pub name: &'static str,
     /// Its number in the protos, behind those of the messages that it is in.
-    pub(crate) tags: &'static [u32],
+    pub tags: &'static [u32],
 }
 
 /// Place in a cluster of several homes that answers a method. A cluster of one home answers everything there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum AnsweredAt {
+pub enum AnsweredAt {
     /// The node that is called: what its own files and its process say.
     Here,
     /// The home of the device in this field.
@@ -47,14 +47,14 @@ pub(crate) enum AnsweredAt {
 
 /// A method.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GrpcMethod {
+pub struct GrpcMethod {
     /// As in the request.
     pub path: &'static str,
-    pub who: AllowedCallers,
+    pub(crate) who: AllowedCallers,
     /// True if the call stays open, so that its caller can lose its rights meanwhile.
-    pub stays: bool,
+    pub(crate) stays: bool,
     /// Place that answers it.
-    pub(crate) at: AnsweredAt,
+    pub at: AnsweredAt,
     /// True if the method does more than read and publish: then each call is in the audit log.
     pub(crate) administers: bool,
 }
@@ -185,7 +185,7 @@ const METHODS: &[GrpcMethod] = &[
 ];
 
 /// The method of this path.
-pub(crate) fn method(path: &str) -> Option<&'static GrpcMethod> {
+pub fn method(path: &str) -> Option<&'static GrpcMethod> {
     // Some fifty comparisons, most of which end with the length.
     METHODS.iter().find(|method| method.path == path)
 }

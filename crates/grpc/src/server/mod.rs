@@ -11,7 +11,7 @@ pub(super) mod deadline;
 pub(super) mod elsewhere;
 pub(super) mod frame_gate;
 pub(super) mod local;
-pub(super) mod methods;
+pub mod methods;
 pub(super) mod passed;
 pub(super) mod request_body;
 pub(super) mod request_size;

@@ -55,7 +55,7 @@ where
 
 /// Compresses only for those who send gzip themselves. Most clients say that they could read it, and compressing for
 /// all of them costs more CPU than everything else about a message.
-pub(crate) fn answer_in_kind(headers: &mut HeaderMap) {
+pub fn answer_in_kind(headers: &mut HeaderMap) {
     if headers.get("grpc-encoding").is_none_or(|encoding| encoding == "identity") {
         headers.remove("grpc-accept-encoding");
     }

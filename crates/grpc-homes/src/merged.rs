@@ -19,19 +19,19 @@ use tonic_prost::ProstCodec;
 
 use super::{
     answers,
-    channel::{Cluster, PassedOn},
+    channel::{CallHomes, PassedOn},
     lists, publish, publish_stream, ranks, streams,
 };
-use crate::server::request_size::answer_in_kind;
+use grpc::answer_in_kind;
 
 /// A stream of responses.
 pub(super) type Responses<A> = Pin<Box<dyn Stream<Item = Result<A, Status>> + Send>>;
 
 /// Answers a call of such a method.
-type Merge = fn(Cluster, PassedOn, Request<Body>) -> Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
+type Merge = fn(CallHomes, PassedOn, Request<Body>) -> Pin<Box<dyn Future<Output = Response<Body>> + Send>>;
 
 /// Answers a call at every home that it concerns.
-pub(super) async fn merged(cluster: Cluster, mut request: Request<Body>) -> Response<Body> {
+pub(super) async fn merged(cluster: CallHomes, mut request: Request<Body>) -> Response<Body> {
     let Some(merge) = merge_of(request.uri().path()) else {
         return Status::from(Error::Unimplemented).into_http();
     };
@@ -102,7 +102,7 @@ pub(super) fn merge_of(path: &str) -> Option<Merge> {
 
 /// A method, as the server calls it with a request.
 struct Handler<H> {
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     handle: H,
 }
@@ -121,7 +121,7 @@ where
 
 /// A method with one request and one answer.
 fn unary<Q, A, H, F>(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: Request<Body>,
     handle: H,
@@ -129,7 +129,7 @@ fn unary<Q, A, H, F>(
 where
     Q: Message + Default + 'static,
     A: Message + 'static,
-    H: Fn(Cluster, PassedOn, Q) -> F + Send + Sync + 'static,
+    H: Fn(CallHomes, PassedOn, Q) -> F + Send + Sync + 'static,
     F: Future<Output = Result<A, Status>> + Send + 'static,
 {
     Box::pin(async move { server::<A, Q>().unary(Handler { cluster, call, handle }, request).await })
@@ -137,7 +137,7 @@ where
 
 /// A method with one request and a stream of answers.
 fn responses<Q, A, H, F>(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: Request<Body>,
     handle: H,
@@ -145,7 +145,7 @@ fn responses<Q, A, H, F>(
 where
     Q: Message + Default + 'static,
     A: Message + 'static,
-    H: Fn(Cluster, PassedOn, Q) -> F + Send + Sync + 'static,
+    H: Fn(CallHomes, PassedOn, Q) -> F + Send + Sync + 'static,
     F: Future<Output = Result<Responses<A>, Status>> + Send + 'static,
 {
     Box::pin(
@@ -155,7 +155,7 @@ where
 
 /// A method with a stream of requests and one of answers.
 fn streaming<Q, A, H, F>(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: Request<Body>,
     handle: H,
@@ -163,7 +163,7 @@ fn streaming<Q, A, H, F>(
 where
     Q: Message + Default + 'static,
     A: Message + 'static,
-    H: Fn(Cluster, PassedOn, Streaming<Q>) -> F + Send + Sync + 'static,
+    H: Fn(CallHomes, PassedOn, Streaming<Q>) -> F + Send + Sync + 'static,
     F: Future<Output = Result<Responses<A>, Status>> + Send + 'static,
 {
     Box::pin(async move { server::<A, Q>().streaming(Handler { cluster, call, handle }, request).await })
@@ -172,7 +172,7 @@ where
 impl<H> Handler<H> {
     fn handle<R, F, A>(&mut self, request: tonic::Request<R>) -> BoxFuture<tonic::Response<A>, Status>
     where
-        H: Fn(Cluster, PassedOn, R) -> F,
+        H: Fn(CallHomes, PassedOn, R) -> F,
         F: Future<Output = Result<A, Status>> + Send + 'static,
     {
         let answer = (self.handle)(self.cluster.clone(), self.call.clone(), request.into_inner());
@@ -182,7 +182,7 @@ impl<H> Handler<H> {
 
 impl<H, Q, A, F> UnaryService<Q> for Handler<H>
 where
-    H: Fn(Cluster, PassedOn, Q) -> F,
+    H: Fn(CallHomes, PassedOn, Q) -> F,
     F: Future<Output = Result<A, Status>> + Send + 'static,
 {
     type Response = A;
@@ -195,7 +195,7 @@ where
 
 impl<H, Q, A, F> ServerStreamingService<Q> for Handler<H>
 where
-    H: Fn(Cluster, PassedOn, Q) -> F,
+    H: Fn(CallHomes, PassedOn, Q) -> F,
     F: Future<Output = Result<Responses<A>, Status>> + Send + 'static,
 {
     type Response = A;
@@ -209,7 +209,7 @@ where
 
 impl<H, Q, A, F> StreamingService<Q> for Handler<H>
 where
-    H: Fn(Cluster, PassedOn, Streaming<Q>) -> F,
+    H: Fn(CallHomes, PassedOn, Streaming<Q>) -> F,
     F: Future<Output = Result<Responses<A>, Status>> + Send + 'static,
 {
     type Response = A;

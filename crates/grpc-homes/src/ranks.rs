@@ -5,8 +5,8 @@ use std::cmp::Reverse;
 use grpc_messages::convert;
 use tonic::Status;
 
-use super::channel::{Cluster, PassedOn};
-use crate::proto::gateway::v1;
+use super::channel::{CallHomes, PassedOn};
+use grpc::proto::gateway::v1;
 
 /// Devices, and streams, that are shown if nothing is said.
 const DEVICES: usize = 10;
@@ -14,7 +14,7 @@ const STREAMS: usize = 100;
 
 /// `Devices/ListTopDevices`.
 pub(super) async fn devices(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::ListTopDevicesRequest,
 ) -> Result<v1::ListTopDevicesResponse, Status> {
@@ -38,7 +38,7 @@ pub(super) async fn devices(
 
 /// `Subscriber/ListStreams`. A stream over several homes is listed at each of them.
 pub(super) async fn streams(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::ListStreamsRequest,
 ) -> Result<v1::ListStreamsResponse, Status> {

@@ -3,7 +3,7 @@
 use tonic::Code;
 
 use super::{bench, command, in_seconds, reason};
-use crate::proto::gateway::v1::{
+use grpc::proto::gateway::v1::{
     self, commands_client::CommandsClient, devices_client::DevicesClient,
     operations_client::OperationsClient, publisher_client::PublisherClient, security_client::SecurityClient,
     state_client::StateClient, subscriber_client::SubscriberClient,

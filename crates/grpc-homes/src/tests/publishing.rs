@@ -7,7 +7,7 @@ use tonic::{Code, codec::CompressionEncoding::Gzip};
 use tonic_types::StatusExt as _;
 
 use super::{bench, in_seconds, reason};
-use crate::proto::gateway::v1::{self, publisher_client::PublisherClient};
+use grpc::proto::gateway::v1::{self, publisher_client::PublisherClient};
 
 fn to_topic(topic: &str, payload: &str) -> v1::PublishRequest {
     v1::PublishRequest {

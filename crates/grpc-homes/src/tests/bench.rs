@@ -33,7 +33,7 @@ use tokio::sync::watch;
 use values::{LatestCache, LatestOptions};
 
 use super::super::*;
-use crate::{GrpcApi, GrpcConfig, Hooks, LatestValues, Operated, PublisherMemory, StoresAnswer, TopicSpread};
+use grpc::{GrpcApi, GrpcConfig, Hooks, LatestValues, Operated, PublisherMemory, StoresAnswer, TopicSpread};
 
 /// A home.
 pub(super) struct TestHome {
@@ -60,7 +60,7 @@ struct LateHomes {
     homes: OnceLock<Weak<TestHomes>>,
 }
 
-impl Homes for LateHomes {
+impl HomeWays for LateHomes {
     fn count(&self) -> u16 {
         self.count
     }
@@ -88,7 +88,7 @@ pub(super) struct Bench {
     pub(super) front: LocalService,
 }
 
-impl Homes for TestHomes {
+impl HomeWays for TestHomes {
     fn count(&self) -> u16 {
         u16::try_from(self.homes.len()).unwrap()
     }

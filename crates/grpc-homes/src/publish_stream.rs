@@ -15,11 +15,11 @@ use tokio_stream::{Stream as _, StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Status, Streaming, codegen::BoxFuture};
 
 use super::{
-    channel::{Cluster, PassedOn},
+    channel::{CallHomes, PassedOn},
     merged::Responses,
     publish::{PublishFailure, Tally, cost, homes_of, of_result, to_result},
 };
-use crate::{proto::gateway::v1, server::caller_memory::MemoryReservation};
+use grpc::{MemoryReservation, proto::gateway::v1};
 
 /// Responses that wait for the caller to read them.
 const RESPONSES: usize = 16;
@@ -32,13 +32,13 @@ type UnreadResponse = (Result<v1::PublishStreamResponse, Status>, Option<MemoryR
 
 /// Opens a stream.
 pub(super) async fn open(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     requests: Streaming<v1::PublishStreamRequest>,
 ) -> Result<Responses<v1::PublishStreamResponse>, Status> {
     let (sender, receiver) = mpsc::channel(RESPONSES);
     let held = cluster.hold(0)?;
-    let run = PublishRun {
+    let run = HomePublishRun {
         homes: cluster.all().map(|_| None).collect(),
         cluster,
         call,
@@ -64,7 +64,7 @@ pub(super) async fn open(
 }
 
 /// A message whose result was not yet sent.
-struct PendingMessage {
+struct UnansweredMessage {
     /// Homes that have not answered.
     left: usize,
     tally: Tally,
@@ -72,14 +72,14 @@ struct PendingMessage {
 }
 
 /// A stream at work.
-struct PublishRun {
-    cluster: Cluster,
+struct HomePublishRun {
+    cluster: CallHomes,
     call: PassedOn,
     sender: mpsc::Sender<UnreadResponse>,
     /// By home: its stream, if it is open.
     homes: Vec<Option<HomeStream>>,
     /// In order of sequence; at most the window and one frame.
-    pending: VecDeque<PendingMessage>,
+    pending: VecDeque<UnansweredMessage>,
     /// Sequence of the first pending message.
     next: u64,
     window: usize,
@@ -91,32 +91,32 @@ struct PublishRun {
 }
 
 /// Next event of a publish stream.
-enum StreamEvent {
+enum HomeStreamEvent {
     /// A frame, or the end of frames.
     Frame(Option<v1::PublishStreamRequest>),
     /// An answer of a home, or the end of its stream.
     Answer(u16, Option<Result<v1::PublishStreamResponse, Status>>),
 }
 
-impl PublishRun {
+impl HomePublishRun {
     /// Reads frames while the window has room, and sends results in order, until the caller is done.
     async fn run(mut self, mut frames: Streaming<v1::PublishStreamRequest>) -> Result<(), Status> {
         let mut reading = true;
         while reading || !self.pending.is_empty() {
             let room = self.pending.len() < self.window;
             let event = tokio::select! {
-                (home, answer) = next_answer(&mut self.homes) => StreamEvent::Answer(home, answer),
-                frame = frames.message(), if reading && room => StreamEvent::Frame(frame?),
+                (home, answer) = next_answer(&mut self.homes) => HomeStreamEvent::Answer(home, answer),
+                frame = frames.message(), if reading && room => HomeStreamEvent::Frame(frame?),
             };
             match event {
-                StreamEvent::Frame(Some(frame)) => self.accept(frame)?,
-                StreamEvent::Frame(None) => {
+                HomeStreamEvent::Frame(Some(frame)) => self.accept(frame)?,
+                HomeStreamEvent::Frame(None) => {
                     reading = false;
                     for home in self.homes.iter_mut().flatten() {
                         home.frames = None;
                     }
                 }
-                StreamEvent::Answer(home, answer) => self.note(home, answer),
+                HomeStreamEvent::Answer(home, answer) => self.note(home, answer),
             }
             self.send_done().await?;
         }
@@ -138,8 +138,8 @@ impl PublishRun {
         for request in frame.requests {
             let sequence = self.next + self.pending.len() as u64;
             let homes = homes_of(&self.cluster, &request);
-            let bytes = cost(&request, homes.len()) + size_of::<PendingMessage>();
-            let message = PendingMessage { left: homes.len(), tally: Tally::default(), bytes };
+            let bytes = cost(&request, homes.len()) + size_of::<UnansweredMessage>();
+            let message = UnansweredMessage { left: homes.len(), tally: Tally::default(), bytes };
             for home in homes {
                 let (sequences, requests) = &mut parts[usize::from(home)];
                 sequences.push(sequence);
@@ -253,7 +253,7 @@ enum HomeAnswers {
 }
 
 impl HomeStream {
-    fn open(cluster: &Cluster, call: &PassedOn, home: u16) -> Self {
+    fn open(cluster: &CallHomes, call: &PassedOn, home: u16) -> Self {
         let (frames, receiver) = mpsc::channel(FRAMES);
         let (cluster, call) = (cluster.clone(), call.clone());
         let opening = async move { cluster.stream(home, &call, ReceiverStream::new(receiver)).await };

@@ -30,24 +30,21 @@ use tonic::{
 };
 use tonic_prost::ProstCodec;
 
-use super::{FIRST, Homes, NotServed};
-use crate::{
-    server::caller_memory::{CallerMemory, MemoryReservation},
-    stream::RawMessage,
-};
+use super::{FIRST, HomeWays, NotServed};
+use grpc::{CallerMemory, MemoryReservation, RawMessage};
 
 /// The homes, for one call.
 #[derive(Clone)]
-pub(super) struct Cluster {
-    homes: Arc<dyn Homes>,
+pub(super) struct CallHomes {
+    homes: Arc<dyn HomeWays>,
     /// At least 1.
     count: u16,
     caller: Arc<PassedCaller>,
     memory: Arc<CallerMemory>,
 }
 
-impl Cluster {
-    pub(super) fn new(homes: &Arc<dyn Homes>, account: &Arc<Account>, caller: PassedCaller) -> Self {
+impl CallHomes {
+    pub(super) fn new(homes: &Arc<dyn HomeWays>, account: &Arc<Account>, caller: PassedCaller) -> Self {
         let memory = CallerMemory::new(Arc::clone(account));
         Self { homes: Arc::clone(homes), count: homes.count().max(1), caller: Arc::new(caller), memory }
     }
@@ -228,7 +225,7 @@ pub(super) async fn together<F: Future>(futures: impl IntoIterator<Item = F>) ->
 /// The services of a home.
 #[derive(Clone)]
 pub(super) struct HomeChannel {
-    homes: Arc<dyn Homes>,
+    homes: Arc<dyn HomeWays>,
     caller: Arc<PassedCaller>,
     home: u16,
 }
@@ -278,7 +275,7 @@ pub(super) fn to_link(request: Request<Body>) -> Request<LinkBody> {
 struct HomeAnswer {
     /// None at the end.
     body: Option<LinkBody>,
-    homes: Arc<dyn Homes>,
+    homes: Arc<dyn HomeWays>,
     home: u16,
 }
 

@@ -6,7 +6,7 @@ use prost_types::Duration;
 use tonic::Streaming;
 
 use super::{bench, reason};
-use crate::proto::{
+use grpc::proto::{
     gateway::v1::{
         self, events_client::EventsClient, publisher_client::PublisherClient, shadows_client::ShadowsClient,
         state_client::StateClient, subscriber_client::SubscriberClient,

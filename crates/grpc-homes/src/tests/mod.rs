@@ -17,8 +17,9 @@ use tonic_types::StatusExt as _;
 
 use self::bench::{Bench, bench, bench_with};
 use super::merged::merge_of;
-use crate::{
-    GrpcConfig,
+use grpc::{
+    GrpcConfig, LocalService,
+    methods::{AnsweredAt, method},
     proto::{
         DESCRIPTORS,
         gateway::v1::{
@@ -27,10 +28,6 @@ use crate::{
             security_client::SecurityClient, state_client::StateClient,
         },
         rpcserver::{self, published_packet_service_client::PublishedPacketServiceClient},
-    },
-    server::{
-        local::LocalService,
-        methods::{AnsweredAt, method},
     },
 };
 

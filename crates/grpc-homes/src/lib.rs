@@ -14,7 +14,8 @@
 //! answers   other merged answers
 //! ```
 //!
-//! Must not know the broker: a home is known by its answers alone. Nothing is kept of a call here but its parts that are under
+//! Knows the API and what `grpc` has around every call; must not know services, and of the broker only the account of memory: a home is
+//! known by its answers alone. Nothing is kept of a call here but its parts that are under
 //! way, so a call that is dropped is cancelled at every home.
 
 mod answers;
@@ -47,10 +48,9 @@ use tonic::{
 
 pub use scheduled::topic_spread;
 
-use self::{channel::Cluster, merged::merged};
-use crate::server::{
-    elsewhere::{AnswerElsewhere, CheckedCall},
-    local::LocalService,
+use self::{channel::CallHomes, merged::merged};
+use grpc::{
+    AnswerElsewhere, CheckedCall, LocalService,
     methods::{AnsweredAt, method},
 };
 
@@ -63,7 +63,7 @@ const FIRST: u16 = 0;
 pub struct NotServed;
 
 /// Ways to the homes of a cluster.
-pub trait Homes: Send + Sync {
+pub trait HomeWays: Send + Sync {
     /// Number of homes; 0 is not known yet, and like 1. Once it is known it never changes.
     fn count(&self) -> u16;
 
@@ -93,19 +93,19 @@ pub trait Homes: Send + Sync {
 /// Answers calls at the homes of a cluster. `here` answers for this node, where its own files and its process are asked about;
 /// without it a home of this node does, or else the first. `account` is charged for answers that are being merged.
 pub fn over_homes(
-    homes: Arc<dyn Homes>,
+    homes: Arc<dyn HomeWays>,
     here: Option<LocalService>,
     account: Arc<Account>,
 ) -> AnswerElsewhere {
     Arc::new(move |CheckedCall { caller, peer, request }| {
         let caller = PassedCaller::new(caller.credential.as_str(), &caller.grant, peer);
-        let cluster = Cluster::new(&homes, &account, caller);
+        let cluster = CallHomes::new(&homes, &account, caller);
         let here = here.clone();
         Box::pin(async move { Ok(answer(cluster, here, request).await) })
     })
 }
 
-async fn answer(cluster: Cluster, here: Option<LocalService>, request: Request<Body>) -> Response<Body> {
+async fn answer(cluster: CallHomes, here: Option<LocalService>, request: Request<Body>) -> Response<Body> {
     if cluster.count() == 1 {
         return cluster.home(FIRST).answer(request).await;
     }

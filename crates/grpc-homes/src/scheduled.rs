@@ -8,15 +8,15 @@ use links::PassedCaller;
 use tonic::codegen::http::{HeaderMap, uri::PathAndQuery};
 
 use super::{
-    Homes,
-    channel::{Cluster, PassedOn},
+    HomeWays,
+    channel::{CallHomes, PassedOn},
     publish::{batch, of_result, scheduled_at},
 };
-use crate::{proto::gateway::v1, publishing::schedule::TopicSpread};
+use grpc::{TopicSpread, proto::gateway::v1};
 
 /// Publishes the scheduled messages of `home` at every home. The same one is published once at each, for as long as that home
 /// remembers keys. `account` is charged while they are on their way.
-pub fn topic_spread(homes: Arc<dyn Homes>, home: u16, account: Arc<Account>) -> TopicSpread {
+pub fn topic_spread(homes: Arc<dyn HomeWays>, home: u16, account: Arc<Account>) -> TopicSpread {
     let gateway = TokenGrant {
         id: "scheduled-messages".to_owned(),
         role: Role::Publisher,
@@ -28,7 +28,7 @@ pub fn topic_spread(homes: Arc<dyn Homes>, home: u16, account: Arc<Account>) -> 
     };
     let caller = PassedCaller::new("gateway", &gateway, None);
     Arc::new(move |mut requests| {
-        let cluster = Cluster::new(&homes, &account, caller.clone());
+        let cluster = CallHomes::new(&homes, &account, caller.clone());
         for request in &mut requests {
             request.idempotency_key = scheduled_at(home, &request.idempotency_key);
         }

@@ -9,12 +9,12 @@ use prost::Message as _;
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
 
-use super::channel::{Cluster, PassedOn};
-use crate::proto::gateway::v1;
+use super::channel::{CallHomes, PassedOn};
+use grpc::proto::gateway::v1;
 
 /// `Publisher/Publish`.
 pub(super) async fn one(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::PublishRequest,
 ) -> Result<v1::PublishResponse, Status> {
@@ -30,7 +30,7 @@ pub(super) async fn one(
 
 /// `Publisher/PublishBatch`.
 pub(super) async fn batch(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::PublishBatchRequest,
 ) -> Result<v1::PublishBatchResponse, Status> {
@@ -74,7 +74,7 @@ pub(super) async fn batch(
 
 /// `Publisher/CancelScheduled`.
 pub(super) async fn cancel_scheduled(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::CancelScheduledRequest,
 ) -> Result<v1::CancelScheduledResponse, Status> {
@@ -106,7 +106,7 @@ impl BatchPart {
 }
 
 /// The homes that a message goes to. One for a topic that is for later is kept by the home of the topic.
-pub(super) fn homes_of(cluster: &Cluster, request: &v1::PublishRequest) -> Vec<u16> {
+pub(super) fn homes_of(cluster: &CallHomes, request: &v1::PublishRequest) -> Vec<u16> {
     match &request.device_id {
         Some(device) => vec![cluster.of(device)],
         None if request.deliver_at.is_some() => vec![cluster.of(&request.topic)],

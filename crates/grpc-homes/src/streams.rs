@@ -15,13 +15,13 @@ use tonic::{Status, Streaming};
 
 use super::{
     FIRST,
-    channel::{Cluster, PassedOn, together},
+    channel::{CallHomes, PassedOn, together},
     merged::Responses,
     route,
 };
-use crate::{
+use grpc::{
+    RawMessage,
     proto::{gateway::v1, rpcserver},
-    stream::RawMessage,
 };
 
 /// Field of the items in the responses of all these streams.
@@ -93,7 +93,7 @@ where
 /// `Subscriber/Subscribe`. Each home has what its devices publish. What backends publish is at every home, and is taken from the
 /// first.
 pub(super) async fn subscribe(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::SubscribeRequest,
 ) -> Result<Responses<RawMessage>, Status> {
@@ -120,7 +120,7 @@ pub(super) async fn subscribe(
 
 /// `PublishedPacketService/StreamPublishedPayload` of all devices.
 pub(super) async fn published_payload(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: rpcserver::PublishedPacketRequest,
 ) -> Result<Responses<RawMessage>, Status> {
@@ -131,7 +131,7 @@ pub(super) async fn published_payload(
 
 /// `State/WatchLatest`.
 pub(super) async fn watch_latest(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::WatchLatestRequest,
 ) -> Result<Responses<RawMessage>, Status> {
@@ -148,7 +148,7 @@ pub(super) async fn watch_latest(
 
 /// `Shadows/WatchShadow`.
 pub(super) async fn watch_shadow(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::WatchShadowRequest,
 ) -> Result<Responses<RawMessage>, Status> {
@@ -165,7 +165,7 @@ pub(super) async fn watch_shadow(
 
 /// `Events/WatchEvents`. The resume token has that of each home, and the first response comes once all homes have sent theirs.
 pub(super) async fn watch_events(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::WatchEventsRequest,
 ) -> Result<Responses<RawMessage>, Status> {
@@ -203,7 +203,7 @@ pub(super) async fn watch_events(
 
 /// `Publisher/PublishToDevices`: each device at its home.
 pub(super) async fn publish_to_devices(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::PublishToDevicesRequest,
 ) -> Result<Responses<RawMessage>, Status> {
@@ -234,7 +234,7 @@ pub(super) async fn publish_to_devices(
 
 /// The requests for the homes of these devices, or for every home if there are none; `with` makes each, of the devices that it has.
 fn for_devices<Q>(
-    cluster: &Cluster,
+    cluster: &CallHomes,
     devices: Vec<String>,
     with: impl Fn(Option<Vec<String>>) -> Q,
 ) -> Vec<(u16, Q)> {

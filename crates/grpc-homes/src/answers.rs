@@ -4,15 +4,15 @@ use grpc_messages::{page::PAGE_BYTES, status::Error};
 use prost::Message as _;
 use tonic::{Code, Status};
 
-use super::channel::{Cluster, PassedOn};
-use crate::proto::gateway::v1;
+use super::channel::{CallHomes, PassedOn};
+use grpc::proto::gateway::v1;
 
 /// Most requests in BatchGetLatest.
 const MAX_GETS: usize = 1_000;
 
 /// `State/GetLatest` over all devices: the newest of the homes' newest.
 pub(super) async fn latest(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::GetLatestRequest,
 ) -> Result<v1::GetLatestResponse, Status> {
@@ -40,7 +40,7 @@ fn newer(one: Option<v1::LatestValue>, two: Option<v1::LatestValue>) -> Option<v
 
 /// `State/BatchGetLatest`: each request at the home of its device, or at every home.
 pub(super) async fn batch_latest(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::BatchGetLatestRequest,
 ) -> Result<v1::BatchGetLatestResponse, Status> {
@@ -95,7 +95,7 @@ pub(super) async fn batch_latest(
 
 /// `State/SetRetained`: at every home, since each has a copy of all.
 pub(super) async fn set_retained(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::SetRetainedRequest,
 ) -> Result<v1::SetRetainedResponse, Status> {
@@ -105,7 +105,7 @@ pub(super) async fn set_retained(
 
 /// `State/DeleteRetained`: the copies of all homes.
 pub(super) async fn delete_retained(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::DeleteRetainedRequest,
 ) -> Result<v1::DeleteRetainedResponse, Status> {
@@ -120,7 +120,7 @@ fn most(counts: impl Iterator<Item = u64>) -> u64 {
 
 /// `Devices/DeleteDevice`: at its home, then the copies of its retained messages at the others.
 pub(super) async fn delete_device(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::DeleteDeviceRequest,
 ) -> Result<v1::DeleteDeviceResponse, Status> {
@@ -138,7 +138,7 @@ pub(super) async fn delete_device(
 
 /// `Security/AddBan`: at every home.
 pub(super) async fn add_ban(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::AddBanRequest,
 ) -> Result<v1::AddBanResponse, Status> {
@@ -148,7 +148,7 @@ pub(super) async fn add_ban(
 
 /// `Security/RemoveBan`: at every home that has it.
 pub(super) async fn remove_ban(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::RemoveBanRequest,
 ) -> Result<v1::RemoveBanResponse, Status> {
@@ -167,7 +167,7 @@ pub(super) async fn remove_ban(
 /// `Operations/GetStatus`: the problems of all homes; the version, and the start, of the first that is served. A home that nobody
 /// serves is a problem.
 pub(super) async fn status(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::GetStatusRequest,
 ) -> Result<v1::GetStatusResponse, Status> {

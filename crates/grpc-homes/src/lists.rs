@@ -16,10 +16,10 @@ use serde_json::{Value, json};
 use tonic::Status;
 
 use super::{
-    channel::{Cluster, PassedOn},
+    channel::{CallHomes, PassedOn},
     publish::scheduled_at,
 };
-use crate::proto::gateway::v1;
+use grpc::proto::gateway::v1;
 
 /// Pages of homes that are read for a page of ours before there is an item in it: each may have none.
 const MOST_READS: usize = 16;
@@ -39,7 +39,7 @@ trait Listing: Message + Default + Clone + 'static {
     fn page(&mut self) -> (&mut i32, &mut String);
 
     /// The request for a home; `None` if it has none of the items.
-    fn at(&self, _: &Cluster, _: u16) -> Option<Self> {
+    fn at(&self, _: &CallHomes, _: u16) -> Option<Self> {
         Some(self.clone())
     }
 
@@ -60,7 +60,7 @@ trait Listing: Message + Default + Clone + 'static {
 
 /// Place of a page in the list of a home.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-struct HomePlace {
+struct HomeCursor {
     /// Token with which the home is asked.
     token: String,
     /// Items behind it with the key of the last item that was given, which were given as well.
@@ -72,7 +72,7 @@ struct HomePlace {
 /// A page of a home that is being merged.
 struct HomePage<L: Listing> {
     home: u16,
-    place: HomePlace,
+    place: HomeCursor,
     items: VecDeque<(L::Key, L::Item)>,
     /// Token of the page behind the items.
     next: String,
@@ -101,20 +101,20 @@ impl<L: Listing> HomePage<L> {
     fn pass(&mut self) {
         if self.items.is_empty() {
             let token = std::mem::take(&mut self.next);
-            self.place = HomePlace { ended: token.is_empty(), token, given: 0 };
+            self.place = HomeCursor { ended: token.is_empty(), token, given: 0 };
         }
     }
 }
 
 /// One page of all homes.
-async fn list<L: Listing>(cluster: &Cluster, call: &PassedOn, mut request: L) -> Result<L::Answer, Status> {
+async fn list<L: Listing>(cluster: &CallHomes, call: &PassedOn, mut request: L) -> Result<L::Answer, Status> {
     let (size, token) = request.page();
     let (size, token) = (std::mem::take(size), std::mem::take(token));
     let limit = convert::page_size(size)?;
     let pages = RequestPages::of(L::METHOD, &request);
     let (mut last, places) = match pages.start(&token)? {
         Some(start) => from_text::<L>(&start, cluster.count()).ok_or(Error::PageTokenInvalid)?,
-        None => (None, vec![HomePlace::default(); usize::from(cluster.count())]),
+        None => (None, vec![HomeCursor::default(); usize::from(cluster.count())]),
     };
     let mut homes: Vec<HomePage<L>> = cluster
         .all()
@@ -185,7 +185,7 @@ async fn list<L: Listing>(cluster: &Cluster, call: &PassedOn, mut request: L) ->
 }
 
 /// The place at which a page starts, as text.
-fn to_text<'a, L: Listing>(last: Option<&L::Key>, places: impl Iterator<Item = &'a HomePlace>) -> String {
+fn to_text<'a, L: Listing>(last: Option<&L::Key>, places: impl Iterator<Item = &'a HomeCursor>) -> String {
     let places = places.map(|place| match place.ended {
         true => json!([]),
         false => json!([place.token, place.given]),
@@ -194,16 +194,16 @@ fn to_text<'a, L: Listing>(last: Option<&L::Key>, places: impl Iterator<Item = &
 }
 
 /// Reads what [`to_text`] has written, for as many homes.
-fn from_text<L: Listing>(text: &str, homes: u16) -> Option<(Option<L::Key>, Vec<HomePlace>)> {
+fn from_text<L: Listing>(text: &str, homes: u16) -> Option<(Option<L::Key>, Vec<HomeCursor>)> {
     let (last, places): (Option<String>, Vec<Vec<Value>>) = serde_json::from_str(text).ok()?;
     let last = match last {
         Some(last) => Some(L::from_text(&last)?),
         None => None,
     };
     let place = |place: &Vec<Value>| match &place[..] {
-        [] => Some(HomePlace { ended: true, ..HomePlace::default() }),
+        [] => Some(HomeCursor { ended: true, ..HomeCursor::default() }),
         [token, given] => {
-            Some(HomePlace { token: token.as_str()?.to_owned(), given: given.as_u64()?, ended: false })
+            Some(HomeCursor { token: token.as_str()?.to_owned(), given: given.as_u64()?, ended: false })
         }
         _ => None,
     };
@@ -220,7 +220,7 @@ fn millis(time: Option<&prost_types::Timestamp>) -> i64 {
 
 /// `State/ListLatest`: by device, then topic.
 pub(super) async fn latest(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::ListLatestRequest,
 ) -> Result<v1::ListLatestResponse, Status> {
@@ -240,7 +240,7 @@ impl Listing for v1::ListLatestRequest {
         (&mut self.page_size, &mut self.page_token)
     }
 
-    fn at(&self, cluster: &Cluster, home: u16) -> Option<Self> {
+    fn at(&self, cluster: &CallHomes, home: u16) -> Option<Self> {
         let mut request = self.clone();
         request.device_ids.retain(|device| cluster.of(device) == home);
         (self.device_ids.is_empty() || !request.device_ids.is_empty()).then_some(request)
@@ -275,7 +275,7 @@ impl Listing for v1::ListLatestRequest {
 
 /// `Publisher/ListScheduled`: by time.
 pub(super) async fn scheduled(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::ListScheduledRequest,
 ) -> Result<v1::ListScheduledResponse, Status> {
@@ -293,7 +293,7 @@ impl Listing for v1::ListScheduledRequest {
         (&mut self.page_size, &mut self.page_token)
     }
 
-    fn at(&self, cluster: &Cluster, home: u16) -> Option<Self> {
+    fn at(&self, cluster: &CallHomes, home: u16) -> Option<Self> {
         (self.device_id.is_empty() || cluster.of(&self.device_id) == home).then(|| self.clone())
     }
 
@@ -323,7 +323,7 @@ impl Listing for v1::ListScheduledRequest {
 
 /// `Commands/ListCommands` of all devices: the newest first.
 pub(super) async fn commands(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::ListCommandsRequest,
 ) -> Result<v1::ListCommandsResponse, Status> {
@@ -364,7 +364,7 @@ impl Listing for v1::ListCommandsRequest {
 
 /// `Security/ListTenants`: by name, with what each has at all homes. Its quotas are those of one home.
 pub(super) async fn tenants(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::ListTenantsRequest,
 ) -> Result<v1::ListTenantsResponse, Status> {
@@ -419,7 +419,7 @@ impl Listing for v1::ListTenantsRequest {
 
 /// `Security/ListBans`: by target. A ban that several homes have is listed once.
 pub(super) async fn bans(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     request: v1::ListBansRequest,
 ) -> Result<v1::ListBansResponse, Status> {
@@ -485,7 +485,7 @@ impl Listing for v1::ListBansRequest {
 
 /// `Devices/ListDevices`: one home after the other, since the order of a home means nothing.
 pub(super) async fn devices(
-    cluster: Cluster,
+    cluster: CallHomes,
     call: PassedOn,
     mut request: v1::ListDevicesRequest,
 ) -> Result<v1::ListDevicesResponse, Status> {

@@ -14,7 +14,7 @@ use tonic::{
     codegen::{Body as HttpBody, Bytes, http::Request},
 };
 
-use crate::server::methods::TextField;
+use grpc::methods::TextField;
 
 /// Bytes before a message: its flag and its length.
 const HEAD: usize = 5;
@@ -124,7 +124,7 @@ mod tests {
     use prost::Message as _;
 
     use super::*;
-    use crate::proto::gateway::v1;
+    use grpc::proto::gateway::v1;
 
     /// The failure: a call that reaches another home than the device's, which answers that there is no such device.
     #[test]

@@ -13,12 +13,12 @@ use tonic::{
 };
 
 use super::{
-    channel::{Cluster, HomeChannel},
+    channel::{CallHomes, HomeChannel},
     route,
 };
 
 /// Answers at the first home that is served.
-pub(super) async fn any(cluster: &Cluster, request: Request<Body>) -> Response<Body> {
+pub(super) async fn any(cluster: &CallHomes, request: Request<Body>) -> Response<Body> {
     let (parts, message) = match whole(request).await {
         Ok(whole) => whole,
         Err(status) => return status.into_http(),
@@ -35,7 +35,7 @@ pub(super) async fn any(cluster: &Cluster, request: Request<Body>) -> Response<B
 }
 
 /// Asks every home, and answers as the first one that does not say NOT_FOUND. A home that knows it comes before one that is away.
-pub(super) async fn that_has(cluster: &Cluster, request: Request<Body>) -> Response<Body> {
+pub(super) async fn that_has(cluster: &CallHomes, request: Request<Body>) -> Response<Body> {
     let (parts, message) = match whole(request).await {
         Ok(whole) => whole,
         Err(status) => return status.into_http(),
