@@ -91,6 +91,8 @@ impl HomeTask {
                 home.part = NodePart::Serves(epoch);
                 (home.warm, home.stands_back, home.trouble) = (true, false, String::new());
             });
+            // Whoever takes the home after this process need not wait.
+            self.parts.member.beat_early();
             if let Err(mpsc::error::SendError(owned)) = homes.send(owned).await {
                 let _ = owned.hand_over().await;
                 return Ok(());

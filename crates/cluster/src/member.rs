@@ -11,10 +11,11 @@ use std::{
 
 use ledger::{BoxFuture, Ledger, Owner, Unknown};
 use parking_lot::Mutex;
+use tokio::sync::watch;
 
 use crate::{
     Clock, Node, View, ViewError,
-    calls::{both, until_answered},
+    calls::{both, first, until_answered},
     change::read_view,
     shared::SharedCall,
     tenure::Core,
@@ -39,6 +40,8 @@ pub struct MemberNode {
     /// The validating reads of step (3). An append asks after its insert was answered.
     validation: SharedCall<()>,
     views: SharedCall<Result<Arc<View>, ViewError>>,
+    /// Changes when a beat is to come before its time.
+    early_beat: watch::Sender<()>,
     repeats: AtomicU64,
 }
 
@@ -54,6 +57,7 @@ impl MemberNode {
             reads: AtomicU64::new(0),
             validation: SharedCall::new(),
             views: SharedCall::new(),
+            early_beat: watch::Sender::new(()),
             repeats: AtomicU64::new(0),
         }
     }
@@ -79,6 +83,11 @@ impl MemberNode {
     /// Cancel safety: nothing is lost if it is dropped and called again; appends wait meanwhile, and leases run out.
     pub async fn run(&self) {
         both(self.beat(), both(self.validate(), self.read_views())).await;
+    }
+
+    /// Lets the next beat come at once: what it tells matters to others, and is rare.
+    pub fn beat_early(&self) {
+        self.early_beat.send_replace(());
     }
 
     /// The view, by a read that began after this call. Cancel safe. Waits for [`Self::run`].
@@ -143,12 +152,15 @@ impl MemberNode {
     }
 
     async fn beat(&self) {
+        let mut early = self.early_beat.subscribe();
         loop {
             let begun = self.clock.now();
+            early.mark_unchanged();
             let beat = || self.numbered(|| self.ledger.beat(&self.node.next_beat()));
             let (answered, (number, owners)) = until_answered(&*self.clock, &self.repeats, beat).await;
             self.shown(number, answered, &owners);
-            self.clock.sleep((begun + BEAT).saturating_sub(self.clock.now())).await;
+            let pause = self.clock.sleep((begun + BEAT).saturating_sub(self.clock.now()));
+            let _ = first(early.changed(), pause).await;
         }
     }
 

@@ -316,6 +316,7 @@ async fn run_home(node: Rc<SimulatedNode>, spawner: Spawner, home: u16) {
             told.serves.push((home, epoch));
             told.leaves.retain(|left| *left != home);
         });
+        me.beat_early();
         let running = tenure.clone();
         spawner.spawn(async move { running.run().await });
         let is_handed_over = serve(&node, &tenure, &directory).await;
