@@ -191,7 +191,7 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
     }
     let running = match config.cluster.is_on() {
         false => match Gateway::builder(config).start().await {
-            Ok(gateway) => RunningGateway::Alone(gateway),
+            Ok(gateway) => RunningGateway::Alone(Box::new(gateway)),
             Err(error @ (StartError::Config(_) | StartError::Tls { .. })) => return fail(2, &error),
             Err(error) => return fail(1, &error),
         },
@@ -241,7 +241,7 @@ async fn run(config: Config, signals_runtime: &mut Option<Runtime>) -> ExitCode 
 
 /// A gateway that has started.
 enum RunningGateway {
-    Alone(Gateway),
+    Alone(Box<Gateway>),
     InCluster(Box<ClusterMember>),
 }
 

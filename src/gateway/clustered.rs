@@ -140,7 +140,7 @@ impl ClusterGateway {
             ready: Arc::new(move || ready(&asked, &*state)),
             stands_by: Arc::new(move || standing.all_here().is_empty()),
         };
-        doors.answer(&common, bound, api, account, pages, &drain, &stop);
+        doors.answer(&common, bound, api, account, pages, (&drain, &stop));
         let served = BTreeMap::new();
         Ok(Self {
             common,

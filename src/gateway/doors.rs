@@ -66,8 +66,7 @@ impl Doors {
         api: GrpcApi,
         account: &Arc<Account>,
         pages: HttpPages,
-        drain: &watch::Receiver<bool>,
-        stop: &watch::Receiver<bool>,
+        (drain, stop): (&watch::Receiver<bool>, &watch::Receiver<bool>),
     ) {
         let BoundListeners { grpc, grpc_tls, http, http_tls, .. } = bound;
         if let Some(socket) = http {

@@ -158,8 +158,7 @@ impl Home {
         &self,
         config: &Config,
         limits: &GrpcConfig,
-        broker: &Broker,
-        spread: Option<TopicSpread>,
+        (broker, spread): (&Broker, Option<TopicSpread>),
         dispatcher: Option<Arc<ReplyDispatcher>>,
         tasks: &mut JoinSet<()>,
         drain: &watch::Receiver<bool>,
@@ -336,7 +335,7 @@ mod tests {
         let dispatcher = super::super::commands::dispatcher(config);
         let limits = grpc_config(config);
         let served =
-            home.serve(config, &limits, &broker, None, dispatcher, &mut tasks, &drain).await.unwrap();
+            home.serve(config, &limits, (&broker, None), dispatcher, &mut tasks, &drain).await.unwrap();
         assert!(served.commands.is_ok());
 
         let found = broker.retained("kept", clock::now()).await.unwrap();

@@ -248,7 +248,7 @@ impl Builder {
         let mut bound = bound;
         doors.accept(std::mem::take(&mut bound.devices), &drain);
         let pages = HttpPages { rows: home.metrics(), ready: home.ready(), stands_by: Arc::new(|| false) };
-        doors.answer(&common, bound, api, home.broker.account(), pages, &drain, &stop);
+        doors.answer(&common, bound, api, home.broker.account(), pages, (&drain, &stop));
         Ok(Gateway { common, home, doors, addresses, draining, stopping })
     }
 }

@@ -154,7 +154,7 @@ impl OpenedHome {
         let (replaceable, watched_bans) = (admission.replaceable.clone(), Arc::clone(&bans));
         evictions::watch(&shared, &common.tls, &config, replaceable, watched_bans, &mut tasks);
         let limits = api::grpc_config(&config);
-        let served = home.serve(&config, &limits, &broker, spread, dispatcher, &mut tasks, drain).await?;
+        let served = home.serve(&config, &limits, (&broker, spread), dispatcher, &mut tasks, drain).await?;
         let hooks = Hooks {
             traces: trace_clients(),
             latest: latest.clone().map(|latest| latest as Arc<dyn grpc::LatestValues>),

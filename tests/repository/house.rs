@@ -146,7 +146,6 @@ const ORDERED: &[&str] = &[
     "edge",
     "groups",
     "grpc",
-    "grpc-homes",
     "grpc-messages",
     "http",
     "import",

@@ -118,12 +118,10 @@ impl LogWriter {
                     count(|c| c.log_full_records.add(1));
                 }
                 self.commit(&chunk);
-                if self.lost {
-                    if !self.wait_until_given_up() {
-                        // Nobody is told anything: what waits may be in the ledger or not.
-                        std::mem::forget((chunk, taken));
-                        return;
-                    }
+                if self.lost && !self.wait_until_given_up() {
+                    // Nobody is told anything: what waits may be in the ledger or not.
+                    std::mem::forget((chunk, taken));
+                    return;
                 }
                 self.shared.ended.fetch_add(chunk.len() as u64, Release);
                 for written in &chunk {
