@@ -171,8 +171,10 @@ impl ClusterGateway {
         let (home, api) = opened.serve(&self.common, spread, &drain, &stop).await?;
         if !self.has_links {
             let devices = self.prepared.bind_devices(&self.common.config, &mut BTreeMap::new())?;
-            let addresses = devices.iter().map(|device| (device.name().to_owned(), device.address().clone()));
-            self.addresses.extend(addresses);
+            for device in &devices {
+                info!(listener = device.name(), address = %device.address(), "listening");
+                self.addresses.push((device.name().to_owned(), device.address().clone()));
+            }
             self.closing = watch::Sender::new(false);
             self.doors.accept(devices, &self.closing.subscribe());
         }
