@@ -32,7 +32,7 @@ use super::{
     http::HttpPages,
     links,
     listeners::PreparedListeners,
-    metrics::with_process,
+    metrics::{broker_rows, with_process},
     served::{OpenedHome, ServedHome},
 };
 
@@ -128,10 +128,13 @@ impl ClusterGateway {
         );
         let ClusterPages { state, rows: standby_rows } = pages;
         let rows: ReadRows = {
-            let homes = Arc::clone(&homes);
+            let (homes, broker) = (Arc::clone(&homes), shared.broker.clone());
             Arc::new(move || {
-                let rows = homes.rows();
-                with_process(if rows.is_empty() { standby_rows() } else { rows })
+                let mut rows = homes.rows(broker_rows(&broker));
+                if homes.all_here().is_empty() {
+                    rows.extend(standby_rows());
+                }
+                with_process(rows)
             })
         };
         let (asked, standing) = (Arc::clone(&homes), Arc::clone(&homes));
@@ -181,7 +184,9 @@ impl ClusterGateway {
         let (shared, api) = (Arc::clone(&home.shared), api.without_listener());
         let (gone, is_gone) = watch::channel(false);
         let (rows, ready) = (home.rows(), home.ready());
-        self.homes.set(number, Some(HomeHere { shared, api, rows, ready, gone: is_gone }));
+        let bans = Arc::clone(&home.watch.bans);
+        self.homes.set(number, Some(HomeHere { shared, api, rows, ready, bans, gone: is_gone }));
+        self.look_at_bans();
         self.served.insert(number, HomeInService { home, gone, draining, stopping });
         Ok(())
     }
@@ -193,7 +198,9 @@ impl ClusterGateway {
         let end = Instant::now() + deadline;
         let HomeInService { mut home, gone, draining, stopping } = self.withdraw(number)?;
         let _ = draining.send(true);
-        home.shared.refuse_connects().await;
+        if timeout(deadline / 2, home.shared.refuse_connects()).await.is_err() {
+            warn!("a client is still being let in, its connection ends later");
+        }
         let _ = stopping.send(true);
         home.finish(end).await;
         home.close_for_other(deadline / 4).await;
@@ -212,9 +219,17 @@ impl ClusterGateway {
         let _ = (draining.send(true), stopping.send(true));
     }
 
+    /// The doors know the bans of all homes that are here.
+    fn look_at_bans(&self) {
+        let homes = self.homes.all_here();
+        let bans = homes.iter().map(|home| Arc::clone(&home.bans)).collect();
+        self.doors.shared.guard.set_homes(bans);
+    }
+
     /// Nobody finds the home here any more.
     fn withdraw(&mut self, number: u16) -> Option<HomeInService> {
         self.homes.set(number, None);
+        self.look_at_bans();
         if !self.has_links {
             self.closing.send_replace(true);
             let kept: BTreeSet<_> = ["grpc", "http"].into();
@@ -302,7 +317,8 @@ fn doors_of_devices(common: &Common, homes: &Arc<Homes>) -> Result<Arc<NetShared
     common.admission.charge_to(broker.account());
     let (authenticator, authority) = (&common.admission.authenticator, &common.admission.authority);
     let bans = Arc::new(BanRegistry::open(&config.bans, None)?);
-    let guard = AbuseGuard::new(&config.bans, bans);
+    let guard = AbuseGuard::before_homes(&config.bans, Arc::clone(&bans));
+    common.reloads.add(bans);
     // A home answers bridges with its own mark.
     let mark = String::new();
     let shared = NetShared::new(

@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, pin::Pin, sync::Arc};
 
 use ::links::{GatewayLink, LinkAnswer, LinkRequest, LinkTarget, PassedCaller, until_gone};
+use auth::abuse::BanRegistry;
 use config::{Config, DatabaseTls};
 use gateway_core::metrics::MetricRow;
 use grpc::LocalService;
@@ -32,6 +33,7 @@ pub(super) struct HomeHere {
     pub(super) api: LocalService,
     pub(super) rows: ReadRows,
     pub(super) ready: ReadReady,
+    pub(super) bans: Arc<BanRegistry>,
     /// True once the home is another gateway's.
     pub(super) gone: watch::Receiver<bool>,
 }
@@ -150,11 +152,12 @@ impl Homes {
         Some(link)
     }
 
-    /// Rows of `/metrics` of the homes that are served here, added up.
-    pub(super) fn rows(&self) -> Vec<MetricRow> {
+    /// Rows of `/metrics` of the homes that are served here, and those of the doors before them, added up.
+    pub(super) fn rows(&self, doors: Vec<MetricRow>) -> Vec<MetricRow> {
         let mut all: Vec<MetricRow> = Vec::new();
         let mut places = BTreeMap::new();
-        for row in self.all_here().iter().flat_map(|here| (here.rows)()) {
+        let homes = self.all_here();
+        for row in homes.iter().flat_map(|here| (here.rows)()).chain(doors) {
             let key = (row.name, row.suffix, row.labels.clone());
             match places.get(&key) {
                 Some(place) => add(&mut all[*place], &row),

@@ -17,7 +17,8 @@ pub(super) fn with_process(homes: Vec<MetricRow>) -> Vec<MetricRow> {
 
 /// Returns the rows of a home.
 pub(super) fn home_rows(broker: &Broker, latest: Option<&LatestCache>, watch: &StoreWatch) -> Vec<MetricRow> {
-    let mut rows = figures(broker, latest);
+    let mut rows = broker_rows(broker);
+    rows.extend(latest.into_iter().flat_map(latest_rows));
     rows.extend(watch.figures());
     watch.bridges.rows(watch.home.groups(), &mut rows);
     if let Some(latest) = latest {
@@ -38,7 +39,8 @@ pub(super) fn add(to: &mut MetricRow, row: &MetricRow) {
     };
 }
 
-fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<MetricRow> {
+/// Returns the rows of a broker.
+pub(super) fn broker_rows(broker: &Broker) -> Vec<MetricRow> {
     let (now, queues) = (broker.gauges(), broker.queues());
     let account = broker.account();
     let mut all = vec![
@@ -64,14 +66,17 @@ fn figures(broker: &Broker, latest: Option<&LatestCache>) -> Vec<MetricRow> {
         };
         Counted::ALL.map(usage)
     }));
-    if let Some(latest) = latest {
-        let store = latest.gauges();
-        all.push(figures::LATEST_PENDING.is(store.pending_values as f64));
-        all.push(figures::LATEST_PENDING_BYTES.is(store.pending_bytes as f64));
-        all.push(figures::LATEST_HEALTHY.is(u8::from(store.healthy).into()));
-        all.push(figures::LATEST_SPILLED.is(store.spilled as f64));
-        let oldest = latest.oldest_pending(clock::to_wall(clock::now()));
-        all.push(figures::LATEST_OLDEST.is(oldest.as_secs_f64()));
-    }
     all
+}
+
+fn latest_rows(latest: &LatestCache) -> [MetricRow; 5] {
+    let store = latest.gauges();
+    let oldest = latest.oldest_pending(clock::to_wall(clock::now()));
+    [
+        figures::LATEST_PENDING.is(store.pending_values as f64),
+        figures::LATEST_PENDING_BYTES.is(store.pending_bytes as f64),
+        figures::LATEST_HEALTHY.is(u8::from(store.healthy).into()),
+        figures::LATEST_SPILLED.is(store.spilled as f64),
+        figures::LATEST_OLDEST.is(oldest.as_secs_f64()),
+    ]
 }

@@ -24,7 +24,7 @@ use mqtt_server::{
     config::{Address, Config, LinkSettings, Listener, ListenerKind},
     gateway::{ClusterGateway, ClusterPages, ClusterParts, HomeAddress},
     proto::gateway::v1::{
-        self, devices_client::DevicesClient, publisher_client::PublisherClient,
+        self, devices_client::DevicesClient, events_client::EventsClient, publisher_client::PublisherClient,
         security_client::SecurityClient, subscriber_client::SubscriberClient,
     },
 };
@@ -563,6 +563,38 @@ async fn bans_hold_and_links_are_for_gateways_alone() {
     SecurityClient::new(through.admin()).add_ban(ban).await.unwrap();
     assert_eq!(connect(9), Got::ConnAck(0x8A));
     assert_eq!(connect(8), Got::ConnAck(0));
+    // Where the home is, the socket is closed before a byte is read.
+    let mut at_home = Client::over(from_host(9, through.near), Protocol::V5);
+    assert_eq!(at_home.next(), Got::Closed);
+
+    // A ban comes before the password is looked at, and is told; so is a login that fails.
+    let mut events = EventsClient::new(through.admin())
+        .watch_events(v1::WatchEventsRequest::default())
+        .await
+        .unwrap()
+        .into_inner();
+    let login = |id: &str| {
+        let mut client = Client::open(through.near, Protocol::V5);
+        let (username, password) = (Some("ann".to_owned()), Some(b"wrong".as_slice().into()));
+        client.send(&Packet::Connect(Box::new(Connect { username, password, ..hello(Protocol::V5, id) })));
+        client.next()
+    };
+    assert_eq!(login("guesses"), Got::ConnAck(0x86));
+    let target = v1::BanTarget { target: Some(v1::ban_target::Target::ClientId("barred".to_owned())) };
+    let ban = v1::AddBanRequest { target: Some(target), ..v1::AddBanRequest::default() };
+    SecurityClient::new(through.admin()).add_ban(ban).await.unwrap();
+    assert_eq!(login("barred"), Got::ConnAck(0x8A));
+    let mut failed = BTreeSet::new();
+    while failed.len() < 2 {
+        for item in soon("an event", events.message()).await.unwrap().unwrap().items {
+            if let Some(v1::watch_events_item::Item::Event(event)) = item.item
+                && let Some(v1::event::Detail::AuthFailed(_)) = event.detail
+            {
+                failed.insert(event.device_id);
+            }
+        }
+    }
+    assert_eq!(failed, ["barred", "guesses"].map(str::to_owned).into());
 
     let request = Request::post("http://localhost/gateway.links.v1/relay")
         .header("gateway-device", "CgFhEgN0Y3A")

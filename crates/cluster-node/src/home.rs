@@ -91,7 +91,7 @@ impl HomeTask {
                 home.part = NodePart::Serves(epoch);
                 (home.warm, home.stands_back, home.trouble) = (true, false, String::new());
             });
-            // Whoever takes the home after this process need not wait.
+            // The next owner need not wait.
             self.parts.member.beat_early();
             if let Err(mpsc::error::SendError(owned)) = homes.send(owned).await {
                 let _ = owned.hand_over().await;

@@ -140,7 +140,7 @@ mod tests {
             assert!(!suspicion.suspects("a", 2, Duration::from_secs(second)));
         }
         assert!(suspicion.suspects("a", 1, Duration::from_secs(9)));
-        // It goes on beside the other.
+        // The earlier process goes on beside the other.
         suspicion.observe(&[beat("a", 1, 4)], Duration::from_secs(10));
         suspicion.observe(&[beat("a", 2, 11)], Duration::from_secs(11));
         assert!(!suspicion.suspects("a", 1, Duration::from_secs(11)));

@@ -359,7 +359,7 @@ impl Core {
                 match self.publish(number, place, bytes_before).await {
                     Ok(()) => {}
                     Err(ViewError::NotOwner { .. }) => return self.lose(),
-                    // It is tried again, unless a later place comes.
+                    // Tried again, unless a later place comes.
                     Err(_) => drop(stream.publication.lock().get_or_insert((place, bytes_before))),
                 }
             }

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use broker::{Broker, Session, SessionCore};
+use broker::{Broker, Event, Session, SessionCore};
 use config::Limits;
 use device::DeviceContext;
 use edge::door::ConnectionLimit;
@@ -118,6 +118,15 @@ impl NetShared {
             (None, _) => HomeWay::Here(Arc::clone(self)),
             (Some(homes), None) => homes.way(client_id),
             (Some(homes), Some(device)) => homes.here(device.home).map_or(HomeWay::Nobody, HomeWay::Here),
+        }
+    }
+
+    /// Tells an event of a client that has no session to the watchers of its home, if that is here.
+    pub(super) fn emit(&self, event: Event) {
+        let way = self.homes.get().map(|homes| homes.way(event.client_id.as_str()));
+        match way {
+            Some(HomeWay::Here(home)) => home.broker.emit(event),
+            _ => self.broker.emit(event),
         }
     }
 

@@ -2,7 +2,11 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use access::{BackoffRule, Flapping, Principal, bans::BanSubject};
+use access::{
+    BackoffRule, Flapping, Principal,
+    bans::{Ban, BanSubject},
+};
+use arc_swap::ArcSwap;
 use edge::door::SourceAddress;
 use gateway_core::{Peer, Timestamp, warn_limited};
 use parking_lot::Mutex;
@@ -33,6 +37,8 @@ pub enum Barred {
 /// Guards the door and the CONNECT.
 pub struct AbuseGuard {
     bans: Arc<BanRegistry>,
+    /// More bans that hold here: those of homes, which come and go.
+    of_homes: ArcSwap<Vec<Arc<BanRegistry>>>,
     logins: Option<Mutex<LoginHistory>>,
     flapping: Option<(Mutex<Flapping>, Duration)>,
 }
@@ -49,7 +55,22 @@ impl AbuseGuard {
         let (connects, within) = (config.flapping_connects, config.flapping_within.0);
         let flapping = (connects > 0)
             .then(|| (Mutex::new(Flapping::new(connects, within, REMEMBERED)), config.flapping_ban.0));
-        Self { bans, logins, flapping }
+        Self { bans, of_homes: ArcSwap::default(), logins, flapping }
+    }
+
+    /// A guard of doors to homes, whose bans hold there, too. Whoever connects too often is found by its home.
+    pub fn before_homes(config: &config::Bans, bans: Arc<BanRegistry>) -> Self {
+        Self { flapping: None, ..Self::new(config, bans) }
+    }
+
+    /// From now on the bans of these homes hold, too, and no others.
+    pub fn set_homes(&self, bans: Vec<Arc<BanRegistry>>) {
+        self.of_homes.store(Arc::new(bans));
+    }
+
+    fn find(&self, find: impl Fn(&BanRegistry) -> Option<Ban>) -> Option<Barred> {
+        let found = find(&self.bans).or_else(|| self.of_homes.load().iter().find_map(|bans| find(bans)));
+        found.map(|ban| banned(&ban))
     }
 
     /// A guard that lets everybody in.
@@ -64,7 +85,7 @@ impl AbuseGuard {
     /// never is.
     pub fn at_door(&self, peer: Peer, now: Timestamp) -> Option<Barred> {
         let ip = address(peer)?;
-        let banned = self.bans.of_address(ip).map(|ban| banned(&ban));
+        let banned = self.find(|bans| bans.of_address(ip));
         let logins = self.logins.as_ref();
         let wait = || logins?.lock().wait_at_door(door(peer), now).map(Barred::Waits);
         banned.or_else(wait)
@@ -85,7 +106,7 @@ impl AbuseGuard {
     /// Tells whether a client is banned.
     pub fn ban(&self, who: &BanSubject<'_>, peer: Peer) -> Option<Barred> {
         let who = BanSubject { address: address(peer), ..*who };
-        self.bans.of(&who).map(|ban| banned(&ban))
+        self.find(|bans| bans.of(&who))
     }
 
     /// A login has failed.
@@ -123,7 +144,7 @@ impl AbuseGuard {
     }
 }
 
-fn banned(ban: &access::bans::Ban) -> Barred {
+fn banned(ban: &Ban) -> Barred {
     Barred::Banned { kind: ban.target.kind(), reason: ban.reason.clone() }
 }
 

@@ -125,6 +125,6 @@ pub(super) fn admitted(
 fn banned(accepted: &Accepted, shared: &NetShared) -> ConnectRefused {
     count(|c| c.banned_connects.add(1));
     let client_id = accepted.client_id.clone();
-    shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
+    shared.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
     ConnectRefused(Some(reason::BANNED))
 }

@@ -347,8 +347,14 @@ async fn admit(
     wire: &mut Wire<'_>,
     peer: Peer,
     listener: &ListenerContext,
-    shared: &NetShared,
+    shared: &Arc<NetShared>,
 ) -> Result<AdmittedClient, NotAdmitted> {
+    // A bridge is told the mark of the home to which it comes.
+    let named = wire.relayed.as_ref().map_or(&*connect.client_id, |device| &*device.client_id);
+    let home = match shared.way(named, wire.relayed.as_ref()) {
+        HomeWay::Here(home) => Some(home),
+        _ => None,
+    };
     let mut accepted = evaluate_connect(
         connect,
         &ConnectPolicy {
@@ -358,7 +364,7 @@ async fn admit(
                 wire.relayed.as_ref().map_or_else(assigned_id, |device| device.client_id.clone())
             },
             response_information: &shared.response_information,
-            bridge_mark: &shared.bridge_mark,
+            bridge_mark: home.as_ref().map_or("", |home| &home.bridge_mark),
         },
     )?;
     let certificate = match &wire.relayed {
@@ -429,7 +435,7 @@ async fn admit(
                 barred::failed(connect, &accepted, peer, shared);
             }
             let client_id = accepted.client_id;
-            shared.broker.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
+            shared.emit(Event { at: clock::now(), client_id, kind: EventKind::AuthFailed });
             Err(NotAdmitted::refused(match denied {
                 Denied::BadCredentials => reason::BAD_USER_NAME_OR_PASSWORD,
                 Denied::NotAuthorized => reason::NOT_AUTHORIZED,
