@@ -143,33 +143,21 @@ impl ClusterMember {
                     ends.spawn(async move { (home.number(), home.ends().await) });
                 }
                 Some(Ok((number, end))) = ends.join_next() => {
+                    if end == HomeEnd::Lost {
+                        error!(
+                            home = number,
+                            "the home belongs to another gateway: connections end, and this one stands by"
+                        );
+                        // A process that stood still or was cut off has lost all its homes, or is about to. The CONNECTs that lie in its
+                        // backlogs are of clients that have gone elsewhere: they end with its sockets.
+                        return Err(MemberError::BeginAnew(begin_anew()));
+                    }
                     let Some(home) = serving.remove(&number).and_then(Arc::into_inner) else { continue };
-                    match end {
-                        HomeEnd::Lost => {
-                            error!(
-                                home = number,
-                                "the home belongs to another gateway: its connections end, and this one stands by"
-                            );
-                            let directory = Arc::downgrade(home.directory());
-                            if self.places.borrow().len() == 1 {
-                                // Nothing else is here: the shortest way for clients to learn of it.
-                                return Err(MemberError::BeginAnew(begin_anew()));
-                            }
-                            drop(home);
-                            self.gateway.give_up_home(number).await;
-                            if !is_free(&directory).await {
-                                warn!(home = number, "something of the home is still here: the process begins anew");
-                                return Err(MemberError::BeginAnew(begin_anew()));
-                            }
-                        }
-                        HomeEnd::Ordered => {
-                            let directory = Arc::downgrade(home.directory());
-                            self.hand_over(home).await;
-                            if !is_free(&directory).await {
-                                warn!(home = number, "something of the home is still here: the process begins anew");
-                                return Err(MemberError::BeginAnew(begin_anew()));
-                            }
-                        }
+                    let directory = Arc::downgrade(home.directory());
+                    self.hand_over(home).await;
+                    if !is_free(&directory).await {
+                        warn!(home = number, "something of the home is still here: the process begins anew");
+                        return Err(MemberError::BeginAnew(begin_anew()));
                     }
                 }
             }

@@ -49,6 +49,9 @@ struct Published {
     /// Of a will: a later connection of its client was accepted, which promises that it was published.
     acked: bool,
     will: bool,
+    /// False of the will of a CONNECT without an answer: it may lie in the backlog of a gateway that stands still, and be handled at any
+    /// later time.
+    in_order: bool,
 }
 
 /// The wills of one client's connections.
@@ -143,7 +146,8 @@ impl Facts {
                 wills.sent = None;
                 if !delayed {
                     wills.sent = Some(msg.id);
-                    let published = Published { msg: msg.clone(), at, acked: false, will: true };
+                    let published =
+                        Published { msg: msg.clone(), at, acked: false, will: true, in_order: false };
                     self.published.insert(msg.id, published);
                 }
             }
@@ -163,6 +167,9 @@ impl Facts {
                 // The earlier will is published, and safe, before the next connection is accepted.
                 let wills = self.wills.entry(client).or_default();
                 let due = std::mem::replace(&mut wills.due, wills.sent.take());
+                if let Some(published) = wills.due.and_then(|id| self.published.get_mut(&id)) {
+                    published.in_order = true;
+                }
                 if let Some(published) = due.and_then(|id| self.published.get_mut(&id)) {
                     published.acked = true;
                 }
@@ -196,7 +203,8 @@ impl Facts {
                 }
             }
             Event::Publish { msg, .. } => {
-                self.published.insert(msg.id, Published { msg: msg.clone(), at, acked: false, will: false });
+                let published = Published { msg: msg.clone(), at, acked: false, will: false, in_order: true };
+                self.published.insert(msg.id, published);
             }
             Event::Acked { packet_id } | Event::Refused { packet_id, .. } => {
                 let Some(place) = state.published(*packet_id) else {
@@ -389,6 +397,7 @@ impl Facts {
         for arrival in &self.arrivals {
             let key = (arrival.client, arrival.epoch, arrival.id);
             if arrival.retain
+                || !self.published[&arrival.id].in_order
                 || members.contains(&arrival.client)
                 || !self.subscribed_before(arrival)
                 || !seen.insert(key)

@@ -294,6 +294,27 @@ fn no_will_is_due_after_a_disconnect_or_an_unanswered_connect() {
     assert_eq!(story.found(false), []);
 }
 
+/// A CONNECT that its client has given up may be handled later than the next one.
+#[test]
+fn only_wills_of_answered_connections_must_come_in_order() {
+    for is_answered in [false, true] {
+        let mut story = Story::new("t");
+        if is_answered {
+            story.connect_with_will(0, false);
+        } else {
+            let msg = Msg { id: id(0), topic: "t".to_owned(), qos: ExactlyOnce, retain: false };
+            story.then(PUBLISHER, Event::Will { msg, delayed: false });
+            story.then(PUBLISHER, Event::Connect { clean: false });
+        }
+        story.connect_with_will(1, false);
+        story.arrive(SUBSCRIBER, 1, ExactlyOnce, 1);
+        story.then(SUBSCRIBER, Event::Released { packet_id: 1 });
+        story.arrive(SUBSCRIBER, 0, ExactlyOnce, 2);
+        let late = Violation::OutOfOrder { client: SUBSCRIBER, msg: id(0), after: id(1) };
+        assert_eq!(story.found(false).contains(&late), is_answered);
+    }
+}
+
 #[test]
 fn a_will_that_comes_although_its_client_was_back_in_time_is_found() {
     let mut story = Story::new("t");

@@ -1,4 +1,4 @@
-//! NodeFacts that a node tells of itself with each beat.
+//! Facts that a node tells of itself with each beat.
 
 use bytes::Bytes;
 use cluster::NodeHomes;
@@ -21,7 +21,7 @@ pub(crate) struct About {
     pub(crate) warm: bool,
     /// Streams that it knows; 0 of a version that did not tell.
     pub(crate) streams: u8,
-    /// NodeFacts about homes.
+    /// Facts about homes.
     #[serde(flatten)]
     pub(crate) homes: NodeHomes,
 }

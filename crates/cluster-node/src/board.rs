@@ -97,7 +97,7 @@ pub(crate) enum NodePart {
     Serves(u64),
 }
 
-/// NodeFacts about a home in this process.
+/// Facts about a home in this process.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct HomeFacts {
     pub(crate) part: NodePart,
@@ -108,7 +108,7 @@ pub(crate) struct HomeFacts {
     pub(crate) trouble: String,
 }
 
-/// NodeFacts about this process.
+/// Facts about this process.
 #[derive(Default)]
 pub(crate) struct NodeFacts {
     /// The ledger answers.
